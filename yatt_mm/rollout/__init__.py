@@ -1,0 +1,1 @@
+"""The policy in vLLM: ready engine inputs in, sampled groups out, weights replaced while it runs."""

@@ -1,0 +1,1 @@
+"""Carrying the policy's weights from the trainer to the engines."""
