@@ -1,0 +1,94 @@
+"""CUDA builds of torchvision, torchaudio and torchcodec beside a CPU torch.
+
+Package indexes often carry only CUDA builds, whose libraries cannot load here. torchvision works from its
+Python half alone once the schemas of two operators exist (its own registration of their fake kernels fails
+otherwise, pytorch/vision#9077). The other two are needed by nobody here, but being importable they make
+transformers and vLLM try: they are hidden.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import mmap
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+HIDDEN = ("torchaudio", "torchcodec")
+CUDA_LIBRARIES = (b"libc10_cuda.so", b"libtorch_cuda.so", b"libcudart.so")
+NMS_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
+
+_defined_schemas: list[Any] = []
+"""Operator libraries that must live as long as the process: collecting one removes its schemas."""
+
+
+def install() -> None:
+    """Hide or repair CUDA builds that this process has not imported yet. Does nothing on a CUDA torch."""
+    if not torch_is_cpu_only():
+        return
+    for name in HIDDEN:
+        if name not in sys.modules and needs_cuda(name):
+            # None makes find_spec answer None and an import raise ModuleNotFoundError: "not installed".
+            sys.modules[name] = None  # type: ignore[assignment]
+    installed = any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path)
+    if "torchvision" not in sys.modules and not installed and needs_cuda("torchvision"):
+        sys.meta_path.insert(0, _TorchvisionFinder())
+
+
+def torch_is_cpu_only() -> bool:
+    """True where the installed torch was built without CUDA; read from its version file, not by importing it."""
+    folders = _folders("torch")
+    versions = [folder / "version.py" for folder in folders if (folder / "version.py").is_file()]
+    return bool(versions) and bool(re.search(r"^cuda\b.*=\s*None\s*$", versions[0].read_text(), re.MULTILINE))
+
+
+def needs_cuda(package: str) -> bool:
+    """True where a library inside the installed package links CUDA's or torch's CUDA libraries."""
+    libraries = [path for folder in _folders(package) for path in folder.rglob("*.so")]
+    return any(_links_cuda(path) for path in sorted(libraries, key=lambda path: path.stat().st_size))
+
+
+class _TorchvisionFinder(importlib.abc.MetaPathFinder):
+    """Finds torchvision as usual, with a loader that defines the missing schemas first."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != "torchvision":
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
+            spec.loader = _TorchvisionLoader(spec.loader.name, spec.loader.path)
+        return spec
+
+
+class _TorchvisionLoader(importlib.machinery.SourceFileLoader):
+    def exec_module(self, module: ModuleType) -> None:
+        if not _defined_schemas:
+            _define_schemas()
+        super().exec_module(module)
+
+
+def _define_schemas() -> None:
+    import torch
+
+    library = torch.library.Library("torchvision", "FRAGMENT")
+    for operator in ("nms", "qnms"):
+        library.define(operator + NMS_SCHEMA)
+    _defined_schemas.append(library)
+
+
+def _folders(package: str) -> list[Path]:
+    spec = importlib.machinery.PathFinder.find_spec(package)
+    return [Path(folder) for folder in (spec.submodule_search_locations or [])] if spec else []
+
+
+def _links_cuda(library: Path) -> bool:
+    if not library.stat().st_size:
+        return False
+    with library.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return any(content.find(name) >= 0 for name in CUDA_LIBRARIES)

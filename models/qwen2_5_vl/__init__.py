@@ -1,0 +1,1 @@
+"""Qwen2.5-VL: recipe (torch-free), config, model, mapping. The vision tower is Hugging Face's own module."""

@@ -1,0 +1,25 @@
+"""Model families by the `model_type` of their Hugging Face config. A dict, and no torch until one is loaded."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+FAMILIES = {"qwen2_5_vl": "models.qwen2_5_vl"}
+"""model_type -> package with the modules `recipe` (torch-free) and `model`."""
+
+
+def read_config(model_dir: Path) -> dict[str, Any]:
+    """The config.json of a Hugging Face folder, as it stands. Raises ValueError where the model is not ours."""
+    path = model_dir / "config.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"no config.json in {model_dir}; model.path must name a Hugging Face model folder")
+    config: dict[str, Any] = json.loads(path.read_text())
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(
+            f"{path} is of model_type {family!r}; this version trains {', '.join(sorted(FAMILIES))}, so choose "
+            "a model folder of that type"
+        )
+    return config

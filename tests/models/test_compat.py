@@ -1,0 +1,68 @@
+"""Import hooks: what must import in a process of its own, and what must not."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from models.compat import cuda_builds
+
+QWEN_IMPORTS = """
+from transformers import AutoProcessor, AutoTokenizer, Qwen2_5_VLProcessor, Qwen2VLImageProcessor
+from transformers.models.qwen2_vl.image_processing_qwen2_vl import smart_resize
+from transformers import Qwen2_5_VLForConditionalGeneration
+"""
+
+
+def run_python(code: str, cwd: Path) -> str:
+    """Output of `code` in a fresh interpreter that starts in `cwd`."""
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_installing_the_hooks_imports_no_torch(tmp_path: Path) -> None:
+    code = "import models, sys; print([m for m in ('torch', 'megatron', 'numpy') if m in sys.modules])"
+    assert run_python(code, tmp_path).strip() == "[]"
+
+
+def test_torch_free_modules_import_no_torch(tmp_path: Path) -> None:
+    code = (
+        "import models.parallel, models.registry, models.qwen2_5_vl.recipe, sys;"
+        "print('torch' in sys.modules, 'transformers' in sys.modules)"
+    )
+    assert run_python(code, tmp_path).strip() == "False False"
+
+
+def test_transformers_qwen_vl_imports_beside_a_cpu_torch(tmp_path: Path) -> None:
+    run_python("import models" + QWEN_IMPORTS, tmp_path)
+
+
+def test_plain_vllm_imports_the_hooks_by_its_entry_point(tmp_path: Path) -> None:
+    if not cuda_builds.torch_is_cpu_only():
+        pytest.skip("only a CPU torch needs the hooks")
+    # vLLM calls platform plugins when it first asks for its platform; our code is not imported by hand here.
+    code = "from vllm.platforms import current_platform; assert current_platform.device_type == 'cpu'\n"
+    code += QWEN_IMPORTS + "from vllm.model_executor.models import qwen2_5_vl"
+    run_python(code, tmp_path)
+
+
+def test_hooks_do_nothing_on_a_cuda_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_builds, "torch_is_cpu_only", lambda: False)
+    before = list(sys.meta_path)
+    cuda_builds.install()
+    assert sys.meta_path == before
+
+
+def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
+    foreign = tmp_path / "elsewhere" / "models"
+    foreign.mkdir(parents=True)
+    (foreign / "__init__.py").write_text("")
+    code = (
+        "from yatt_mm.packages import check_packages_are_ours\n"
+        "check_packages_are_ours()\n"
+        f"import sys; sys.path.insert(0, {str(foreign.parent)!r})\n"
+        "try:\n    check_packages_are_ours()\nexcept ImportError as error:\n    print(error)\n"
+    )
+    assert str(foreign) in run_python(code, tmp_path)

@@ -1,0 +1,23 @@
+"""Are the imported packages this project's? `models` and `dataplane` are names that others use as well. No torch."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+PACKAGES = ("models", "dataplane")
+
+
+def check_packages_are_ours(names: tuple[str, ...] = PACKAGES) -> None:
+    """Raise ImportError naming the foreign file where a package does not stand beside yatt_mm itself."""
+    ours = Path(__file__).resolve().parent.parent
+    for name in names:
+        spec = importlib.util.find_spec(name)
+        found = spec.origin if spec is not None else None
+        wanted = ours / name / "__init__.py"
+        if found is None or Path(found).resolve() != wanted:
+            raise ImportError(
+                f"the package {name!r} that Python finds is {found}, not this project's {wanted}; "
+                "start from another folder, or take the other one out of PYTHONPATH or the environment",
+                name=name,
+            )

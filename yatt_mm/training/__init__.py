@@ -1,0 +1,1 @@
+"""The training side: samples in, optimizer updates out, on Megatron-core."""
