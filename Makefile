@@ -1,0 +1,34 @@
+# make train   install what is missing, make the digits example, train on it
+# make test    install what is missing, then lint, types and all tests
+# make check   lint and types only
+# On a machine with CUDA:  make train EXTRA=gpu ARGS="..."
+EXTRA ?= cpu
+CONFIG ?= configs/digits_$(EXTRA).yaml
+ARGS ?=
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+STAMP := $(VENV)/.installed-$(EXTRA)
+
+.PHONY: train test check data clean
+.DEFAULT_GOAL := train
+
+$(STAMP): pyproject.toml .ci/install
+	.ci/install $(VENV) $(EXTRA),examples,test
+	@touch $@
+
+data: $(STAMP)
+	$(PYTHON) -m examples.digits.prepare
+
+train: data
+	$(PYTHON) -m yatt_mm.train $(CONFIG) $(ARGS)
+
+check: $(STAMP)
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+
+test: check
+	$(PYTHON) -m pytest $(ARGS)
+
+clean:
+	rm -rf runs examples/digits/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,19 @@
+"""Fixtures that several packages share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import models  # noqa: F401  installs the import hooks that CPU builds of torch need
+
+
+@pytest.fixture(scope="session")
+def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The digits example's Qwen2.5-VL with random weights, as a Hugging Face folder."""
+    from examples.digits.model import build_model_folder
+
+    directory = tmp_path_factory.mktemp("models") / "tiny"
+    build_model_folder(directory, seed=0)
+    return directory

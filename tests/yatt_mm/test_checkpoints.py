@@ -1,0 +1,37 @@
+"""A checkpoint counts once it is committed, and not before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from yatt_mm.checkpoints import Checkpoints, find_checkpoint, read_state
+from yatt_mm.errors import CheckpointError
+
+
+def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=2)
+    (checkpoints.begin(1) / "weights").write_text("x")
+    checkpoints.commit(1, {"step": 1})
+    (checkpoints.begin(2) / "weights").write_text("y")
+    assert checkpoints.steps() == [1]
+    assert find_checkpoint(tmp_path, "auto").name == "step_000001"
+    checkpoints.clear_partial()
+    assert [path.name for path in checkpoints.root.iterdir()] == ["step_000001"]
+
+
+def test_the_oldest_are_dropped(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=2)
+    for step in (1, 2, 3):
+        checkpoints.begin(step)
+        checkpoints.commit(step, {"step": step})
+    assert checkpoints.steps() == [2, 3]
+    assert read_state(find_checkpoint(tmp_path, "auto")) == {"step": 3}
+
+
+def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no committed checkpoint"):
+        find_checkpoint(tmp_path, "auto")
+    with pytest.raises(CheckpointError, match=r"has no state\.json"):
+        find_checkpoint(tmp_path, str(tmp_path))

@@ -1,0 +1,93 @@
+"""Controllers meet, or learn in time and by name why they can't."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from yatt_mm.control.cursor import PromptCursor
+from yatt_mm.control.rendezvous import Key, Rendezvous
+from yatt_mm.errors import PhaseAbortedError
+
+
+def key(step: int = 1, phase: str = "train", sequence: int = 0, generation: int = 0) -> Key:
+    return Key(step=step, phase=phase, generation=generation, sequence=sequence)
+
+
+def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
+    return Rendezvous(num_controllers=num, deadline_s=deadline_s, cursor=PromptCursor(num_samples=100, seed=0))
+
+
+def test_a_gather_gives_everyone_all_values_in_controller_order() -> None:
+    async def run() -> list:
+        meeting = make(3)
+        return await asyncio.gather(*(meeting.gather(key(), c, c * 10) for c in (2, 0, 1)))
+
+    assert asyncio.run(run()) == [[0, 10, 20]] * 3
+
+
+def test_a_late_controller_is_named_and_the_phase_ends_for_all() -> None:
+    async def run() -> None:
+        meeting = make(3, deadline_s=0.2)
+        waiting = asyncio.gather(meeting.gather(key(), 0, None), meeting.gather(key(), 2, None))
+        with pytest.raises(PhaseAbortedError, match=r"controller\(s\) 1 did not reach step 1, phase train"):
+            await waiting
+        with pytest.raises(PhaseAbortedError, match="did not reach"):
+            await meeting.gather(key(), 1, None)
+
+    asyncio.run(run())
+
+
+def test_a_controller_in_another_phase_ends_it_for_all() -> None:
+    async def run() -> None:
+        meeting = make(2)
+        first = asyncio.ensure_future(meeting.gather(key(phase="train"), 0, None))
+        await asyncio.sleep(0)
+        with pytest.raises(PhaseAbortedError, match=r"controller 1 failed: it came to step 1, phase publish"):
+            await meeting.gather(key(phase="publish"), 1, None)
+        with pytest.raises(PhaseAbortedError, match="phase publish"):
+            await first
+
+    asyncio.run(run())
+
+
+def test_an_abort_wakes_those_who_wait_with_its_reason() -> None:
+    async def run() -> None:
+        meeting = make(2)
+        first = asyncio.ensure_future(meeting.gather(key(), 0, None))
+        await asyncio.sleep(0)
+        await meeting.abort(1, "out of memory")
+        with pytest.raises(PhaseAbortedError, match="controller 1 failed: out of memory"):
+            await first
+
+    asyncio.run(run())
+
+
+def test_a_leftover_of_an_earlier_generation_is_turned_away() -> None:
+    with pytest.raises(PhaseAbortedError, match="belongs to generation 7; this run is at 0"):
+        asyncio.run(make(1).gather(key(generation=7), 0, None))
+
+
+def test_prompts_are_dealt_in_turn_whoever_asks_first() -> None:
+    async def run(order: tuple[int, ...]) -> list:
+        meeting = make(2)
+        shares = await asyncio.gather(*(meeting.draw(key(), c, 3, []) for c in order))
+        return [share for _, share in sorted(zip(order, shares), key=lambda pair: pair[0])]
+
+    shares = asyncio.run(run((0, 1)))
+    assert shares == asyncio.run(run((1, 0)))
+    assert [[slot.position for slot in share] for share in shares] == [[0, 2, 4], [1, 3, 5]]
+
+
+def test_records_reach_the_watcher_once() -> None:
+    async def run() -> None:
+        meeting = make(1)
+        assert await meeting.take_records(0.01) == []
+        waiting = asyncio.ensure_future(meeting.take_records(5.0))
+        await asyncio.sleep(0)
+        await meeting.put_record({"kind": "step"})
+        assert await waiting == [{"kind": "step"}]
+        assert await meeting.take_records(0.01) == []
+
+    asyncio.run(run())

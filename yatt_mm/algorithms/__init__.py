@@ -1,0 +1,1 @@
+"""Advantages (no torch) and losses as pure functions."""

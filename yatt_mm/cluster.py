@@ -1,0 +1,96 @@
+"""Ray for one run: a local cluster of its own or a connection to an existing one; ended as it was begun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from yatt_mm.errors import WorkerError
+
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Ray carries calls and refs; what is heavy goes through the data plane."""
+
+
+@contextmanager
+def ray_session(
+    address: str | None, *, num_cpus: int, scratch: Path, log_dir: Path, env: Mapping[str, str]
+) -> Iterator[None]:
+    """A Ray connection. Without an address Ray is started here, and stopped at the end; its logs are kept.
+
+    `env` holds in every worker process.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+        "configure_logging": False,
+    }
+    if address is not None:
+        ray.init(address=address, runtime_env={"env_vars": dict(env)}, **common)
+    else:
+        os.environ.update(env)  # a local Ray hands the environment on to its workers
+        ray.init(
+            num_cpus=num_cpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            _temp_dir=str(scratch / "ray"),
+            **common,
+        )
+    try:
+        yield
+    finally:
+        ray.shutdown()
+        if address is None:
+            _keep_logs(scratch / "ray", log_dir)
+
+
+@contextmanager
+def reserved_devices(num_devices: int, *, use_gpus: bool, deadline_s: float) -> Iterator[PlacementGroup]:
+    """One placement group with a bundle per device.
+
+    Raises:
+        WorkerError: the cluster does not have them free in time.
+    """
+    bundle = {"GPU": 1.0, "CPU": 1.0} if use_gpus else {"CPU": 1.0}
+    group = placement_group([bundle] * num_devices, strategy="PACK")
+    try:
+        if not group.wait(timeout_seconds=deadline_s):
+            have = ray.cluster_resources()
+            raise WorkerError(
+                f"Ray could not reserve {num_devices} x {bundle} in {deadline_s:g} s; the cluster has "
+                f"{ {name: have.get(name, 0.0) for name in bundle} }; lower placement.num_devices or free devices"
+            )
+        yield group
+    finally:
+        remove_placement_group(group)
+
+
+def on_device(group: PlacementGroup, device: int, *, use_gpus: bool) -> dict[str, Any]:
+    """Options that put an actor beside device number `device`, without claiming it: roles take turns."""
+    options: dict[str, Any] = {
+        "num_cpus": 0,
+        "num_gpus": 0,
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=device),
+    }
+    if use_gpus:
+        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": str(device)}}
+    return options
+
+
+def _keep_logs(ray_dir: Path, log_dir: Path) -> None:
+    """Copy what the workers said (not Ray's own logs) into the run's folder."""
+    for file in ray_dir.glob("session_*/logs/worker-*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_size:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, log_dir / file.name)

@@ -1,0 +1,263 @@
+"""The configuration of a run: one YAML file, one tree of typed models, dotted overrides through the same checks.
+
+Nothing heavy is imported here, and nothing is opened: what needs the disk is checked in `yatt_mm.preflight`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from models.parallel import Parallel
+from yatt_mm.errors import ConfigError
+
+SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+
+
+def parse_size(value: object) -> int:
+    """Bytes of `value`: an int, or a text such as `512MiB` or `1.5GiB`."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(value))
+    if not match or match[2].upper() not in SIZE_UNITS:
+        raise ValueError(f"found {value!r}; wanted a size such as 512MiB or 1.5GiB")
+    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
+
+
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    """A part of the tree: unknown keys are errors, values never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RunSection(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    """Folder of the run's results inside `dir`."""
+    dir: str = "runs"
+    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+
+
+class ModelSection(Section):
+    path: str
+    """A Hugging Face folder: config.json, safetensors, tokenizer, processor."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+class DataSection(Section):
+    train: str
+    """Glob of WebDataset shards; with `dataplane.uri`, the name under which its node registered them."""
+    eval: str
+    shuffle_answers: bool = False
+    """True deals the answers out among the prompts at random: the control in which nothing can be learnt."""
+    on_bad_media: Literal["quarantine", "fail"] = "quarantine"
+    num_eval_samples: Annotated[int, Field(ge=0)] = 0
+    """Held-out samples per evaluation; 0 takes all of them."""
+
+
+class DataplaneSection(Section):
+    uri: str | None = None
+    """Address of a running node (`grpc://127.0.0.1:4815`); without it the run starts its own."""
+    memory: Size = 2**30
+    """Byte budget of the embedded node."""
+    num_workers: Count = 1
+    """Processes that decode media and cut patches in the embedded node."""
+    timeout_s: Seconds = 120.0
+
+
+class RaySection(Section):
+    address: str | None = None
+    """An existing cluster (`auto` or host:port); without it the run starts Ray on this machine."""
+
+
+class PlacementSection(Section):
+    num_devices: Count = 2
+    """GPUs, or on a machine without any, CPU slots."""
+    mode: Literal["full_colocation"] = "full_colocation"
+
+
+class ControllersSection(Section):
+    num: Count = 2
+    deadline_s: Seconds = 300.0
+    """How long controllers wait for each other, and for one call to a worker, before the phase is given up."""
+
+
+class RolloutSection(Section):
+    num_engines: Count = 2
+    group_size: Annotated[int, Field(ge=2)] = 8
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    max_tokens: Count = 256
+    max_model_len: Count = 4096
+    max_num_seqs: Count = 256
+    kv_cache_memory: Size = 2**30
+    """Per engine."""
+    max_images_per_prompt: Count = 4
+    deterministic: bool = False
+    """True gives each engine the prompts of a step as one batch: the same numbers for the same seed."""
+
+
+class RewardSection(Section):
+    function: str = "yatt_mm.rewards.functions:exact_match"
+    """`module:name` of a function (response: str, answer: str, fields: dict) -> float."""
+    num_workers: Count = 1
+    deadline_s: Seconds = 60.0
+
+
+class AlgorithmSection(Section):
+    normalize_std: bool = True
+    """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
+    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    clip_high: Annotated[float, Field(gt=0)] = 0.2
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+
+
+class ParallelSection(Section):
+    tp: Count = 1
+    pp: Count = 1
+    cp: Count = 1
+    ep: Count = 1
+    dp: Count | None = None
+    """Data-parallel replicas; by default the devices that tp, pp and cp leave."""
+
+
+class TrainSection(Section):
+    steps: Count
+    prompts_per_step: Count
+    lr: Annotated[float, Field(gt=0)]
+    warmup_steps: Annotated[int, Field(ge=0)] = 0
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    num_minibatches: Count = 1
+    """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
+    max_tokens_per_microbatch: Count = 8192
+    parallel: ParallelSection = ParallelSection()
+
+
+class EvalSection(Section):
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between evaluations; 0 evaluates only before and after training."""
+
+
+class CheckpointSection(Section):
+    every: Annotated[int, Field(ge=0)] = 0
+    """Steps between checkpoints; 0 saves only at the end."""
+    keep: Count = 2
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    dataplane: DataplaneSection = DataplaneSection()
+    ray: RaySection = RaySection()
+    placement: PlacementSection = PlacementSection()
+    controllers: ControllersSection = ControllersSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    train: TrainSection
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """Where everything that the run writes goes."""
+        return Path(self.run.dir) / self.run.name
+
+    def parallel(self) -> Parallel:
+        """The layout of the training ranks, with `dp` filled in from the devices.
+
+        Raises:
+            ConfigError: the devices do not divide into that layout.
+        """
+        wanted, devices = self.train.parallel, self.placement.num_devices
+        model_ranks = wanted.tp * wanted.pp * wanted.cp
+        dp = wanted.dp if wanted.dp is not None else max(1, devices // model_ranks)
+        if model_ranks * dp != devices:
+            raise ConfigError(
+                f"train.parallel asks for tp {wanted.tp} x pp {wanted.pp} x cp {wanted.cp} x dp {dp} = "
+                f"{model_ranks * dp} ranks, but placement.num_devices is {devices}; make the product equal to "
+                "the devices (dp may be left out)"
+            )
+        return Parallel(tp=wanted.tp, pp=wanted.pp, cp=wanted.cp, ep=wanted.ep, dp=dp)
+
+
+def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Read a YAML file, apply `dotted.key=value` overrides, check everything.
+
+    Raises:
+        ConfigError: with every problem found, one a line.
+    """
+    try:
+        text = Path(path).read_text()
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    try:
+        tree = yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
+    for override in overrides:
+        _apply_override(tree, override)
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML; loading it gives the same config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"found the argument {override!r}; wanted dotted.key=value, such as train.lr=1e-4")
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key}: {section} is a value, not a section")
+        tree = below
+    try:
+        tree[leaf] = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
+
+
+def _explain(problem: Any) -> str:
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        known = _all_keys(Config)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+        same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == location[-1]]
+        return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
+    if problem["type"] == "missing":
+        return f"{key} is missing; add it to the config or give {key}=VALUE"
+    return f"{key} is {problem['input']!r}: {problem['msg']}"
+
+
+def _all_keys(section: type[Section], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, Section):
+            keys += [f"{prefix}{name}", *_all_keys(kind, f"{prefix}{name}.")]
+        else:
+            keys.append(f"{prefix}{name}")
+    return keys

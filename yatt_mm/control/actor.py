@@ -1,0 +1,44 @@
+"""The Ray side of a controller: runs the loop, and tells the others when it cannot go on."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from yatt_mm.config import Config
+from yatt_mm.control.controller import Controller
+from yatt_mm.control.messages import RunStart, Team
+from yatt_mm.train import train
+
+FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.reader")
+"""A controller that cannot name a tensor cannot hold one."""
+
+
+class ControllerActor:
+    """Body of the Ray actor."""
+
+    def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
+        self._controller = Controller(index=index, config=config, team=team, start=start)
+
+    def run(self) -> None:
+        """The whole run.
+
+        Raises:
+            YattError: whatever ended it early, after the other controllers were told.
+        """
+        try:
+            train(self._controller)
+        except Exception as error:  # the edge of the process: the other controllers must not wait for this one
+            self._controller.abort(f"{type(error).__name__}: {error}")
+            raise
+        loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
+        assert not loaded, f"a controller imported {loaded}"
+
+    def loaded_modules(self) -> list[str]:
+        """Names of this process's modules (for tests of what a controller may import)."""
+        return sorted(sys.modules)
+
+    def mapped_files(self) -> list[str]:
+        """Files that this process maps (for tests: none of the data plane's segments)."""
+        lines = Path("/proc/self/maps").read_text().splitlines()
+        return sorted({line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) > 5})

@@ -1,0 +1,327 @@
+"""One of several equal controllers: the verbs of the training loop, on this controller's share of the prompts.
+
+Consumes: samples and refs from the data plane, drawn through the rendezvous.
+Produces: calls to engines, reward workers and training ranks; a share of each step's metrics.
+Waits for: workers and the other controllers, always with a deadline.
+It holds refs, lengths and rewards. No pixel, token or weight passes through it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from dataplane.client import Client
+
+from yatt_mm.algorithms.advantages import group_advantages, has_signal
+from yatt_mm.config import Config
+from yatt_mm.control.calls import wait_all
+from yatt_mm.control.generation import Generation
+from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
+from yatt_mm.control.metrics import Meter, merge, resident_bytes
+from yatt_mm.control.prompts import PromptSource
+from yatt_mm.control.rendezvous import Key
+from yatt_mm.placement import Phase, Role, State
+from yatt_mm.rollout.messages import Sampling
+from yatt_mm.training.messages import UpdateReport
+from yatt_mm.training.plan import Minibatch, PlannedSample, SampleSize, UpdatePlan, balance
+
+
+class Controller:
+    """State of one controller between the verbs."""
+
+    def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
+        self.index = index
+        self.config = config
+        self.step = start.step
+        self._start = start
+        self._team = team
+        self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
+        self._prompts = PromptSource(self._client, config, team.recipe, start, controller=index)
+        self._generation = Generation(index, config, team, self._client)
+        self._states = {Role.ROLLOUT: State.AWAKE, Role.TRAIN: State.AWAKE}
+        self._meter = Meter()
+        self._sequence = 0
+        self._phase = "start"
+        self._step_started = time.perf_counter()
+        self._my_engines = [e for e in range(len(team.engines)) if e % config.controllers.num == index]
+        self._my_replicas = [d for d in range(team.num_replicas) if d % config.controllers.num == index]
+
+    # ------------------------------------------------------------------ the loop's frame
+
+    def steps(self) -> Iterator[int]:
+        """The steps that are left; each ends with its record handed over and, when due, a checkpoint."""
+        if self._start.checkpoint is None:
+            self.evaluate()
+            self._report()
+        while self.step < self.config.train.steps:
+            self.step += 1
+            self._step_started = time.perf_counter()
+            yield self.step
+            is_last = self.step == self.config.train.steps
+            if is_last or _is_due(self.step, self.config.eval.every):
+                self.evaluate()
+            if is_last or _is_due(self.step, self.config.checkpoint.every):
+                self.checkpoint()
+            self._report()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Every role in the states of `phase`; ends when all controllers are through."""
+        self._phase = str(phase)
+        with self._meter.timed(f"time/{phase}_s"):
+            self._enter(phase)
+            yield
+            self._meet(None)
+
+    # ------------------------------------------------------------------ the loop's verbs
+
+    def next_prompts(self) -> list[Prompt]:
+        """This controller's share of the step's prompts, their patches made; unreadable media are replaced."""
+        prompts: list[Prompt] = []
+        bad: list[int] = []
+        total, num = self.config.train.prompts_per_step, self.config.controllers.num
+        wanted = len(range(self.index, total, num))
+        while True:
+            share = self._call_rendezvous("draw", wanted - len(prompts), bad)
+            with self._meter.timed("time/prompts_s"):
+                found, notices = self._prompts.load(share)
+            prompts += found
+            bad = [notice["index"] for notice in notices]
+            self._tell(notices)
+            if not any(self._meet(len(bad))):
+                return prompts
+
+    def generate(self, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
+        """Answer every prompt `group_size` times and score the answers as they finish."""
+        sampling = Sampling(max_tokens=self.config.rollout.max_tokens, temperature=self.config.rollout.temperature)
+        groups = self._generation.run(
+            prompts, sampling, num_samples=self.config.rollout.group_size, phase=f"step {self.step}"
+        )
+        for group in groups:
+            rewards, lengths = group.rewards, group.group.lengths
+            self._meter.add_mean("reward/mean", sum(rewards), len(rewards))
+            self._meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
+            self._meter.add_sum("reward/num_errors", group.num_errors)
+            self._meter.add_sum("rollout/num_tokens", sum(lengths))
+            self._meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
+            truncated = group.group.finish_reasons.count("length")
+            self._meter.add_mean("rollout/truncated_frac", truncated, len(lengths))
+            oldest = min(low for low, _ in group.group.policy_versions)
+            self._meter.add_max("rollout/staleness_max", self.step - 1 - oldest)
+        return groups
+
+    def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
+        """[my replica] what its ranks train, balanced over all controllers' samples."""
+        facts = [
+            (
+                group.prompt.slot.position,
+                group.group,
+                group_advantages(group.rewards, normalize_std=self.config.algorithm.normalize_std),
+            )
+            for group in groups
+        ]
+        everyone = sorted((fact for part in self._meet(facts) for fact in part), key=lambda fact: fact[0])
+        sizes = [
+            SampleSize(
+                position=position,
+                row=row,
+                num_tokens=group.num_prompt_tokens + length,
+                num_sampled=length,
+                num_patches=sum(ref.shape[0] for ref in group.media),
+            )
+            for position, group, _ in everyone
+            for row, length in enumerate(group.lengths)
+        ]
+        train = self.config.train
+        shares = balance(
+            sizes,
+            num_replicas=self._team.num_replicas,
+            num_minibatches=train.num_minibatches,
+            max_tokens=train.max_tokens_per_microbatch,
+        )
+        return [_replica_plan(replica, shares, sizes, everyone) for replica in self._my_replicas]
+
+    def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
+        """Train my replicas' ranks; afterwards the step's rollouts may go."""
+        calls = [
+            (name, rank.update.remote(plan))
+            for replica, plan in zip(self._my_replicas, plans)
+            for name, rank in self._team.ranks_of(replica)
+        ]
+        for report in self._wait(calls, "update"):
+            self._add_update(report)
+        self._meet(None)
+        self._client.release([group.group.ref for group in groups])
+
+    def publish(self) -> None:
+        """Give the engines the trained weights: ranks write them to shared memory, engines read them there."""
+        path = f"{self._team.weights_dir}/policy-{self.step}"
+        self._on_my_ranks("publish", path)
+        self._meet(None)
+        calls = [
+            (self._team.engine_name(e), self._team.engines[e].update_weights.remote(path, self.step))
+            for e in self._my_engines
+        ]
+        self._wait(calls, "update_weights")
+        self._meet(None)
+        if self.index == 0:
+            self._team.remove_weights(path)
+
+    def evaluate(self) -> None:
+        """Mean reward of greedy answers to the held-out prompts."""
+        with self.phase(Phase.ROLLOUT), self._meter.timed("time/eval_s"):
+            prompts, notices = self._prompts.load_eval()
+            self._tell(notices)
+            sampling = Sampling(max_tokens=self.config.rollout.max_tokens, greedy=True)
+            groups = self._generation.run(prompts, sampling, num_samples=1, phase=f"evaluation {self.step}")
+            self._client.release([group.group.ref for group in groups])
+        self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
+        self._meter.add_sum("eval/num_samples", len(groups))
+
+    def checkpoint(self) -> None:
+        """Save the run so that it can go on from exactly here."""
+        self._phase = "checkpoint"
+        with self._meter.timed("time/checkpoint_s"):
+            directory = self._team.checkpoints.begin(self.step)
+            self._on_my_ranks("save", str(directory))
+            self._meet(None)
+            if self.index == 0:
+                cursor = self._call("cursor_state")
+                self._team.checkpoints.commit(self.step, {"step": self.step, "cursor": cursor})
+            self._meet(None)
+
+    def export(self) -> None:
+        """Write the trained model as a Hugging Face folder."""
+        self._phase = "export"
+        self._on_my_ranks("save_hf", str(self.config.run_dir.absolute() / "hf"))
+        self._meet(None)
+
+    def resume(self) -> None:
+        """Load the checkpoint that the run starts from, and give the engines its weights."""
+        if self._start.checkpoint is None:
+            return
+        self._phase = "resume"
+        self._on_my_ranks("load", self._start.checkpoint)
+        with self.phase(Phase.PUBLISH):
+            self.publish()
+        self._meter = Meter()
+
+    def abort(self, reason: str) -> None:
+        """Tell the other controllers that this one cannot go on."""
+        self._call("abort", self.index, reason)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _enter(self, phase: Phase) -> None:
+        for role, state in self._team.placement.transitions(self._states, phase):
+            if role is Role.TRAIN:
+                self._on_my_ranks("set_state", state)
+            else:
+                calls = [
+                    (self._team.engine_name(e), self._team.engines[e].set_state.remote(state)) for e in self._my_engines
+                ]
+                self._wait(calls, f"set_state {state}")
+            self._states[role] = state
+            self._meet(None)
+
+    def _on_my_ranks(self, method: str, *arguments: object) -> None:
+        calls = [
+            (name, getattr(rank, method).remote(*arguments))
+            for replica in self._my_replicas
+            for name, rank in self._team.ranks_of(replica)
+        ]
+        self._wait(calls, method)
+
+    def _wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
+        return wait_all(calls, what=f"{what} of step {self.step}", deadline_s=self.config.controllers.deadline_s)
+
+    def _meet(self, value: Any) -> list[Any]:
+        return self._call_rendezvous("gather", value)
+
+    def _call_rendezvous(self, method: str, *values: Any) -> Any:
+        key = Key(step=self.step, phase=self._phase, generation=self._team.generation, sequence=self._sequence)
+        self._sequence += 1
+        return self._call(method, key, self.index, *values)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        call = getattr(self._team.rendezvous, method).remote(*arguments)
+        deadline_s = self.config.controllers.deadline_s * 1.5  # it has a deadline of its own, and says more
+        return wait_all([("the rendezvous", call)], what=method, deadline_s=deadline_s)[0]
+
+    def _tell(self, notices: Sequence[dict[str, Any]]) -> None:
+        for notice in notices:
+            self._meter.add_sum("data/num_quarantined", 1)
+            self._call("put_record", {"kind": "quarantine", "step": self.step, **notice})
+
+    def _add_update(self, report: UpdateReport) -> None:
+        self._meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
+        if not report.is_loss_rank:
+            return
+        for name, value in report.loss_metrics.items():
+            self._meter.add_sum(f"train/{name}", value)
+        self._meter.add_max("train/grad_norm", report.grad_norm)
+        self._meter.add_max("time/update_s", report.seconds)
+        self._meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_sampled)
+        self._meter.add_max("rollout/logprob_diff_max", report.difference_max)
+
+    def _report(self) -> None:
+        """Merge all controllers' numbers into the step's record; controller 0 hands it over."""
+        self._phase = "report"
+        self._meter.add_max("controller/rss_bytes_max", resident_bytes())
+        self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
+        meters = self._meet(self._meter)
+        self._meter = Meter()
+        if self.index:
+            return
+        record = merge(meters)
+        stat = self._client.stat()
+        for name in (
+            "num_media",
+            "num_processed",
+            "num_recomputed",
+            "num_evicted",
+            "used_bytes",
+            "processed_bytes",
+        ):
+            record[f"dataplane/{name}"] = stat[name]
+        ipc = self._wait(
+            [(self._team.engine_name(e), engine.metrics.remote()) for e, engine in enumerate(self._team.engines)],
+            "metrics",
+        )
+        for name in ipc[0]:
+            record[f"rollout/{name}"] = sum(metrics[name] for metrics in ipc)
+        self._call("put_record", {"kind": "step", "step": self.step, **record})
+
+
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
+
+
+def _replica_plan(
+    replica: int,
+    shares: list[list[list[list[int]]]],
+    sizes: Sequence[SampleSize],
+    everyone: Sequence[tuple[int, Any, list[float]]],
+) -> UpdatePlan:
+    used = sorted({sizes[i].position for minibatch in shares for micro in minibatch[replica] for i in micro})
+    by_position = {position: (group, advantages) for position, group, advantages in everyone}
+    place = {position: k for k, position in enumerate(used)}
+    minibatches = []
+    for minibatch in shares:
+        num_tokens = sum(sizes[i].num_sampled for part in minibatch for micro in part for i in micro)
+        microbatches = tuple(
+            tuple(
+                PlannedSample(
+                    group=place[sizes[i].position],
+                    row=sizes[i].row,
+                    advantage=by_position[sizes[i].position][1][sizes[i].row],
+                )
+                for i in micro
+            )
+            for micro in minibatch[replica]
+        )
+        minibatches.append(Minibatch(microbatches=microbatches, token_weight=1 / max(1, num_tokens)))
+    return UpdatePlan(groups=tuple(by_position[p][0] for p in used), minibatches=tuple(minibatches))

@@ -1,0 +1,96 @@
+"""What a controller is given at its start, and the values that travel between its verbs. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dataplane.refs import Ref
+from models.parallel import Parallel
+from yatt_mm.checkpoints import Checkpoints
+from yatt_mm.control.cursor import Slot
+from yatt_mm.placement import Placement
+from yatt_mm.rollout.messages import GroupRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """A question with its media, ready to be answered."""
+
+    slot: Slot
+    question: str
+    answer: str
+    fields: Mapping[str, Any]
+    media: tuple[Ref, ...]
+    """Derived refs: uint8 patches."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoredGroup:
+    """A prompt's finished answers and their rewards."""
+
+    prompt: Prompt
+    group: GroupRef
+    rewards: tuple[float, ...]
+    """[G]"""
+    num_errors: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStart:
+    """Where the controllers begin."""
+
+    step: int
+    """Steps done."""
+    checkpoint: str | None
+    """Folder of the training ranks' state to load, or None for a fresh run."""
+    train_set: str
+    """Name of the training set at the data plane."""
+    eval_set: str
+    num_train: int
+    num_eval: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """The actors of a run, as handles, and what everybody must agree on."""
+
+    rendezvous: Any
+    router: Any
+    engines: tuple[Any, ...]
+    reward_workers: tuple[Any, ...]
+    ranks: tuple[Any, ...]
+    """[world] training ranks in the order of their rank numbers."""
+    parallel: Parallel
+    placement: Placement
+    dataplane_uri: str
+    recipe: Mapping[str, Any]
+    """How the model wants its patches made."""
+    weights_dir: str
+    """Folder in shared memory through which weights are published."""
+    checkpoints: Checkpoints
+    generation: int
+
+    @property
+    def num_replicas(self) -> int:
+        """Data-parallel size."""
+        return self.parallel.dp
+
+    def ranks_of(self, replica: int) -> list[tuple[str, Any]]:
+        """(name, handle) of every rank of a data-parallel replica (Megatron-core's order: tp, cp, dp, pp)."""
+        inner = self.parallel.tp * self.parallel.cp
+        return [
+            (f"training rank {rank}", handle)
+            for rank, handle in enumerate(self.ranks)
+            if rank // inner % self.parallel.dp == replica
+        ]
+
+    def engine_name(self, engine: int) -> str:
+        """How errors call an engine."""
+        return f"engine {engine}"
+
+    def remove_weights(self, path: str) -> None:
+        """Drop published weights that every engine has taken."""
+        Path(path).unlink(missing_ok=True)

@@ -1,0 +1,145 @@
+"""Where controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata only.
+
+Every call names its phase (`Key`). Controllers run the same loop, so they must arrive with the same keys in the
+same order; one that arrives with another key, fails, or is late ends the phase for all, with an error that names
+it. This is what keeps a crash in one process from becoming a hang in the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from yatt_mm.control.cursor import PromptCursor, Slot
+from yatt_mm.errors import PhaseAbortedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Which meeting this is."""
+
+    step: int
+    phase: str
+    generation: int
+    """Counts restarts of the controllers; a leftover of an earlier generation is turned away."""
+    sequence: int
+    """Counts the meetings of one controller."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}, phase {self.phase} (generation {self.generation}, meeting {self.sequence})"
+
+
+@dataclass(slots=True)
+class _Room:
+    key: Key
+    values: dict[int, Any] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    result: Any = None
+    num_left: int = 0
+
+
+class Rendezvous:
+    """Body of a Ray actor with asyncio concurrency.
+
+    Consumes: one call per controller and meeting.  Produces: the same result for all of them.
+    Waits for: the other controllers, up to `deadline_s`.  Unblocked by: the last arrival, or `abort`.
+    """
+
+    def __init__(self, *, num_controllers: int, deadline_s: float, cursor: PromptCursor, generation: int = 0) -> None:
+        self._num = num_controllers
+        self._deadline_s = deadline_s
+        self._cursor = cursor
+        self._generation = generation
+        self._rooms: dict[int, _Room] = {}
+        self._aborted: str | None = None
+        self._records: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+
+    async def gather(self, key: Key, controller: int, value: Any) -> list[Any]:
+        """[C] the values of all controllers, in controller order.
+
+        Raises:
+            PhaseAbortedError: another controller failed, was late, or is somewhere else.
+        """
+        return await self._meet(key, controller, value, lambda values: values)
+
+    async def draw(self, key: Key, controller: int, wanted: int, bad: list[int]) -> list[Slot]:
+        """`wanted` further prompts for this controller; `bad` are sample numbers to leave out from now on.
+
+        The prompts are dealt in turn, so each prompt's position does not depend on who asks first.
+        """
+        shares = await self._meet(key, controller, (wanted, bad), self._deal)
+        return shares[controller]
+
+    async def abort(self, controller: int, reason: str) -> None:
+        """Give up the current and all later phases of this generation; everyone waiting gets the reason."""
+        if self._aborted is None:
+            self._aborted = f"controller {controller} failed: {reason}"
+        for room in self._rooms.values():
+            room.done.set()
+
+    async def cursor_state(self) -> dict[str, Any]:
+        """State of the prompt cursor, for a checkpoint."""
+        return self._cursor.state()
+
+    async def put_record(self, record: dict[str, Any]) -> None:
+        """Hand something to whoever watches the run (a step's metrics, a quarantined medium, a notice)."""
+        self._records.append(record)
+        self._news.set()
+
+    async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
+        """The records put since the last call; waits up to `timeout_s` for the first."""
+        if not self._records:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+            except TimeoutError:
+                return []
+        records, self._records = self._records, []
+        return records
+
+    async def _meet(self, key: Key, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
+        self._check(key, controller)
+        room = self._rooms.setdefault(key.sequence, _Room(key))
+        if room.key != key:
+            await self.abort(controller, f"it came to {key} where the others are at {room.key}")
+            raise PhaseAbortedError(str(self._aborted))
+        room.values[controller] = value
+        if len(room.values) == self._num:
+            room.result = finish([room.values[c] for c in range(self._num)])
+            room.done.set()
+        try:
+            await asyncio.wait_for(room.done.wait(), self._deadline_s)
+        except TimeoutError:
+            missing = sorted(set(range(self._num)) - set(room.values))
+            late = ", ".join(str(c) for c in missing)
+            await self.abort(missing[0], f"controller(s) {late} did not reach {key} in {self._deadline_s:g} s")
+        if len(room.values) < self._num or room.result is None:
+            raise PhaseAbortedError(str(self._aborted))
+        room.num_left += 1
+        if room.num_left == self._num:
+            del self._rooms[key.sequence]
+        return room.result
+
+    def _check(self, key: Key, controller: int) -> None:
+        if key.generation != self._generation:
+            raise PhaseAbortedError(
+                f"controller {controller} belongs to generation {key.generation}; this run is at {self._generation}"
+            )
+        if self._aborted is not None:
+            raise PhaseAbortedError(self._aborted)
+
+    def _deal(self, requests: list[tuple[int, list[int]]]) -> list[list[Slot]]:
+        for _, bad in requests:
+            self._cursor.skipped.update(bad)
+        left = [wanted for wanted, _ in requests]
+        shares: list[list[Slot]] = [[] for _ in requests]
+        slots = iter(self._cursor.take(sum(left)))
+        while any(left):
+            for controller, wanted in enumerate(left):
+                if wanted:
+                    shares[controller].append(next(slots))
+                    left[controller] -= 1
+        return shares

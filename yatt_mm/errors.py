@@ -1,0 +1,23 @@
+"""The errors of the trainer: one small tree; each is also a standard exception and survives pickling."""
+
+from __future__ import annotations
+
+
+class YattError(Exception):
+    """Base of everything this package raises on purpose."""
+
+
+class ConfigError(YattError, ValueError):
+    """The configuration asks for something impossible; the message names the key, the value and the way out."""
+
+
+class PhaseAbortedError(YattError, RuntimeError):
+    """A phase that all controllers share was given up; the message names who failed, where and why."""
+
+
+class WorkerError(YattError, RuntimeError):
+    """A worker process failed or did not answer in time; the message names it and what it was doing."""
+
+
+class CheckpointError(YattError, RuntimeError):
+    """A checkpoint is missing, incomplete, or does not belong to this run."""

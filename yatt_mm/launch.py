@@ -1,0 +1,251 @@
+"""The composition root: starts what a run needs, watches it, and stops exactly what it started.
+
+Order: data-plane node, Ray, engines and training ranks (together), controllers. Each is put on one exit stack as
+soon as it exists, so errors and Ctrl-C end everything in reverse order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import glob
+import os
+import shutil
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from rich.console import Console
+
+from yatt_mm.checkpoints import Checkpoints, find_checkpoint, read_state
+from yatt_mm.cluster import ray_session
+from yatt_mm.config import Config, dump_config
+from yatt_mm.control.calls import fetch
+from yatt_mm.control.cursor import PromptCursor
+from yatt_mm.control.messages import RunStart
+from yatt_mm.errors import ConfigError
+from yatt_mm.preflight import check_run
+from yatt_mm.report import METRICS_FILE, Reporter
+from yatt_mm.team import build_team, start_controllers
+
+SHARED_MEMORY = Path("/dev/shm")
+POLL_S = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scratch:
+    """Folders that end with the run."""
+
+    files: Path
+    """Logs, sockets, temporary files."""
+    weights: Path
+    """In shared memory: published weights."""
+
+
+def launch(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[int, float]:
+    """Run `config` to its end; returns held-out accuracy by step.
+
+    Raises:
+        ConfigError: before anything heavy is started.
+        YattError: when a part of the run failed; everything has been stopped by then.
+    """
+    console = console or Console()
+    check_run(config)
+    checkpoint = find_checkpoint(config.run_dir, resume) if resume else None
+    state = read_state(checkpoint) if checkpoint else None
+    _prepare_run_dir(config, resuming=checkpoint is not None, console=console)
+    started = time.perf_counter()
+    with _termination_as_interrupt(), ExitStack() as stack:
+        try:
+            reporter = _run(stack, config, checkpoint, state, console)
+        finally:
+            _ignore_interrupts(console)
+    _summarise(config, reporter, time.perf_counter() - started, console)
+    return reporter.accuracies
+
+
+def _run(
+    stack: ExitStack, config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console
+) -> Reporter:
+    """Start everything on `stack` and watch the run to its end."""
+    started = time.perf_counter()
+    scratch = stack.enter_context(_scratch())
+    uri = _start_dataplane(stack, config, scratch, console)
+    start, cursor = _start_point(config, uri, checkpoint, state)
+    console.print(_plan_of(config, start), highlight=False)
+    session = ray_session(
+        config.ray.address,
+        num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
+        scratch=scratch.files,
+        log_dir=config.run_dir / "logs",
+        env=_env(scratch),
+    )
+    stack.enter_context(session)
+    with console.status("starting engines and training ranks"):
+        team = build_team(stack, config, dataplane_uri=uri, cursor=cursor, weights_dir=scratch.weights)
+    console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False)
+    controllers = start_controllers(stack, config, team, start)
+    reporter = stack.enter_context(
+        Reporter(config.run_dir, num_steps=config.train.steps, first_step=start.step, console=console)
+    )
+    _watch(team.rendezvous, controllers, reporter)
+    return reporter
+
+
+def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter) -> None:
+    """Show records until every controller is through; the first failure ends the run."""
+    runs = {controller.run.remote(): f"controller {c}" for c, controller in enumerate(controllers)}
+    left = list(runs)
+    while left:
+        done, left = ray.wait(left, num_returns=len(left), timeout=0)
+        for record in ray.get(rendezvous.take_records.remote(0.0 if done else POLL_S)):
+            reporter.take(record)
+        for run in done:
+            fetch(run, name=runs[run], what="the run")
+    for record in ray.get(rendezvous.take_records.remote(0.0)):
+        reporter.take(record)
+
+
+def _start_dataplane(stack: ExitStack, config: Config, scratch: Scratch, console: Console) -> str:
+    if config.dataplane.uri is not None:
+        return config.dataplane.uri
+    patterns = {"train": config.data.train, "eval": config.data.eval}
+    roots = {
+        name: sorted(str(Path(path).absolute()) for path in glob.glob(pattern)) for name, pattern in patterns.items()
+    }
+    node = stack.enter_context(
+        EmbeddedNode(
+            memory_bytes=config.dataplane.memory,
+            roots=roots,
+            num_workers=config.dataplane.num_workers,
+            tmp_dir=str(scratch.files),
+        )
+    )
+    console.print(f"data plane at {node.uri}, {config.dataplane.memory / 2**20:.0f} MiB", highlight=False)
+    return node.uri
+
+
+def _start_point(
+    config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
+) -> tuple[RunStart, PromptCursor]:
+    embedded = config.dataplane.uri is None
+    train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
+    with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
+        num_train = client.ingest(train_set).num_samples
+        num_eval = client.ingest(eval_set).num_samples
+    for key, name, num in (("data.train", train_set, num_train), ("data.eval", eval_set, num_eval)):
+        if num == 0:
+            raise ConfigError(f"{key} ({name}) holds no sample with a media member; wanted at least one")
+    if config.data.num_eval_samples:
+        num_eval = min(num_eval, config.data.num_eval_samples)
+    cursor = PromptCursor(num_samples=num_train, seed=config.run.seed)
+    if state is not None:
+        cursor = PromptCursor.from_state(state["cursor"])
+        if cursor.num_samples != num_train:
+            raise ConfigError(
+                f"--resume: the checkpoint was made with {cursor.num_samples} training samples, data.train has "
+                f"{num_train}; use the same data"
+            )
+    start = RunStart(
+        step=state["step"] if state else 0,
+        checkpoint=str(checkpoint.absolute()) if checkpoint else None,
+        train_set=train_set,
+        eval_set=eval_set,
+        num_train=num_train,
+        num_eval=num_eval,
+    )
+    return start, cursor
+
+
+def _prepare_run_dir(config: Config, *, resuming: bool, console: Console) -> None:
+    run_dir = config.run_dir
+    if not resuming and (run_dir / METRICS_FILE).exists():
+        aside = run_dir.with_name(f"{run_dir.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        run_dir.rename(aside)
+        console.print(f"{run_dir} held an earlier run; moved to {aside} (--resume would have continued it)")
+    run_dir.mkdir(parents=True, exist_ok=True)
+    (run_dir / "config.yaml").write_text(dump_config(config))
+    Checkpoints(root=run_dir / "checkpoints", keep=config.checkpoint.keep).clear_partial()
+
+
+@contextmanager
+def _scratch() -> Iterator[Scratch]:
+    files = Path(tempfile.mkdtemp(prefix="yatt-"))
+    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else files
+    weights = Path(tempfile.mkdtemp(prefix="yatt-weights-", dir=parent))
+    try:
+        yield Scratch(files=files, weights=weights)
+    finally:
+        shutil.rmtree(weights, ignore_errors=True)
+        shutil.rmtree(files, ignore_errors=True)
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """SIGTERM ends the run the way Ctrl-C does."""
+
+    def interrupt(signum: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ignore_interrupts(console: Console) -> None:
+    """While things are being stopped, a second Ctrl-C must not leave some of them behind."""
+
+    def say(signum: int, frame: object) -> None:
+        console.print("stopping what this run started; one moment")
+
+    signal.signal(signal.SIGINT, say)
+    signal.signal(signal.SIGTERM, say)
+
+
+def _env(scratch: Scratch) -> dict[str, str]:
+    """Environment of every worker process."""
+    return {
+        "TMPDIR": str(scratch.files),
+        "OMP_NUM_THREADS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+def _plan_of(config: Config, start: RunStart) -> str:
+    parallel = config.parallel()
+    return (
+        f"[bold]{config.run.name}[/]: {config.model.path}; {start.num_train} training and {start.num_eval} held-out "
+        f"samples\n  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
+        f"{config.placement.mode}: {config.rollout.num_engines} vLLM engines and {parallel.world_size} Megatron "
+        f"ranks (tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp}) in turns\n"
+        f"  steps {start.step + 1} to {config.train.steps}, {config.train.prompts_per_step} prompts x "
+        f"{config.rollout.group_size} samples each"
+    )
+
+
+def _summarise(config: Config, reporter: Reporter, seconds: float, console: Console) -> None:
+    first, last = min(reporter.accuracies, default=None), max(reporter.accuracies, default=None)
+    if first is not None and last is not None:
+        console.print(
+            f"held-out accuracy: {reporter.accuracies[first]:.3f} at step {first}, "
+            f"{reporter.accuracies[last]:.3f} at step {last}",
+            highlight=False,
+        )
+    console.print(
+        f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
+        f"(tensorboard --logdir {config.run_dir})",
+        highlight=False,
+    )

@@ -1,0 +1,92 @@
+"""What can be known to be wrong before anything heavy starts: model folder, layout, shards, reward function."""
+
+from __future__ import annotations
+
+import glob
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from models.parallel import check_layout
+from models.registry import FAMILIES
+from yatt_mm.config import Config
+from yatt_mm.errors import ConfigError
+from yatt_mm.rewards.loading import load_reward_function
+
+
+def check_run(config: Config) -> None:
+    """Everything below, in the order in which a user would want to hear of it.
+
+    Raises:
+        ConfigError: with what was found, what was wanted, and what to change.
+    """
+    check_model(config)
+    if config.dataplane.uri is None:
+        for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+            check_shards(key, pattern)
+    load_reward_function(config.reward.function)
+    if config.rollout.num_engines > config.placement.num_devices:
+        raise ConfigError(
+            f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
+            f"{config.placement.num_devices}; an engine needs a device of its own"
+        )
+    if config.train.prompts_per_step < config.controllers.num:
+        raise ConfigError(
+            f"train.prompts_per_step is {config.train.prompts_per_step}, fewer than the "
+            f"{config.controllers.num} controllers (controllers.num); every controller needs a prompt"
+        )
+    if config.train.num_minibatches > config.train.prompts_per_step:
+        raise ConfigError(
+            f"train.num_minibatches is {config.train.num_minibatches}, more than train.prompts_per_step "
+            f"({config.train.prompts_per_step}); a minibatch needs at least one prompt"
+        )
+
+
+def check_model(config: Config) -> dict[str, Any]:
+    """The model's config.json, after checking that it can be trained in the layout asked for.
+
+    Raises:
+        ConfigError: no such folder, another family, or an impossible layout.
+    """
+    folder = Path(config.model.path)
+    file = folder / "config.json"
+    if not file.is_file():
+        found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
+        raise ConfigError(
+            f"model.path is {config.model.path}: {found}; wanted a Hugging Face folder with config.json "
+            "(for the digits example: python -m examples.digits.prepare)"
+        )
+    hf_config = json.loads(file.read_text())
+    model_type = hf_config.get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(f"model.path is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
+    if not list(folder.glob("*.safetensors")):
+        raise ConfigError(f"model.path {folder} has no .safetensors file; convert the weights to safetensors")
+    try:
+        check_layout(config.parallel(), hf_config)
+    except ValueError as error:
+        raise ConfigError(f"train.parallel: {error}") from error
+    return hf_config
+
+
+def check_shards(key: str, pattern: str) -> None:
+    """At least one shard, and every one begins like a tar file.
+
+    Raises:
+        ConfigError: nothing matches, or a shard cannot be read.
+    """
+    shards = sorted(glob.glob(pattern))
+    if not shards:
+        raise ConfigError(
+            f"{key} is {pattern!r}: no file matches (relative to {Path.cwd()}); wanted WebDataset .tar shards "
+            "(for the digits example: python -m examples.digits.prepare)"
+        )
+    for shard in shards:
+        try:
+            with tarfile.open(shard, "r:") as tar:
+                first = tar.next()
+        except (OSError, tarfile.TarError) as error:
+            raise ConfigError(f"{key}: cannot read the shard {shard}: {error}; wanted an uncompressed .tar") from error
+        if first is None:
+            raise ConfigError(f"{key}: the shard {shard} is empty; remove it or write samples into it")

@@ -1,0 +1,25 @@
+"""Reward functions. One is a plain function (response, answer, fields) -> float, named in `reward.function`.
+
+`fields` is the sample's JSON member as a whole. What cannot be parsed scores 0.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+def exact_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
+    """1.0 when the response, stripped of surrounding white space, is the answer."""
+    return float(response.strip() == answer.strip())
+
+
+def regex_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
+    """1.0 when what `fields["pattern"]` captures in the response is the answer.
+
+    The pattern (default: the last number in the text) must have one group; its last match counts.
+    """
+    pattern = fields.get("pattern", r"(-?\d+(?:\.\d+)?)(?!.*\d)")
+    found = re.findall(pattern, response, flags=re.DOTALL)
+    return float(bool(found) and str(found[-1]).strip() == answer.strip())

@@ -1,0 +1,182 @@
+"""Start the actors of a run on the devices that the placement gives them, and stop them again."""
+
+from __future__ import annotations
+
+import importlib
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup
+
+from models.registry import FAMILIES, read_config
+from yatt_mm.checkpoints import Checkpoints
+from yatt_mm.cluster import on_device, reserved_devices
+from yatt_mm.config import Config
+from yatt_mm.control.actor import ControllerActor
+from yatt_mm.control.calls import wait_all
+from yatt_mm.control.cursor import PromptCursor
+from yatt_mm.control.messages import RunStart, Team
+from yatt_mm.control.rendezvous import Rendezvous
+from yatt_mm.control.router import Router
+from yatt_mm.placement import Placement, full_colocation
+from yatt_mm.rewards.worker import RewardWorker
+from yatt_mm.rollout.actor import RolloutActor
+from yatt_mm.rollout.messages import EngineSpec
+from yatt_mm.training.actor import TrainActor
+from yatt_mm.training.messages import TrainSpec
+
+START_DEADLINE_S = 600.0
+STOP_DEADLINE_S = 30.0
+
+
+def build_team(
+    stack: ExitStack, config: Config, *, dataplane_uri: str, cursor: PromptCursor, weights_dir: Path
+) -> Team:
+    """Every actor but the controllers, started and ready; `stack` ends them.
+
+    Raises:
+        WorkerError: an actor failed to start, or took too long.
+    """
+    use_gpus = _cluster_has_gpus()
+    placement = full_colocation(num_devices=config.placement.num_devices, num_engines=config.rollout.num_engines)
+    group = stack.enter_context(
+        reserved_devices(config.placement.num_devices, use_gpus=use_gpus, deadline_s=config.controllers.deadline_s)
+    )
+    engines = _create_engines(stack, config, placement, group, dataplane_uri, use_gpus=use_gpus)
+    ranks = _create_ranks(stack, config, placement, group, dataplane_uri, use_gpus=use_gpus)
+    rewards = _create_reward_workers(stack, config, dataplane_uri)
+    rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
+        num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, cursor=cursor
+    )
+    router = _create(stack, Router, concurrency=1)(num_engines=len(engines))
+    store = ray.get(ranks[0].address.remote(), timeout=START_DEADLINE_S)
+    calls = [(f"engine {e}", engine.start.remote()) for e, engine in enumerate(engines)]
+    calls += [(f"training rank {r}", rank.start.remote(store)) for r, rank in enumerate(ranks)]
+    stack.callback(_stop_engines, engines)
+    wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
+    return Team(
+        rendezvous=rendezvous,
+        router=router,
+        engines=tuple(engines),
+        reward_workers=tuple(rewards),
+        ranks=tuple(ranks),
+        parallel=config.parallel(),
+        placement=placement,
+        dataplane_uri=dataplane_uri,
+        recipe=_patch_recipe(Path(config.model.path)),
+        weights_dir=str(weights_dir),
+        checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
+        generation=0,
+    )
+
+
+def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
+    """One controller actor per `controllers.num`, idle until told to run."""
+    return [
+        _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
+        for c in range(config.controllers.num)
+    ]
+
+
+def _create_engines(
+    stack: ExitStack,
+    config: Config,
+    placement: Placement,
+    group: PlacementGroup,
+    dataplane_uri: str,
+    *,
+    use_gpus: bool,
+) -> list[Any]:
+    spec = EngineSpec(
+        model_dir=config.model.path,
+        dtype=config.model.dtype,
+        max_model_len=config.rollout.max_model_len,
+        max_num_seqs=config.rollout.max_num_seqs,
+        kv_cache_bytes=config.rollout.kv_cache_memory,
+        max_images_per_prompt=config.rollout.max_images_per_prompt,
+        deadline_s=config.controllers.deadline_s,
+        seed=config.run.seed,
+    )
+    return [
+        _create(stack, RolloutActor, concurrency=1000, **on_device(group, devices[0], use_gpus=use_gpus))(
+            index=engine,
+            spec=spec,
+            dataplane_uri=dataplane_uri,
+            num_controllers=config.controllers.num,
+            deadline_s=config.controllers.deadline_s,
+        )
+        for engine, devices in enumerate(placement.rollout)
+    ]
+
+
+def _create_ranks(
+    stack: ExitStack,
+    config: Config,
+    placement: Placement,
+    group: PlacementGroup,
+    dataplane_uri: str,
+    *,
+    use_gpus: bool,
+) -> list[Any]:
+    train = config.train
+    spec = TrainSpec(
+        model_dir=config.model.path,
+        dtype=config.model.dtype,
+        lr=train.lr,
+        weight_decay=train.weight_decay,
+        betas=train.betas,
+        clip_grad=train.clip_grad,
+        warmup_steps=train.warmup_steps,
+        temperature=config.rollout.temperature,
+        clip_low=config.algorithm.clip_low,
+        clip_high=config.algorithm.clip_high,
+        entropy_coef=config.algorithm.entropy_coef,
+        seed=config.run.seed,
+        timeout_s=config.dataplane.timeout_s,
+    )
+    return [
+        _create(stack, TrainActor, concurrency=1, **on_device(group, devices[0], use_gpus=use_gpus))(
+            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=dataplane_uri
+        )
+        for rank, devices in enumerate(placement.train)
+    ]
+
+
+def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
+    return [
+        _create(stack, RewardWorker, concurrency=1, max_restarts=-1)(
+            function=config.reward.function,
+            dataplane_uri=dataplane_uri,
+            timeout_s=config.dataplane.timeout_s,
+        )
+        for _ in range(config.reward.num_workers)
+    ]
+
+
+def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -> Any:
+    """The constructor of an actor that ends with `stack`."""
+    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
+    remote = ray.remote(body).options(**settings)
+
+    def construct(**arguments: Any) -> Any:
+        handle = remote.remote(**arguments)
+        stack.callback(ray.kill, handle)
+        return handle
+
+    return construct
+
+
+def _stop_engines(engines: list[Any]) -> None:
+    """Let engines end their own processes; one that does not is ended with its actor right after."""
+    ray.wait([engine.shutdown.remote() for engine in engines], num_returns=len(engines), timeout=STOP_DEADLINE_S)
+
+
+def _patch_recipe(model_dir: Path) -> dict[str, Any]:
+    family = FAMILIES[read_config(model_dir)["model_type"]]
+    return importlib.import_module(f"{family}.recipe").patch_recipe(model_dir)
+
+
+def _cluster_has_gpus() -> bool:
+    return ray.cluster_resources().get("GPU", 0) > 0

@@ -1,0 +1,80 @@
+"""Train a vision-language model with reinforcement learning: `python -m yatt_mm.train CONFIG [key=value ...]`.
+
+Read `train` first: it is the whole loop, and every controller runs it on its own share of the prompts. What each
+verb does stands in `yatt_mm.control.controller`; which role is awake in a phase, in `yatt_mm.placement`; what is
+started, and stopped again, in `yatt_mm.launch`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from yatt_mm.placement import Phase
+
+if TYPE_CHECKING:
+    from yatt_mm.control.controller import Controller
+
+EXAMPLES = """examples:
+  python -m yatt_mm.train configs/digits_cpu.yaml
+  python -m yatt_mm.train configs/digits_cpu.yaml run.name=tp2 train.parallel.tp=2
+  python -m yatt_mm.train configs/digits_cpu.yaml --resume
+  python -m yatt_mm.train configs/digits_cpu.yaml --resume runs/digits_cpu/checkpoints/step_000010
+"""
+
+
+def train(controller: Controller) -> None:
+    """Run GRPO (arXiv 2402.03300) from the start, or the checkpoint, to the last step."""
+    controller.resume()
+    for _step in controller.steps():
+        with controller.phase(Phase.ROLLOUT):
+            prompts = controller.next_prompts()
+            groups = controller.generate(prompts)
+        plans = controller.plan(groups)
+        with controller.phase(Phase.TRAIN):
+            controller.update(plans, groups)
+        with controller.phase(Phase.PUBLISH):
+            controller.publish()
+    controller.export()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    from yatt_mm.config import load_config
+    from yatt_mm.errors import ConfigError, YattError
+    from yatt_mm.launch import launch
+
+    options = _parser().parse_intermixed_args(arguments)
+    try:
+        launch(load_config(options.config, options.overrides), resume=options.resume)
+    except YattError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    except KeyboardInterrupt:
+        print("interrupted; everything that this run started has been stopped", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m yatt_mm.train",
+        description="Train a vision-language model with reinforcement learning.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, such as train.steps=20")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        const="auto",
+        metavar="DIR|auto",
+        help="continue from a checkpoint folder, or from the newest one of the run",
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,72 @@
+"""The Ray side of a training rank. Importing this is light; torch and Megatron load in the actor's process."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+from models.parallel import Parallel
+from yatt_mm.placement import State
+from yatt_mm.training.messages import TrainSpec, UpdateReport
+from yatt_mm.training.plan import UpdatePlan
+
+if TYPE_CHECKING:
+    from yatt_mm.training.worker import TrainWorker
+
+
+class TrainActor:
+    """Body of the Ray actor; `yatt_mm.training.worker` does the work."""
+
+    def __init__(self, *, rank: int, spec: TrainSpec, parallel: Parallel, dataplane_uri: str) -> None:
+        self._rank = rank
+        self._spec = spec
+        self._parallel = parallel
+        self._dataplane_uri = dataplane_uri
+        self._worker: TrainWorker | None = None
+
+    def address(self) -> str:
+        """A free `host:port` on this rank's machine, for the ranks to meet at."""
+        with socket.socket() as probe:
+            probe.bind(("", 0))
+            port = probe.getsockname()[1]
+        import ray
+
+        return f"{ray.util.get_node_ip_address()}:{port}"
+
+    def start(self, store_address: str) -> None:
+        """Join the training world and load the model. Waits for all other ranks."""
+        from yatt_mm.training.worker import TrainWorker
+
+        self._worker = TrainWorker(
+            rank=self._rank, spec=self._spec, parallel=self._parallel, dataplane_uri=self._dataplane_uri
+        )
+        self._worker.start(store_address)
+
+    def set_state(self, state: State) -> None:
+        """Asleep, weights only, or awake."""
+        self._started().set_state(state)
+
+    def update(self, plan: UpdatePlan) -> UpdateReport:
+        """Train one step."""
+        return self._started().update(plan)
+
+    def publish(self, path: str) -> None:
+        """Write the weights for the engines."""
+        self._started().publish(path)
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint."""
+        self._started().save(directory)
+
+    def load(self, directory: str) -> None:
+        """Continue from a checkpoint."""
+        self._started().load(directory)
+
+    def save_hf(self, directory: str) -> None:
+        """Write the model as a Hugging Face folder."""
+        self._started().save_hf(directory)
+
+    def _started(self) -> TrainWorker:
+        if self._worker is None:
+            raise RuntimeError(f"training rank {self._rank} has not been started")
+        return self._worker

@@ -1,0 +1,60 @@
+"""What controllers and training ranks say to each other, besides plans. Imported in controllers: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec:
+    """What a training rank is made from."""
+
+    model_dir: str
+    dtype: str
+    lr: float
+    weight_decay: float
+    betas: tuple[float, float]
+    clip_grad: float
+    warmup_steps: int
+    temperature: float
+    clip_low: float
+    clip_high: float
+    entropy_coef: float
+    seed: int
+    timeout_s: float
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateReport:
+    """What one rank has to say about one step."""
+
+    is_loss_rank: bool
+    """True on one rank per data-parallel replica: only its numbers count."""
+    loss_metrics: dict[str, float] = field(default_factory=dict)
+    """Parts of global sums: add them over the replicas."""
+    grad_norm: float = 0.0
+    """Mean over the step's updates of the norm before clipping, of the global gradient."""
+    difference_sum: float = 0.0
+    difference_max: float = 0.0
+    num_sampled: int = 0
+    """Tokens over which engine and trainer were compared."""
+    resolved_bytes: int = 0
+    """Pixels that this rank resolved."""
+    seconds: float = 0.0
+
+    def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
+        """Add one update; all values are averaged over the step's updates."""
+        for name, value in loss_metrics.items():
+            self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
+        self.grad_norm += grad_norm / num_minibatches
+
+    def add_difference(self, differences: np.ndarray) -> None:
+        """Add |engine - trainer| log-probabilities of one sample's tokens."""
+        if len(differences):
+            self.difference_sum += float(differences.sum())
+            self.difference_max = max(self.difference_max, float(differences.max()))
+            self.num_sampled += len(differences)

@@ -1,0 +1,178 @@
+"""Body of a training rank: resolves what its plan names, runs Megatron, publishes and saves weights.
+
+Consumes: an `UpdatePlan` (refs and numbers) from the controller that drives its replica.
+Produces: one optimizer update per minibatch, and an `UpdateReport`.
+Waits for: the other ranks of its model and data-parallel groups, inside collectives.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+from dataplane.reader import Reader
+from yatt_mm.training.distributed import init_distributed
+from yatt_mm.training.engine import TrainEngine
+from yatt_mm.training.samples import TrainSample
+
+from models.parallel import Parallel
+from yatt_mm.algorithms.losses import clipped_policy_loss
+from yatt_mm.placement import State
+from yatt_mm.rollout import record
+from yatt_mm.training.messages import TrainSpec, UpdateReport
+from yatt_mm.training.plan import Minibatch, UpdatePlan
+from yatt_mm.weights.segment import write_segment
+
+
+@dataclass(slots=True)
+class _Step:
+    """What one plan resolved to in this process."""
+
+    plan: UpdatePlan
+    records: list[record.GroupRecord]
+    patches: list[tuple[np.ndarray, ...]]
+    """[group] uint8 patches per medium; empty on ranks that need no pixels."""
+    old_logprobs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
+    """(group, row) -> [sampled tokens], from the weights at the start of the step."""
+
+
+class TrainWorker:
+    """One rank of the training world."""
+
+    def __init__(self, *, rank: int, spec: TrainSpec, parallel: Parallel, dataplane_uri: str) -> None:
+        self._rank = rank
+        self._spec = spec
+        self._parallel = parallel
+        self._reader = Reader(dataplane_uri, timeout_s=spec.timeout_s)
+        self._state = State.AWAKE
+        self._loss = functools.partial(
+            clipped_policy_loss,
+            clip_low=spec.clip_low,
+            clip_high=spec.clip_high,
+            entropy_coef=spec.entropy_coef,
+        )
+
+    def start(self, store_address: str) -> None:
+        """Join the training world and load the model. Waits for all other ranks."""
+        spec = self._spec
+        init_distributed(rank=self._rank, world_size=self._parallel.world_size, store_address=store_address)
+        self._engine = TrainEngine(
+            model_dir=Path(spec.model_dir),
+            parallel=self._parallel,
+            lr=spec.lr,
+            weight_decay=spec.weight_decay,
+            betas=spec.betas,
+            clip_grad=spec.clip_grad,
+            warmup_steps=spec.warmup_steps,
+            dtype=spec.dtype,
+            seed=spec.seed,
+        )
+
+    def set_state(self, state: State) -> None:
+        """Go to sleep or wake up. On the CPU the tensors stay where they are; work while asleep is an error."""
+        self._state = state
+
+    def update(self, plan: UpdatePlan) -> UpdateReport:
+        """Train one step: every minibatch of the plan in order."""
+        self._require(State.AWAKE, "update")
+        started = time.perf_counter()
+        step = self._resolve(plan)
+        if len(plan.minibatches) > 1:
+            for minibatch in plan.minibatches:
+                self._measure_old_logprobs(step, minibatch)
+        report = UpdateReport(is_loss_rank=self._engine.is_loss_rank)
+        for minibatch in plan.minibatches:
+            samples = self._samples(step, minibatch)
+            result = self._engine.step(samples, self._loss, temperature=self._spec.temperature)
+            report.add_minibatch(result.loss_metrics, result.grad_norm, len(plan.minibatches))
+            self._compare(report, samples, result.logprobs, step)
+        report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views)
+        report.seconds = time.perf_counter() - started
+        return report
+
+    def publish(self, path: str) -> None:
+        """Write the weights as Hugging Face tensors into a shared-memory file. All ranks must be called."""
+        self._require(State.WEIGHTS_ONLY, "publish")
+        buckets = self._engine.export()
+        if self._rank == 0:
+            write_segment(Path(path), buckets)
+        else:
+            for _ in buckets:
+                pass
+
+    def save(self, directory: str) -> None:
+        """Write a checkpoint that `load` continues from exactly. All ranks must be called."""
+        self._engine.save(Path(directory))
+
+    def load(self, directory: str) -> None:
+        """Continue from a checkpoint. All ranks must be called."""
+        self._engine.load(Path(directory))
+
+    def save_hf(self, directory: str) -> None:
+        """Write the model as a Hugging Face folder. All ranks must be called."""
+        self._engine.save_hf(Path(directory))
+
+    def _require(self, state: State, what: str) -> None:
+        if self._state is not state:
+            raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
+
+    def _resolve(self, plan: UpdatePlan) -> _Step:
+        views = self._reader.resolve([group.ref for group in plan.groups])
+        records = [record.decode(view) for view in views]
+        if not self._engine.needs_pixels:
+            return _Step(plan, records, [() for _ in plan.groups])
+        refs = [ref for group in plan.groups for ref in group.media]
+        media = iter(self._reader.resolve(refs))
+        return _Step(plan, records, [tuple(next(media) for _ in group.media) for group in plan.groups])
+
+    def _samples(self, step: _Step, minibatch: Minibatch) -> list[list[TrainSample]]:
+        return [
+            [self._sample(step, sample.group, sample.row, sample.advantage, minibatch.token_weight) for sample in micro]
+            for micro in minibatch.microbatches
+        ]
+
+    def _sample(self, step: _Step, group: int, row: int, advantage: float, token_weight: float) -> TrainSample:
+        prompt = np.asarray(step.records[group].prompt_token_ids, dtype=np.int64)
+        sampled = step.records[group].samples[row]
+        num_sampled = len(sampled.token_ids)
+        old_logprobs = step.old_logprobs.get((group, row))
+        if old_logprobs is None:
+            old_logprobs = np.full(num_sampled, np.nan, dtype=np.float32)
+        return TrainSample(
+            token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
+            loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
+            grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in step.plan.groups[group].media),
+            patches=step.patches[group],
+            columns={
+                "rollout_logprobs": np.asarray(sampled.logprobs, dtype=np.float32),
+                "old_logprobs": old_logprobs,
+                "advantages": np.full(num_sampled, advantage, dtype=np.float32),
+                "weights": np.full(num_sampled, token_weight, dtype=np.float32),
+            },
+        )
+
+    def _measure_old_logprobs(self, step: _Step, minibatch: Minibatch) -> None:
+        samples = self._samples(step, minibatch)
+        measured = self._engine.logprobs(samples, temperature=self._spec.temperature)
+        for micro, logprobs in zip(minibatch.microbatches, measured):
+            for sample, values in zip(micro, logprobs):
+                step.old_logprobs[sample.group, sample.row] = values
+
+    def _compare(
+        self,
+        report: UpdateReport,
+        samples: list[list[TrainSample]],
+        logprobs: list[list[np.ndarray]],
+        step: _Step,
+    ) -> None:
+        """Engine against trainer on the same tokens, under the weights that sampled them."""
+        if not report.is_loss_rank:
+            return
+        for micro, values in zip(samples, logprobs):
+            for sample, current in zip(micro, values):
+                old = sample.columns["old_logprobs"]
+                trainer = np.where(np.isnan(old), current, old)
+                report.add_difference(np.abs(trainer - sample.columns["rollout_logprobs"]))
