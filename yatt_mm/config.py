@@ -37,29 +37,34 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A part of the tree: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
     """Folder of the run's results inside `dir`."""
     dir: str = "runs"
+    """Folder of all runs."""
     seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """Everything that is drawn at random follows from it."""
 
 
 class ModelSection(Section):
     path: str
     """A Hugging Face folder: config.json, safetensors, tokenizer, processor."""
     dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of weights and activations, in engines and trainers; optimizer states are float32."""
 
 
 class DataSection(Section):
     train: str
     """Glob of WebDataset shards; with `dataplane.uri`, the name under which its node registered them."""
     eval: str
+    """The same for the held-out samples."""
     shuffle_answers: bool = False
     """True deals the answers out among the prompts at random: the control in which nothing can be learnt."""
     on_bad_media: Literal["quarantine", "fail"] = "quarantine"
+    """What a medium that cannot be read does: set the sample aside and go on, or end the run."""
     num_eval_samples: Annotated[int, Field(ge=0)] = 0
     """Held-out samples per evaluation; 0 takes all of them."""
 
@@ -72,6 +77,7 @@ class DataplaneSection(Section):
     num_workers: Count = 1
     """Processes that decode media and cut patches in the embedded node."""
     timeout_s: Seconds = 120.0
+    """How long one call to the data plane may take."""
 
 
 class RaySection(Section):
@@ -83,24 +89,33 @@ class PlacementSection(Section):
     num_devices: Count = 2
     """GPUs, or on a machine without any, CPU slots."""
     mode: Literal["full_colocation"] = "full_colocation"
+    """Full colocation: every role on every device, in turns."""
 
 
 class ControllersSection(Section):
     num: Count = 2
+    """Parallel controllers; independent of the data-parallel size."""
     deadline_s: Seconds = 300.0
     """How long controllers wait for each other, and for one call to a worker, before the phase is given up."""
 
 
 class RolloutSection(Section):
     num_engines: Count = 2
+    """vLLM engines; at most one a device."""
     group_size: Annotated[int, Field(ge=2)] = 8
+    """Samples per prompt, which GRPO compares with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of training rollouts; evaluation is greedy."""
     max_tokens: Count = 256
+    """Longest response, in tokens, the end-of-turn token included."""
     max_model_len: Count = 4096
+    """Longest prompt and response together, images expanded."""
     max_num_seqs: Count = 256
+    """Sequences that an engine works on at the same time."""
     kv_cache_memory: Size = 2**30
-    """Per engine."""
+    """Memory of each engine's key-value cache."""
     max_images_per_prompt: Count = 4
+    """More images in one prompt are refused."""
     deterministic: bool = False
     """True gives each engine the prompts of a step as one batch: the same numbers for the same seed."""
 
@@ -109,37 +124,54 @@ class RewardSection(Section):
     function: str = "yatt_mm.rewards.functions:exact_match"
     """`module:name` of a function (response: str, answer: str, fields: dict) -> float."""
     num_workers: Count = 1
+    """Reward processes."""
     deadline_s: Seconds = 60.0
+    """How long scoring a handful of groups may take before its worker is restarted."""
 
 
 class AlgorithmSection(Section):
     normalize_std: bool = True
     """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
+    """The probability ratio counts down to 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0)] = 0.2
+    """The probability ratio counts up to 1 + clip_high."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of an entropy bonus in the loss."""
 
 
 class ParallelSection(Section):
     tp: Count = 1
+    """Tensor-parallel ranks."""
     pp: Count = 1
+    """Pipeline stages."""
     cp: Count = 1
+    """Context-parallel ranks (1 for now)."""
     ep: Count = 1
+    """Expert-parallel ranks (1 for now)."""
     dp: Count | None = None
     """Data-parallel replicas; by default the devices that tp, pp and cp leave."""
 
 
 class TrainSection(Section):
     steps: Count
+    """Training steps of the run."""
     prompts_per_step: Count
+    """Prompts drawn per step, over all controllers."""
     lr: Annotated[float, Field(gt=0)]
+    """Learning rate of AdamW after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
+    """Optimizer updates over which the learning rate rises from 0."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Of AdamW; biases and norms are not decayed."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """Of AdamW."""
     clip_grad: Annotated[float, Field(gt=0)] = 1.0
+    """Largest norm of the global gradient."""
     num_minibatches: Count = 1
     """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
     max_tokens_per_microbatch: Count = 8192
+    """Tokens, images expanded, that one forward pass may hold."""
     parallel: ParallelSection = ParallelSection()
 
 
@@ -152,6 +184,7 @@ class CheckpointSection(Section):
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between checkpoints; 0 saves only at the end."""
     keep: Count = 2
+    """Newest checkpoints that stay on disk."""
 
 
 class Config(Section):
@@ -256,8 +289,7 @@ def _all_keys(section: type[Section], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, field in section.model_fields.items():
         kind = field.annotation
+        keys.append(f"{prefix}{name}")
         if isinstance(kind, type) and issubclass(kind, Section):
-            keys += [f"{prefix}{name}", *_all_keys(kind, f"{prefix}{name}.")]
-        else:
-            keys.append(f"{prefix}{name}")
+            keys += _all_keys(kind, f"{prefix}{name}.")
     return keys

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from yatt_mm.config import Config, dump_config, load_config, parse_size
+from yatt_mm.config_page import reference, reference_page
 from yatt_mm.errors import ConfigError
 
 MINIMAL = """
@@ -82,3 +83,9 @@ def test_the_layout_must_fill_the_devices(config_file: Path) -> None:
 @pytest.mark.parametrize(("text", "size"), [("512MiB", 2**29), ("1.5GiB", 3 * 2**29), (7, 7), ("10", 10)])
 def test_sizes_are_read(text: object, size: int) -> None:
     assert parse_size(text) == size
+
+
+def test_the_reference_page_is_up_to_date_and_leaves_nothing_undescribed() -> None:
+    assert all(meaning != "None" for _, _, meaning in reference())
+    page = Path(__file__).parents[2] / "docs" / "configuration.md"
+    assert page.read_text() == reference_page(), "run: python -m yatt_mm.config_page > docs/configuration.md"

@@ -1,0 +1,42 @@
+"""What the benchmarks that start a whole run share: arguments, the run itself, its metrics."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from yatt_mm.config import load_config
+from yatt_mm.launch import launch
+
+
+def parser(description: str) -> argparse.ArgumentParser:
+    """Arguments that every benchmark takes."""
+    arguments = argparse.ArgumentParser(description=description)
+    arguments.add_argument("--json", action="store_true", help="print the rows as one JSON object in the last line")
+    return arguments
+
+
+def run_and_read(config: str, overrides: list[str]) -> list[dict[str, Any]]:
+    """Train in a temporary folder; the records of metrics.jsonl."""
+    with tempfile.TemporaryDirectory(prefix="yatt-bench-") as folder:
+        settings = load_config(config, [f"run.dir={folder}", *overrides])
+        launch(settings, console=Console(stderr=True))
+        lines = (Path(folder) / settings.run.name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def show(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
+    """A table for people; with `as_json` also the last line for programs."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(f"{row[c]:,.4g}" if isinstance(row.get(c), float) else str(row.get(c, "")) for c in columns))
+    Console(stderr=as_json).print(table)
+    if as_json:
+        print(json.dumps({"rows": rows}))
