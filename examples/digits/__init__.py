@@ -1,0 +1,6 @@
+"""Handwritten digits: a tiny Qwen2.5-VL learns to read real scans from right-or-wrong rewards alone.
+
+Importing `models` here, before any module of this package imports torch, installs the hooks of `models.compat`.
+"""
+
+import models as models
