@@ -27,10 +27,9 @@ def reference_page() -> str:
     lines = [
         "# Configuration",
         "",
-        "One YAML file is a whole run; `python -m yatt_mm.train FILE key=value ...` overrides single keys. Unknown keys",
-        "are refused with the nearest known one. The resolved tree is written to `runs/<name>/config.yaml`.",
-        "Sizes are written `512MiB`, `1.5GiB`; times are seconds. This page is made by",
-        "`python -m yatt_mm.config_page`.",
+        "One YAML file is a whole run; `python -m yatt_mm.train FILE key=value ...` overrides single keys. Unknown",
+        "keys are refused with the nearest known one. The resolved tree is written to `runs/<name>/config.yaml`.",
+        "Sizes are written `512MiB`, `1.5GiB`; times are seconds. `python -m yatt_mm.config_page` makes this page.",
         "",
         "| key | default | meaning |",
         "|---|---|---|",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +20,7 @@ from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
 
 CHUNK_SIZE = 8
 """Prompts per call to an engine when groups may finish in any order."""
+POLL_S = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,26 @@ class _Chunk:
     engine: int
     prompts: tuple[Prompt, ...]
     size: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Scoring:
+    chunk: _Chunk
+    groups: tuple[GroupRef, ...]
+    worker: int
+    started: float
+
+    def tasks(self) -> list[RewardTask]:
+        return [
+            RewardTask(group=group, answer=prompt.answer, fields=prompt.fields)
+            for prompt, group in zip(self.chunk.prompts, self.groups)
+        ]
+
+    def scored(self, rewards: Sequence[GroupRewards]) -> list[ScoredGroup]:
+        return [
+            ScoredGroup(prompt=prompt, group=group, rewards=got.rewards, num_errors=got.num_errors)
+            for prompt, group, got in zip(self.chunk.prompts, self.groups, rewards)
+        ]
 
 
 class Generation:
@@ -44,28 +66,28 @@ class Generation:
         Raises:
             WorkerError: an engine or a reward worker failed or was late.
         """
-        chunks = self._chunks(prompts, num_samples, sampling)
-        generating = {self._generate(chunk, sampling, num_samples=num_samples, phase=phase): chunk for chunk in chunks}
-        scoring: dict[ray.ObjectRef, tuple[_Chunk, list[GroupRef], int]] = {}
+        generating = {
+            self._generate(chunk, sampling, num_samples=num_samples, phase=phase): chunk
+            for chunk in self._chunks(prompts, num_samples, sampling)
+        }
+        scoring: dict[ray.ObjectRef, _Scoring] = {}
         scored: list[ScoredGroup] = []
+        last_progress = time.monotonic()
         while generating or scoring:
-            done, _ = ray.wait([*generating, *scoring], num_returns=1, timeout=self._config.controllers.deadline_s)
+            done, _ = ray.wait([*generating, *scoring], num_returns=1, timeout=POLL_S)
             if not done:
-                raise WorkerError(self._late(generating, scoring, phase))
+                self._check_deadlines(generating, scoring, last_progress, phase)
+                continue
+            last_progress = time.monotonic()
             if done[0] in generating:
                 chunk = generating.pop(done[0])
                 groups = fetch(done[0], name=self._team.engine_name(chunk.engine), what=phase)
                 self._team.router.finish.remote(chunk.engine, chunk.size)
-                worker = self._pick_reward_worker()
-                call = self._team.reward_workers[worker].score.remote(self._reward_tasks(chunk, groups))
-                scoring[call] = (chunk, groups, worker)
+                call, work = self._score(chunk, groups)
+                scoring[call] = work
             else:
-                chunk, groups, worker = scoring.pop(done[0])
-                rewards = self._rewards(done[0], chunk, groups, worker, phase)
-                scored += [
-                    ScoredGroup(prompt=prompt, group=group, rewards=got.rewards, num_errors=got.num_errors)
-                    for prompt, group, got in zip(chunk.prompts, groups, rewards)
-                ]
+                work = scoring.pop(done[0])
+                scored += work.scored(self._rewards(done[0], work, phase))
         return sorted(scored, key=lambda group: group.prompt.slot.position)
 
     def _chunks(self, prompts: Sequence[Prompt], num_samples: int, sampling: Sampling) -> list[_Chunk]:
@@ -115,38 +137,41 @@ class Generation:
             return engine.generate_together.remote(phase, self._controller, tasks, sampling)
         return engine.generate.remote(tasks, sampling)
 
-    def _reward_tasks(self, chunk: _Chunk, groups: Sequence[GroupRef]) -> list[RewardTask]:
-        return [
-            RewardTask(group=group, answer=prompt.answer, fields=prompt.fields)
-            for prompt, group in zip(chunk.prompts, groups)
-        ]
-
-    def _pick_reward_worker(self) -> int:
+    def _score(self, chunk: _Chunk, groups: Sequence[GroupRef]) -> tuple[ray.ObjectRef, _Scoring]:
         worker = self._next_reward_worker % len(self._team.reward_workers)
         self._next_reward_worker += 1
-        return worker
+        work = _Scoring(chunk=chunk, groups=tuple(groups), worker=worker, started=time.monotonic())
+        return self._team.reward_workers[worker].score.remote(work.tasks()), work
 
-    def _rewards(
-        self, call: ray.ObjectRef, chunk: _Chunk, groups: list[GroupRef], worker: int, phase: str
-    ) -> list[GroupRewards]:
+    def _rewards(self, call: ray.ObjectRef, work: _Scoring, phase: str) -> list[GroupRewards]:
         """The rewards of a finished call; a worker that died is asked once more (Ray restarts it)."""
-        name = f"reward worker {worker}"
+        name = f"reward worker {work.worker}"
         try:
-            return ray.get(call)
-        except ray.exceptions.RayActorError:
-            again = self._team.reward_workers[worker].score.remote(self._reward_tasks(chunk, groups))
-            deadline_s = self._config.reward.deadline_s
-            return wait_all([(name, again)], what=f"rewards of {phase}, again", deadline_s=deadline_s)[0]
-        except ray.exceptions.RayTaskError as error:
-            raise WorkerError(f"{name} failed at {phase}: {error.cause}") from error
+            return fetch(call, name=name, what=f"rewards of {phase}")
+        except WorkerError as error:
+            if not isinstance(error.__cause__, ray.exceptions.RayActorError):
+                raise
+        again = self._team.reward_workers[work.worker].score.remote(work.tasks())
+        deadline_s = 2 * self._config.reward.deadline_s  # its restart counts in
+        return wait_all([(name, again)], what=f"the rewards of {phase}, asked again", deadline_s=deadline_s)[0]
 
-    def _late(self, generating: dict[Any, _Chunk], scoring: dict[Any, Any], phase: str) -> str:
-        engines = sorted({self._team.engine_name(chunk.engine) for chunk in generating.values()})
-        workers = sorted({f"reward worker {worker}" for _, _, worker in scoring.values()})
-        return (
-            f"{', '.join(engines + workers)} did not finish {phase} in "
-            f"{self._config.controllers.deadline_s:g} s (controllers.deadline_s)"
-        )
+    def _check_deadlines(
+        self,
+        generating: Mapping[Any, _Chunk],
+        scoring: Mapping[Any, _Scoring],
+        last_progress: float,
+        phase: str,
+    ) -> None:
+        now = time.monotonic()
+        if generating and now - last_progress > self._config.controllers.deadline_s:
+            engines = sorted({self._team.engine_name(chunk.engine) for chunk in generating.values()})
+            raise WorkerError(
+                f"{', '.join(engines)} finished nothing of {phase} for {self._config.controllers.deadline_s:g} s "
+                "(controllers.deadline_s)"
+            )
+        late = {work.worker for work in scoring.values() if now - work.started > self._config.reward.deadline_s}
+        for worker in late:
+            ray.kill(self._team.reward_workers[worker], no_restart=False)  # its calls fail, and are asked again
 
 
 def _seed(run_seed: int, prompt: Prompt) -> int:
