@@ -158,10 +158,10 @@ def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str)
 def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -> Any:
     """The constructor of an actor that ends with `stack`."""
     settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
-    remote = ray.remote(body).options(**settings)
+    remote: Any = ray.remote(body).options(**settings)
 
     def construct(**arguments: Any) -> Any:
-        handle = remote.remote(**arguments)
+        handle: Any = remote.remote(**arguments)
         stack.callback(ray.kill, handle)
         return handle
 

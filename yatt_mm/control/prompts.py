@@ -6,7 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dataplane.client import BadMedia, Client, Sample
+from dataplane.client import Client
+from dataplane.refs import BadMedia, Sample
 
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot

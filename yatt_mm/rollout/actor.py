@@ -55,8 +55,8 @@ class RolloutActor:
         worker = self._started()
         if state is State.AWAKE:
             await worker.engine.wake_up()
-        elif state is State.ASLEEP:
-            await worker.engine.sleep()
+        else:
+            await worker.engine.sleep()  # `update_weights` wakes the weights alone
 
     async def generate(self, tasks: list[PromptTask], sampling: Sampling) -> list[GroupRef]:
         """Answer the tasks, all at once, together with whatever else the engine is doing."""
@@ -92,10 +92,6 @@ class RolloutActor:
         """Take the published weights; every cache that depends on the old ones is emptied."""
         await self._started().update_weights(path, version)
 
-    async def reset_caches(self) -> None:
-        """Empty every cache, so that what follows does not depend on what went before."""
-        await self._started().engine.reset_caches()
-
     async def metrics(self) -> dict[str, float]:
         """Totals since the start."""
         return self._started().metrics()
@@ -110,7 +106,6 @@ class RolloutActor:
         tasks = sorted((task for part in batch.tasks.values() for task in part), key=lambda task: task.slot)
         try:
             if tasks:
-                await worker.engine.reset_caches()
                 groups = await worker.generate_batch(tasks, sampling)
                 batch.groups = {group.slot: group for group in groups}
         except Exception as error:  # the other controllers wait for this batch: they must hear of it

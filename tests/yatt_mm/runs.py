@@ -1,0 +1,129 @@
+"""Start whole runs from tests: small shards of real digits, the command line in a child, and what it leaves behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import webdataset
+from PIL import Image
+from sklearn.datasets import load_digits
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_S = 300.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finished:
+    """One run of the command line."""
+
+    status: int
+    output: str
+    left_behind: list[str]
+    """Processes, shared-memory segments and temporary files that outlived it."""
+
+
+def write_shard(path: Path, numbers: range, *, corrupt: tuple[int, ...] = ()) -> None:
+    """Digits as a WebDataset shard; the `corrupt` ones end in the middle of their image data."""
+    digits = load_digits()
+    with webdataset.TarWriter(str(path)) as shard:
+        for number in numbers:
+            encoded = io.BytesIO()
+            scan = (digits.images[number] * 15).astype("uint8")
+            Image.fromarray(scan).resize((56, 56)).save(encoded, "PNG")
+            image = encoded.getvalue()
+            image = image[: len(image) // 2] if number in corrupt else image
+            fields = {"question": "What digit is this?", "answer": str(digits.target[number])}
+            shard.write({"__key__": f"{number:06d}", "png": image, "json": fields})
+
+
+def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str]:
+    """A small deterministic run on the shards in `folder`."""
+    return [
+        "configs/digits_cpu.yaml",
+        f"run.name={name}",
+        f"run.dir={folder / 'runs'}",
+        f"model.path={model}",
+        f"data.train={folder}/train-*.tar",
+        f"data.eval={folder}/eval-*.tar",
+        "dataplane.memory=64MiB",
+        "rollout.deterministic=true",
+        "rollout.group_size=4",
+        "rollout.max_tokens=3",
+        "train.prompts_per_step=8",
+        "eval.every=2",
+        "checkpoint.every=2",
+        *overrides,
+    ]
+
+
+def start(command: list[str], *, temporary: Path) -> tuple[subprocess.Popen[str], str]:
+    """`python -m yatt_mm.train` in a session of its own, with a mark that all its children carry."""
+    mark = f"YATT_TEST_MARK={uuid.uuid4().hex}"
+    env = {**os.environ, "TMPDIR": str(temporary), "YATT_TEST_MARK": mark.split("=")[1]}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "yatt_mm.train", *command],
+        cwd=ROOT,
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    return process, mark
+
+
+def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
+    """Wait for the end; then look for what should be gone."""
+    try:
+        output, _ = process.communicate(timeout=DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+        raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
+    deadline = time.monotonic() + 10
+    while (left := leftovers(mark, before, temporary)) and time.monotonic() < deadline:
+        time.sleep(0.1)  # the kernel takes a moment to end what was told to end
+    return Finished(status=process.returncode, output=output, left_behind=left)
+
+
+def run(command: list[str]) -> Finished:
+    """Run to the end."""
+    before = shared_memory()
+    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
+        process, mark = start(command, temporary=Path(temporary))
+        return finish(process, mark, before, Path(temporary))
+
+
+def shared_memory() -> set[str]:
+    """Names of all segments."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
+
+
+def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
+    """What still carries the mark, or appeared in shared memory or the temporary folder."""
+    left = [f"/dev/shm/{name}" for name in shared_memory() - before if "yatt" in name or "ray" in name]
+    left += [str(path) for path in temporary.iterdir()]
+    for entry in Path("/proc").iterdir():
+        try:
+            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+                left.append(f"{entry.name}: {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ')[:200]!r}")
+        except OSError:
+            continue
+    return left
+
+
+def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Records of a run's metrics.jsonl."""
+    lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]

@@ -1,0 +1,62 @@
+"""What is wrong is said before anything heavy starts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.yatt_mm import runs
+from yatt_mm.config import load_config
+from yatt_mm.errors import ConfigError
+from yatt_mm.preflight import check_run
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("preflight")
+    runs.write_shard(path / "train-000000.tar", range(4))
+    runs.write_shard(path / "eval-000000.tar", range(4, 8))
+    (path / "text.tar").write_text("this is no tar file")
+    (path / "empty.tar").write_bytes(bytes(10240))
+    return path
+
+
+def check(folder: Path, model: Path, *overrides: str) -> None:
+    config, *rest = runs.arguments(folder, model, "preflight", "train.steps=1", *overrides)
+    check_run(load_config(runs.ROOT / config, rest))
+
+
+def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
+    check(folder, tiny_dir)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("model.path=/no/such/folder", "no such folder; wanted a Hugging Face folder with config.json"),
+        ("data.train=/no/such-*.tar", "no file matches"),
+        ("data.train={folder}/text.tar", "cannot read the shard"),
+        ("data.eval={folder}/empty.tar", "is empty"),
+        ("reward.function=no_such_module:f", "cannot import no_such_module"),
+        ("train.parallel.tp=3", "ranks, but placement.num_devices is 2"),
+        ("train.parallel.cp=2", "cp"),
+        ("rollout.num_engines=3", "an engine needs a device of its own"),
+        ("train.num_minibatches=9", "a minibatch needs at least one prompt"),
+    ],
+)
+def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(folder, tiny_dir, override.format(folder=folder))
+    assert message in str(caught.value)
+
+
+def test_a_layout_that_the_model_does_not_allow_is_named(folder: Path, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="attention heads|layers"):
+        check(folder, tiny_dir, "placement.num_devices=3", "train.parallel.tp=3")
+
+
+def test_the_command_line_says_it_in_one_line(folder: Path, tiny_dir: Path) -> None:
+    done = runs.run(runs.arguments(folder, tiny_dir, "x", "train.stepz=1"))
+    assert done.status == 2
+    assert done.output.strip().endswith("train.stepz is not a known key; did you mean train.steps?")

@@ -1,0 +1,139 @@
+"""The main job, whole: real Flight node, Ray, vLLM engines and Megatron ranks on a tiny model and real digits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.yatt_mm import runs
+
+REQUIRED_KEYS = {
+    "step",
+    "reward/mean",
+    "rollout/logprob_diff_mean",
+    "rollout/logprob_diff_max",
+    "rollout/num_tokens",
+    "time/step_s",
+    "time/rollout_s",
+    "time/train_s",
+    "time/publish_s",
+    "dataplane/num_media",
+    "dataplane/num_processed",
+    "dataplane/used_bytes",
+    "controller/rss_bytes_max",
+}
+CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
+NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 17
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    runs.write_shard(path / "train-000000.tar", range(NUM_TRAIN), corrupt=(CORRUPT,))
+    runs.write_shard(path / "eval-000000.tar", range(1000, 1000 + NUM_EVAL))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path, tiny_dir: Path) -> runs.Finished:
+    """Six steps in one go: every training sample is drawn at least once."""
+    return runs.run(runs.arguments(folder, tiny_dir, "whole", "train.steps=6"))
+
+
+def curve(folder: Path, name: str) -> list[dict[str, float]]:
+    return [{key: record[key] for key in CURVE if key in record} for record in runs.metrics(folder, name)]
+
+
+def test_a_run_ends_well_and_leaves_nothing_behind(whole: runs.Finished) -> None:
+    assert whole.status == 0, whole.output
+    assert whole.left_behind == []
+    assert "held-out accuracy" in whole.output
+
+
+def test_every_step_has_the_promised_metrics(whole: runs.Finished, folder: Path) -> None:
+    records = runs.metrics(folder, "whole")
+    assert [record["step"] for record in records] == list(range(7))
+    assert [record["step"] for record in records if "eval/accuracy" in record] == [0, 2, 4, 6]
+    assert set(records[0]) >= {"step", "eval/accuracy"}
+    for record in records[1:]:
+        assert set(record) >= REQUIRED_KEYS
+        assert record["rollout/logprob_diff_mean"] < 1e-3
+        assert record["rollout/logprob_diff_max"] < 1e-2
+        assert record["rollout/staleness_max"] == 0
+    assert list((folder / "runs" / "whole" / "tensorboard").glob("events.*"))
+    assert (folder / "runs" / "whole" / "config.yaml").exists()
+
+
+def test_the_processor_runs_once_per_image(whole: runs.Finished, folder: Path) -> None:
+    last = runs.metrics(folder, "whole")[-1]
+    assert last["dataplane/num_media"] == last["dataplane/num_processed"] == NUM_TRAIN - 1 + NUM_EVAL
+    assert last["dataplane/num_recomputed"] == 0
+
+
+def test_a_corrupt_image_is_set_aside_with_its_reason(whole: runs.Finished, folder: Path) -> None:
+    lines = (folder / "runs" / "whole" / "quarantine.jsonl").read_text().splitlines()
+    (notice,) = (json.loads(line) for line in lines)
+    assert notice["key"] == f"{CORRUPT:06d}"
+    assert notice["shard"].endswith("train-000000.tar")
+    assert notice["reason"]
+    assert sum(record.get("data/num_quarantined", 0) for record in runs.metrics(folder, "whole")) == 1
+
+
+def test_the_exported_folder_loads_in_transformers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    exported = folder / "runs" / "whole" / "hf"
+    AutoProcessor.from_pretrained(exported)
+    model = AutoModelForImageTextToText.from_pretrained(exported)
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+    before, after = load_file(tiny_dir / "model.safetensors"), load_file(exported / "model.safetensors")
+    assert before.keys() == after.keys()
+    assert any((before[name] != after[name]).any() for name in before)
+
+
+def test_a_resumed_run_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
+    resumed = folder / "runs" / "resumed"
+    shutil.copytree(folder / "runs" / "whole", resumed, ignore=shutil.ignore_patterns("hf", "tensorboard"))
+    checkpoint = resumed / "checkpoints" / "step_000004"
+    done = runs.run(runs.arguments(folder, tiny_dir, "resumed", "train.steps=6", "--resume", str(checkpoint)))
+    assert done.status == 0, done.output
+    assert curve(folder, "resumed") == curve(folder, "whole")
+
+
+@pytest.mark.parametrize("layout", ["train.parallel.tp=2", "train.parallel.pp=2"])
+def test_other_layouts_train_alike(layout: str, whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
+    name = layout[-4:].replace("=", "")
+    done = runs.run(runs.arguments(folder, tiny_dir, name, "train.steps=1", layout))
+    assert done.status == 0, done.output
+    here, there = runs.metrics(folder, name)[1], runs.metrics(folder, "whole")[1]
+    assert here["rollout/logprob_diff_mean"] < 1e-3
+    for key in ("reward/mean", "rollout/num_tokens"):
+        assert here[key] == there[key]
+    assert here["train/loss"] == pytest.approx(there["train/loss"], abs=1e-5)
+    assert here["train/grad_norm"] == pytest.approx(there["train/grad_norm"], rel=1e-3)
+
+
+def test_ctrl_c_stops_everything_that_was_started(folder: Path, tiny_dir: Path) -> None:
+    before = runs.shared_memory()
+    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
+        command = runs.arguments(folder, tiny_dir, "interrupted", "train.steps=1000")
+        process, mark = runs.start(command, temporary=Path(temporary))
+        assert process.stdout is not None
+        seen = []
+        for line in process.stdout:
+            seen.append(line)
+            if "step    1" in line:
+                break
+        assert process.poll() is None, "".join(seen)
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: everybody in the group hears it
+        done = runs.finish(process, mark, before, Path(temporary))
+    assert done.status == 130, done.output
+    assert "interrupted" in done.output
+    assert done.left_behind == []
