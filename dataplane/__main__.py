@@ -1,0 +1,8 @@
+"""`python -m dataplane serve | put | get | stat | ingest`."""
+
+import sys
+
+from dataplane.cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

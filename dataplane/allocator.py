@@ -1,0 +1,76 @@
+"""Places in an arena: best fit with merging of neighbours, over numbers only (it touches no memory).
+
+Objects start at multiples of 64 bytes, and of 4 KiB from 64 KiB up, so that a view is aligned for any vector
+instruction and a big object owns its pages. Not thread-safe: the store's lock guards it.
+"""
+
+from bisect import bisect_left, insort
+
+SMALL_ALIGN = 64
+LARGE_ALIGN = 4096
+LARGE_FROM = 64 * 1024
+
+
+def slab_bytes(nbytes: int) -> int:
+    """What an object of `nbytes` takes in the arena."""
+    align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
+    return max(align, -(-nbytes // align) * align)
+
+
+class Allocator:
+    """Hands out [offset, offset + slab_bytes(n)) ranges of one arena and merges what comes back."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.used_bytes = 0
+        self._by_size: list[tuple[int, int]] = [(capacity, 0)]
+        self._size_at: dict[int, int] = {0: capacity}
+        self._start_of_end: dict[int, int] = {capacity: 0}
+
+    def allocate(self, nbytes: int) -> int | None:
+        """The offset of a free range for `nbytes`, or None when no free range is long enough."""
+        wanted = slab_bytes(nbytes)
+        align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
+        index = bisect_left(self._by_size, (wanted, 0))
+        while index < len(self._by_size):
+            size, start = self._by_size[index]
+            offset = -(-start // align) * align
+            if offset + wanted <= start + size:
+                self._remove(start, size)
+                self._add(start, offset - start)
+                self._add(offset + wanted, start + size - offset - wanted)
+                self.used_bytes += wanted
+                return offset
+            index += 1
+        return None
+
+    def free(self, offset: int, nbytes: int) -> None:
+        """Give back what `allocate(nbytes)` returned."""
+        size = slab_bytes(nbytes)
+        self.used_bytes -= size
+        start, end = offset, offset + size
+        before = self._start_of_end.get(start)
+        if before is not None:
+            self._remove(before, start - before)
+            start = before
+        after = self._size_at.get(end)
+        if after is not None:
+            self._remove(end, after)
+            end += after
+        self._add(start, end - start)
+
+    @property
+    def largest_free_bytes(self) -> int:
+        """The longest free range: what the next object can have without eviction."""
+        return self._by_size[-1][0] if self._by_size else 0
+
+    def _add(self, start: int, size: int) -> None:
+        if size:
+            insort(self._by_size, (size, start))
+            self._size_at[start] = size
+            self._start_of_end[start + size] = start
+
+    def _remove(self, start: int, size: int) -> None:
+        del self._by_size[bisect_left(self._by_size, (size, start))]
+        del self._size_at[start]
+        del self._start_of_end[start + size]

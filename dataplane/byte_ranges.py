@@ -1,0 +1,109 @@
+"""Reading a few bytes out of big files, local or remote (any fsspec URL), without ever holding the file."""
+
+import glob
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from dataplane.errors import DatasetError
+
+READ_AHEAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFile:
+    """A file that is read by byte range. `path` belongs to `filesystem`; None means a local file."""
+
+    path: str
+    nbytes: int
+    version: str = ""
+    """Changes when the file does: its modification time, or what the remote store calls its version."""
+    filesystem: Any = None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a worker process can open the path by itself."""
+        return self.filesystem is None
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """The bytes in [offset, offset + nbytes); fewer at the end of the file. Raises DatasetError."""
+        end = min(offset + nbytes, self.nbytes)
+        if end <= offset:
+            return b""
+        try:
+            if self.filesystem is None:
+                return read_local(self.path, offset, end - offset)
+            return bytes(self.filesystem.cat_file(self.path, start=offset, end=end))
+        except OSError as error:
+            raise DatasetError(f"cannot read {self.path} at {offset}: {error}; check that it is there") from error
+
+
+class BufferedRanges:
+    """Sequential small reads over a RangeFile, so that a shard of small members costs few requests."""
+
+    def __init__(self, file: RangeFile) -> None:
+        self._file = file
+        self._start = 0
+        self._buffer = b""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """As RangeFile.read, out of the last block where that holds the range."""
+        if not (self._start <= offset and offset + nbytes <= self._start + len(self._buffer)):
+            self._start, self._buffer = offset, self._file.read(offset, max(nbytes, READ_AHEAD_BYTES))
+        at = offset - self._start
+        return self._buffer[at : at + nbytes]
+
+
+def read_local(path: str, offset: int, nbytes: int) -> bytes:
+    """`pread` of a local file; fewer bytes at its end."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        parts, done = [], 0
+        while done < nbytes:
+            part = os.pread(fd, nbytes - done, offset + done)
+            if not part:
+                break
+            parts.append(part)
+            done += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def find_files(pattern: str) -> list[RangeFile]:
+    """Every file that a local glob or a `protocol://` glob matches, in name order. Raises DatasetError."""
+    try:
+        return _find_remote(pattern) if "://" in pattern else _find_local(pattern)
+    except (OSError, ValueError, ImportError) as error:
+        raise DatasetError(f"cannot look for {pattern!r}: {error}; check the path and that it is readable") from error
+
+
+def _find_local(pattern: str) -> list[RangeFile]:
+    paths = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    files = []
+    for path in filter(os.path.isfile, paths):
+        if not os.access(path, os.R_OK):
+            raise DatasetError(f"{path} is not readable by this user; change its permissions or the pattern")
+        stat = Path(path).stat()
+        files.append(RangeFile(str(Path(path).absolute()), stat.st_size, str(stat.st_mtime_ns)))
+    return files
+
+
+def _find_remote(pattern: str) -> list[RangeFile]:
+    filesystem, path = fsspec.core.url_to_fs(pattern)
+    if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+        return _find_local(path)
+    matches = filesystem.glob(path, detail=True) if glob.has_magic(path) else {path: filesystem.info(path)}
+    return [
+        RangeFile(name, int(info["size"]), _version(info), filesystem)
+        for name, info in sorted(matches.items())
+        if info.get("type") == "file"
+    ]
+
+
+def _version(info: Mapping[str, Any]) -> str:
+    return str(next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""))

@@ -1,0 +1,175 @@
+"""The command line: one parser, one small function a command. `serve` lives in `serve.py`."""
+
+import argparse
+import json
+import os
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from dataplane.client import Client
+from dataplane.errors import BadRequestError, DataPlaneError
+from dataplane.refs import Ref
+from dataplane.segment import gib
+from dataplane.wire import DEFAULT_PORT
+
+DEFAULT_URI = f"grpc://127.0.0.1:{DEFAULT_PORT}"
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+_EXAMPLES = """examples:
+  python -m dataplane serve --memory 1GiB --root train='shards/train-*.tar'
+  python -m dataplane put cat.jpg
+  python -m dataplane put weights.bin --name weights/step-10
+  python -m dataplane get weights/step-10 --output copy.bin
+  python -m dataplane ingest train
+  python -m dataplane stat --json
+"""
+
+
+def parse_memory(text: str) -> int:
+    """Bytes of `1GiB`, `512MiB`, `1.5GB`, `1048576`."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted for example 512MiB, 1GiB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2].lower()])
+
+
+def parse_root(text: str) -> tuple[str, str]:
+    """Name and glob of `NAME=GLOB`."""
+    name, equals, pattern = text.partition("=")
+    if not (name and equals and pattern):
+        raise argparse.ArgumentTypeError(f"{text!r} names no dataset; wanted NAME=GLOB, such as train='train-*.tar'")
+    return name, pattern
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("dataplane", description=__doc__, epilog=_EXAMPLES, formatter_class=formatter)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | put | get | stat | ingest")
+
+    serve = commands.add_parser("serve", help="run a node until Ctrl-C", epilog=_EXAMPLES, formatter_class=formatter)
+    serve.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one")
+    serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
+    serve.add_argument("--host", default="127.0.0.1", help="loopback only for now: there is no TLS yet")
+    serve.add_argument(
+        "--root",
+        type=parse_root,
+        action="append",
+        default=[],
+        metavar="NAME=GLOB",
+        help="a dataset that clients may read: its name and its tar shards; repeatable",
+    )
+    serve.add_argument("--workers", type=int, default=1, help="processes that decode images, default 1")
+    serve.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
+
+    put = _add_client_command(commands, "put", "store a file and print its name")
+    put.add_argument("file", type=Path)
+    put.add_argument("--name", help="store a plain object under this name; without it the digest of its bytes names it")
+    put.add_argument("--json", action="store_true", help="print the whole ref")
+
+    get = _add_client_command(commands, "get", "write an object to a file or to standard output")
+    get.add_argument("name", help="the name that put printed, or a ref as JSON")
+    get.add_argument("--output", "-o", type=Path, help="default: standard output")
+
+    stat = _add_client_command(commands, "stat", "counts and bytes of a node")
+    stat.add_argument("--json", action="store_true", help="one JSON object")
+
+    ingest = _add_client_command(commands, "ingest", "index the shards of a dataset and show what is wrong with them")
+    ingest.add_argument("dataset")
+    ingest.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0, or 1 after one line that says what is wrong."""
+    args = build_parser().parse_args(argv)
+    if args.command == "serve":
+        from dataplane.serve import serve
+
+        return serve(args)
+    commands = {"put": _put, "get": _get, "stat": _stat, "ingest": _ingest}
+    try:
+        with Client(args.uri, timeout_s=args.timeout) as client:
+            commands[args.command](client, args)
+    except (DataPlaneError, OSError) as error:
+        print(f"dataplane {args.command}: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        return 1
+    return 0
+
+
+def _add_client_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name, help=text, description=text, epilog=_EXAMPLES, formatter_class=formatter)
+    uri = os.environ.get("DATAPLANE_URI", DEFAULT_URI)
+    parser.add_argument("--uri", default=uri, help=f"address of the node, default $DATAPLANE_URI or {DEFAULT_URI}")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait, default 300")
+    return parser
+
+
+def _put(client: Client, args: argparse.Namespace) -> None:
+    data = args.file.read_bytes()
+    meta = {"file": args.file.name}
+    ref = client.put(data, name=args.name, meta=meta) if args.name else client.put_source(data, meta)
+    print(json.dumps(ref.to_dict()) if args.json else ref.name)
+
+
+def _get(client: Client, args: argparse.Namespace) -> None:
+    target: Ref | str = args.name
+    if args.name.startswith("{"):
+        try:
+            target = Ref.from_dict(json.loads(args.name))
+        except ValueError as error:
+            raise BadRequestError(f"that is no ref: {error}") from error
+    data = client.get(target)
+    if args.output is None:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+        return
+    args.output.write_bytes(data)
+    print(f"{gib(len(data))} to {args.output}", file=sys.stderr)
+
+
+def _stat(client: Client, args: argparse.Namespace) -> None:
+    found = client.stat()
+    if args.json:
+        print(json.dumps(found))
+        return
+    table = Table("", "value", title=f"node {found['node']} at {client.uri}")
+    for key, value in found.items():
+        if key not in ("datasets", "node"):
+            is_size = key.endswith("_bytes")
+            table.add_row(key, f"{value:,} ({gib(value)})" if is_size else f"{value:,}")
+    console = Console()
+    console.print(table)
+    if found["datasets"]:
+        datasets = Table("dataset", "samples", "shards", "bad", title="registered datasets")
+        for name, counts in found["datasets"].items():
+            datasets.add_row(name, *(f"{counts[key]:,}" for key in ("num_samples", "num_shards", "num_bad")))
+        console.print(datasets)
+
+
+def _ingest(client: Client, args: argparse.Namespace) -> None:
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(f"reading tar headers of {args.dataset}", total=None)
+        dataset = client.ingest(args.dataset)
+    if args.json:
+        print(json.dumps(dataset.to_dict()))
+        return
+    console = Console()
+    console.print(f"{dataset.name}: {dataset.num_samples:,} samples in {dataset.num_shards:,} shards")
+    if dataset.bad:
+        table = Table("shard", "offset", "key", "reason", title=f"{len(dataset.bad)} in quarantine")
+        for bad in dataset.bad:
+            table.add_row(bad.shard, str(bad.offset), bad.key, bad.reason)
+        console.print(table)

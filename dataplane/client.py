@@ -1,0 +1,187 @@
+"""The control client: refs, samples and counts go through here; pixels do not.
+
+For controllers and people. It imports neither PIL nor torch and maps no memory; whoever computes on pixels resolves
+refs with `dataplane.reader`. Thread-safe; from asyncio call it through `asyncio.to_thread`.
+"""
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.digests import content_digest
+from dataplane.errors import BadRequestError
+from dataplane.place_writer import PlaceWriter
+from dataplane.refs import BadMedia, Dataset, Ref, Sample
+from dataplane.wire import (
+    BATCH_BYTES,
+    CLIENT_OPTIONS,
+    check_array,
+    check_plain_name,
+    dump,
+    from_flight,
+    parse,
+)
+
+PUT_IN_PLACE_FROM = 256 * 1024
+"""From this size on a writer on the node's machine writes into the arena itself; smaller objects go over Flight."""
+
+Buffer = Any  # anything with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array
+
+log = logging.getLogger(__name__)
+
+
+class Client:
+    """Talks to one node. Every call ends within `timeout_s` or raises NodeTimeoutError."""
+
+    def __init__(self, uri: str, *, timeout_s: float = 60.0) -> None:
+        self.uri = uri
+        self.timeout_s = timeout_s
+        try:
+            self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
+        except pa.ArrowException as error:
+            raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
+        self._place_writer = PlaceWriter(self._flight, uri)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def stat(self) -> dict[str, Any]:
+        """Counts and bytes of the node: used_bytes, budget_bytes, num_objects, num_leases, num_media, ..."""
+        return self._act("stat", {})
+
+    def put(
+        self,
+        data: Buffer,
+        *,
+        name: str,
+        dtype: str = "uint8",
+        shape: Sequence[int] | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Ref:
+        """Store a plain object: the bytes of an array of this dtype and shape (flat if not given).
+
+        It stays until released. The same content under the same name is the same object again; other content is
+        refused. Waits for room until `timeout_s`, then raises OutOfSpaceError with what was wanted, free and leased.
+        """
+        view = _flat(data)
+        body = {
+            "kind": "plain",
+            "name": check_plain_name(name),
+            "dtype": dtype,
+            "shape": list(check_array(dtype, shape, view.nbytes)),
+            "meta": dict(meta or {}),
+        }
+        return self._put(view, body)
+
+    def put_source(self, data: Buffer, meta: Mapping[str, Any] | None = None) -> Ref:
+        """Store encoded media under the digest of its bytes; it stays until released."""
+        return self._put(_flat(data), {"kind": "source", "meta": dict(meta or {})})
+
+    def release(self, refs: Sequence[Ref]) -> int:
+        """Drop plain objects (their bytes go when the last view does) and let the others be evicted first.
+
+        Returns how many of them the node held.
+        """
+        return int(self._act("release", {"names": [ref.name for ref in refs]})["num_released"])
+
+    def ingest(self, dataset: str) -> Dataset:
+        """Index the tar shards of a registered dataset by their headers. Raises DatasetError if nothing is usable."""
+        return Dataset.from_dict(self._act("ingest", {"dataset": dataset}))
+
+    def samples(self, dataset: str, indices: Sequence[int]) -> list[Sample]:
+        """The samples with these numbers, with source refs of their images; nothing is decoded yet."""
+        body = {"dataset": dataset, "indices": [int(index) for index in indices]}
+        return [Sample.from_dict(item) for item in self._act("samples", body)["samples"]]
+
+    def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> list[Ref | BadMedia]:
+        """Have the node make what the recipe says of each source; BadMedia in the place of what cannot be decoded."""
+        body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe), "timeout_s": self.timeout_s}
+        results = self._act("derive", body)["results"]
+        return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
+
+    def quarantine(self) -> list[BadMedia]:
+        """Every medium that this node could not decode so far."""
+        return [BadMedia.from_dict(item) for item in self._act("quarantine", {})["bad"]]
+
+    def get(self, ref: Ref | str) -> bytes:
+        """The bytes of an object, over Flight; of a whole ref also when it was evicted. For people and small things."""
+        with self._errors("get"):
+            reader = self._flight.do_get(self.ticket(ref), self._options())
+            return b"".join(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)] for chunk in reader)
+
+    def describe(self, name: str) -> dict[str, Any]:
+        """dtype, shape, kind and meta of a resident object, without its bytes."""
+        with self._errors("get"):
+            reader = self._flight.do_get(self.ticket(name), self._options())
+            found = {key.decode(): value.decode() for key, value in reader.schema.metadata.items()}
+            reader.cancel()
+        return found
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._place_writer.close()
+        self._flight.close()
+
+    def ticket(self, ref: Ref | str) -> fl.Ticket:
+        """The ticket of an object for a DoGet of one's own."""
+        body = {"name": ref} if isinstance(ref, str) else {"ref": ref.to_dict(), "timeout_s": self.timeout_s}
+        return fl.Ticket(dump(body))
+
+    def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
+        body |= {"nbytes": view.nbytes, "timeout_s": self.timeout_s}
+        with self._errors("put"):
+            if view.nbytes >= PUT_IN_PLACE_FROM:
+                ref = self._place_writer.put(view, body, self.timeout_s)
+                if ref is not None:
+                    return ref
+            return self._put_over_flight(view, body)
+
+    def _put_over_flight(self, view: memoryview, body: dict[str, Any]) -> Ref:
+        body = body | {"checksum": content_digest(view)}
+        array = pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, pa.py_buffer(view)])
+        schema = pa.schema([("data", pa.uint8())])
+        writer, answers = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, self._options())
+        with writer:
+            for start in range(0, view.nbytes, BATCH_BYTES):
+                writer.write_batch(pa.record_batch([array.slice(start, BATCH_BYTES)], schema=schema))
+            writer.done_writing()
+            answer = answers.read()
+        return Ref.from_dict(parse(answer, "the answer to put"))
+
+    def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        with self._errors(verb):
+            results = list(self._flight.do_action(fl.Action(verb, dump(body)), self._options()))
+        return parse(results[0].body, f"the answer to {verb}")
+
+    def _options(self) -> fl.FlightCallOptions:
+        return fl.FlightCallOptions(
+            timeout=self.timeout_s + 1.0
+        )  # the node's own deadline says more; let it speak first
+
+    @contextmanager
+    def _errors(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except pa.ArrowException as error:
+            raise from_flight(error, self.uri, what, self.timeout_s) from error
+
+
+def _flat(data: Buffer) -> memoryview:
+    """The bytes of a buffer. BadRequestError if it is none, or not contiguous."""
+    try:
+        view = memoryview(data)
+        return view.cast("B") if view.nbytes else memoryview(b"")
+    except TypeError as error:
+        raise BadRequestError(f"cannot store {type(data).__name__} ({error}); wanted a contiguous buffer") from error
+
+
+def _span(batch: pa.RecordBatch) -> slice:
+    column = batch.column(0)
+    return slice(column.offset, column.offset + len(column))

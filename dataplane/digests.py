@@ -1,0 +1,31 @@
+"""Names that follow from content: source digests, recipe digests, object names and content checksums (BLAKE3)."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from blake3 import blake3
+
+SOURCE_HEX = 32
+RECIPE_HEX = 16
+
+
+def content_digest(data: Any) -> str:
+    """32 hex digits of BLAKE3 over a buffer; also the checksum kept for derived objects."""
+    return blake3(data).hexdigest()[:SOURCE_HEX]
+
+
+def recipe_digest(recipe: Mapping[str, Any]) -> str:
+    """16 hex digits that name a recipe; independent of the order of its keys."""
+    text = json.dumps(dict(recipe), sort_keys=True, separators=(",", ":"))
+    return blake3(text.encode()).hexdigest()[:RECIPE_HEX]
+
+
+def source_name(digest: str) -> str:
+    """The name of a source object."""
+    return f"s/{digest}"
+
+
+def derived_name(source_digest: str, recipe: Mapping[str, Any]) -> str:
+    """The name of what `recipe` makes of a source."""
+    return f"d/{source_digest}/{recipe_digest(recipe)}"

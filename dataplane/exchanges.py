@@ -1,0 +1,187 @@
+"""The three DoExchange streams of a node: a reader's session, its resolve requests, and a writer's put in place.
+
+Leases and unsealed slabs belong to a stream: when the stream ends, because its owner closed it or because the kernel
+closed the connection of a process that died, they end with it. Requests and answers are JSON in the metadata of a
+message; locators are a record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
+from dataplane.puts import PutRequest, seal
+from dataplane.refs import Ref
+from dataplane.store import INTERNAL_SESSION, Leased, Slab
+from dataplane.wire import ITEM_BYTES, LOCATORS, dump, parse, take, take_timeout_s
+
+if TYPE_CHECKING:
+    from dataplane.node import Node
+
+_DTYPES = list(ITEM_BYTES)
+_DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
+_DTYPE_NAMES = pa.array(_DTYPES)
+
+log = logging.getLogger(__name__)
+
+
+def session(
+    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+) -> None:
+    """Hold a reader's leases for as long as this stream is open. Waits for: the end of the stream."""
+    token = secrets.token_hex(8)
+    node.store.open_session(token)
+    try:
+        writer.write_metadata(pa.py_buffer(dump({"session": token, "node": node.node_id, "segments": node.segments})))
+        for _ in _messages(reader, "a message of the session"):
+            pass
+    finally:
+        node.store.end_session(token)
+
+
+def resolve(
+    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+) -> None:
+    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each.
+
+    Names that are not resident get offset -1; refs are made again first, all or none. The leases belong to the session
+    named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases.
+    """
+    own = take(body, "resolve", "session", str, default="")
+    token = own or secrets.token_hex(8)
+    if not own:
+        node.store.open_session(token)
+    try:
+        writer.begin(LOCATORS)
+        if not own:
+            writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
+        for request in _messages(reader, "resolve"):
+            node.store.end_leases(take(request, "resolve", "end", list, default=[]), token)
+            if "names" not in request and "refs" not in request:
+                continue
+            try:
+                leased = _lease_all(node, request, token)
+            except BadRequestError:
+                raise
+            except DataPlaneError as error:
+                answer = {"error": type(error).__name__, "message": str(error)}
+                writer.write_metadata(pa.py_buffer(dump(answer)))
+            else:
+                writer.write_batch(locators(leased))
+    finally:
+        if not own:
+            node.store.end_session(token)
+
+
+def put(
+    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+) -> None:
+    """Writers on this machine: `{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written."""
+    slab: Slab | None = None
+    writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
+    try:
+        for request in _messages(reader, "put"):
+            try:
+                if "seal" in request and slab is not None:
+                    checked = PutRequest.from_body(take(request, "put", "seal", dict))
+                    written, slab = slab, None
+                    answer = seal(node.store, written, checked, checked.dtype or "uint8", node.node_id).to_dict()
+                elif slab is None:
+                    slab = _allocate(node, request)
+                    answer = {"segment": 0, "offset": slab.offset, "generation": slab.generation}
+                else:
+                    raise BadRequestError("put: a second allocate before the first was sealed; seal it first")
+            except DataPlaneError as error:
+                if slab is not None:
+                    node.store.abort(slab)
+                    slab = None
+                answer = {"error": type(error).__name__, "message": str(error)}
+            writer.write_metadata(pa.py_buffer(dump(answer)))
+    finally:
+        if slab is not None:
+            node.store.abort(slab)
+
+
+def lease_made(node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SESSION) -> Leased:
+    """A lease on an object that is made again if it is not resident. Raises what makes that impossible."""
+    while True:
+        leased = node.store.lease([ref.name], token)[0]
+        if leased is not None:
+            return leased
+        if time.monotonic() > deadline:
+            raise OutOfSpaceError(
+                f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
+                "not fit the node: drop views, or start the node with more --memory"
+            )
+        node.deriver.make_resident([ref], deadline)
+
+
+def locators(leased: Sequence[Leased | None]) -> pa.RecordBatch:
+    """One row per object: where it lies, what it is, and the lease that keeps it there."""
+    slabs = [item.entry.slab if item else None for item in leased]
+    refs = [item.entry.ref if item else None for item in leased]
+    codes = pa.array([_DTYPE_CODE[ref.dtype] if ref else 0 for ref in refs], pa.int8())
+    return pa.record_batch(
+        [
+            pa.array([0] * len(slabs), pa.int32()),
+            pa.array([slab.offset if slab else -1 for slab in slabs], pa.int64()),
+            pa.array([slab.nbytes if slab else 0 for slab in slabs], pa.int64()),
+            pa.DictionaryArray.from_arrays(codes, _DTYPE_NAMES),
+            pa.array([ref.shape if ref else () for ref in refs], pa.list_(pa.int64())),
+            pa.array([slab.generation if slab else 0 for slab in slabs], pa.int64()),
+            pa.array([item.lease if item else 0 for item in leased], pa.int64()),
+        ],
+        schema=LOCATORS,
+    )
+
+
+def _messages(reader: fl.MetadataRecordBatchReader, what: str) -> Iterator[dict[str, Any]]:
+    """The JSON requests of a stream, until it ends for whatever reason."""
+    while True:
+        try:
+            chunk = reader.read_chunk()
+        except StopIteration:
+            return
+        except pa.ArrowException as error:
+            log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
+            return
+        yield parse(chunk.app_metadata, what)
+
+
+def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence[Leased | None]:
+    if "names" in request:
+        names = take(request, "resolve", "names", list)
+        if not all(isinstance(name, str) for name in names):
+            raise BadRequestError("resolve.names holds something else than strings; wanted a list of names")
+        return node.store.lease(names, token)
+    try:
+        refs = [Ref.from_dict(item) for item in take(request, "resolve", "refs", list)]
+    except ValueError as error:
+        raise BadRequestError(f"resolve: {error}") from error
+    deadline = time.monotonic() + take_timeout_s(request, "resolve")
+    leased: list[Leased] = []
+    try:
+        ordered: list[Leased | None] = list(node.store.lease([ref.name for ref in refs], token))
+        leased += [item for item in ordered if item]
+        missing = [at for at, item in enumerate(ordered) if item is None]
+        node.deriver.start([refs[at] for at in missing], deadline)
+        for at in missing:
+            made = lease_made(node, refs[at], deadline, token)
+            leased.append(made)
+            ordered[at] = made
+    except BaseException:
+        node.store.end_leases([item.lease for item in leased], token)
+        raise
+    return ordered
+
+
+def _allocate(node: "Node", request: Mapping[str, Any]) -> Slab:
+    nbytes = take(request, "put", "allocate", int)
+    if nbytes < 0:
+        raise BadRequestError(f"put.allocate is {nbytes}; wanted 0 bytes or more")
+    return node.store.allocate(nbytes, time.monotonic() + take_timeout_s(request, "put"))

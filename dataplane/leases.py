@@ -1,0 +1,80 @@
+"""Who holds what: leases by number, grouped by the session (a reader's open stream) that they end with.
+
+Bookkeeping only; the store's lock guards it. A lease keeps one object where it is.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+T = TypeVar("T", bound=Hashable)
+
+
+@dataclass(frozen=True, slots=True)
+class _Lease(Generic[T]):
+    target: T
+    session: str
+
+
+class Leases(Generic[T]):
+    """Counts leases per target and finds those of a session that ended."""
+
+    def __init__(self) -> None:
+        self._leases: dict[int, _Lease[T]] = {}
+        self._by_session: dict[str, set[int]] = {}
+        self._counts: dict[T, int] = {}
+        self._next = 1
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    @property
+    def num_sessions(self) -> int:
+        """Sessions that are open, with or without leases."""
+        return len(self._by_session)
+
+    def targets(self) -> Iterable[T]:
+        """Every target with at least one lease."""
+        return self._counts.keys()
+
+    def open_session(self, session: str) -> None:
+        """Begin a group of leases."""
+        self._by_session[session] = set()
+
+    def has_session(self, session: str) -> bool:
+        """Whether the session is still open."""
+        return session in self._by_session
+
+    def count(self, target: T) -> int:
+        """How many leases keep `target` in place."""
+        return self._counts.get(target, 0)
+
+    def grant(self, target: T, session: str) -> int:
+        """A new lease on `target` that ends with `session` at the latest."""
+        lease = self._next
+        self._next += 1
+        self._leases[lease] = _Lease(target, session)
+        self._by_session[session].add(lease)
+        self._counts[target] = self._counts.get(target, 0) + 1
+        return lease
+
+    def end(self, leases: Iterable[int], session: str) -> list[T]:
+        """End those of `leases` that belong to `session`; returns the targets that nobody leases any more."""
+        freed = []
+        for number in leases:
+            lease = self._leases.get(number)
+            if lease is None or lease.session != session:
+                continue
+            del self._leases[number]
+            self._by_session[session].discard(number)
+            self._counts[lease.target] -= 1
+            if not self._counts[lease.target]:
+                del self._counts[lease.target]
+                freed.append(lease.target)
+        return freed
+
+    def end_session(self, session: str) -> list[T]:
+        """End a session with all its leases; returns the targets that nobody leases any more."""
+        freed = self.end(list(self._by_session.get(session, ())), session)
+        self._by_session.pop(session, None)
+        return freed

@@ -1,0 +1,118 @@
+"""A data-plane node: the segment, the store, the datasets, the pool and the Flight server, put together."""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dataplane.datasets import Datasets
+from dataplane.derive import Deriver
+from dataplane.errors import BadRequestError
+from dataplane.flight_server import FlightServer
+from dataplane.pool import Pool
+from dataplane.process import keep_freed_memory
+from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
+from dataplane.store import Store
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MIN_MEMORY_BYTES = 1 << 20
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What the owner of a node decides."""
+
+    memory_bytes: int
+    """The byte budget; taken from `/dev/shm` at once."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free port."""
+    roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Dataset id to globs of tar shards, local or any fsspec URL."""
+    num_workers: int = 1
+    shm_dir: Path = SHM_DIR
+
+
+class Node:
+    """Runs in the process that makes it, until `stop`. One per process: it tunes the process's malloc."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        _check(config)
+        reap_dead_segments(config.shm_dir)
+        keep_freed_memory()
+        self.node_id = secrets.token_hex(4)
+        self._started = time.monotonic()
+        self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir)
+        try:
+            self._store = Store(self._segment)
+            self._datasets = Datasets(config.roots, self.node_id)
+            self._pool = Pool(config.num_workers, self._segment.path, self._store.allocate, self._store.abort)
+            self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
+            self._server = FlightServer(config.host, config.port, self)
+        except BaseException:
+            self._segment.unlink()
+            raise
+        self.uri = f"grpc://{config.host}:{self._server.port}"
+
+    @property
+    def store(self) -> Store:
+        """The node's objects."""
+        return self._store
+
+    @property
+    def datasets(self) -> Datasets:
+        """The node's datasets."""
+        return self._datasets
+
+    @property
+    def deriver(self) -> Deriver:
+        """What makes objects."""
+        return self._deriver
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        """Path and size of each segment, as readers need them."""
+        return [{"path": str(self._segment.path), "nbytes": self._segment.capacity}]
+
+    def stat(self) -> dict[str, Any]:
+        """Everything the node counts."""
+        return {
+            "node": self.node_id,
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "num_workers": self._pool.num_workers,
+            **self._store.stat(),
+            **self._deriver.stat(),
+            "datasets": self._datasets.stat(),
+        }
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Unlink the segment, end the workers, then stop serving; open streams are cut after `grace_s`.
+
+        Views that readers hold stay valid: their memory lives until they drop it.
+        """
+        self._segment.unlink()
+        self._pool.close()
+        stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
+        stopping.start()
+        stopping.join(grace_s)
+        self._store.close()
+
+
+def _check(config: NodeConfig) -> None:
+    if config.host not in LOOPBACK:
+        raise BadRequestError(
+            f"host is {config.host!r}; a node serves this machine only for now (127.0.0.1): it has neither TLS nor "
+            "tokens yet, and anyone who reaches it could read and fill it"
+        )
+    if config.memory_bytes < MIN_MEMORY_BYTES:
+        raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
+    if not 1 <= config.num_workers <= 1024:
+        raise BadRequestError(f"workers is {config.num_workers}; wanted 1 to 1024")
+    if not 0 <= config.port <= 65535:
+        raise BadRequestError(f"port is {config.port}; wanted 0 to 65535")

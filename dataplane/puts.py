@@ -1,0 +1,136 @@
+"""What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow.flight as fl
+
+from dataplane.digests import content_digest, source_name
+from dataplane.errors import BadRequestError, ChecksumError
+from dataplane.refs import Kind, Lineage, Ref
+from dataplane.store import Slab, Store
+from dataplane.wire import ITEM_BYTES, MAX_META_BYTES, check_array, check_plain_name, dump, parse, take, take_timeout_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutRequest:
+    """A checked request to store bytes."""
+
+    kind: Kind
+    name: str
+    """Empty for a source: its digest names it."""
+    dtype: str | None
+    """None takes the dtype of the column that comes."""
+    shape: tuple[int, ...] | None
+    nbytes: int | None
+    meta: Mapping[str, Any]
+    checksum: str
+    """What the writer computed over its bytes; empty if it did not."""
+    timeout_s: float
+
+    @property
+    def announced_bytes(self) -> int | None:
+        """How many bytes will come, where the writer said so."""
+        if self.nbytes is None and self.shape is not None and self.dtype is not None:
+            return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return self.nbytes
+
+    @classmethod
+    def from_descriptor(cls, descriptor: fl.FlightDescriptor) -> "PutRequest":
+        """Of a path (its only part is the name) or of a JSON command."""
+        if descriptor.descriptor_type == fl.DescriptorType.PATH:
+            if len(descriptor.path) != 1:
+                raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
+            return cls.from_body({"name": descriptor.path[0].decode("utf-8", "replace")})
+        return cls.from_body(parse(descriptor.command, "the descriptor of DoPut"))
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":
+        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s."""
+        kind = take(body, "put", "kind", str, default="plain")
+        if kind not in ("plain", "source"):
+            raise BadRequestError(f"put.kind is {kind!r}; wanted plain or source (derived objects are made by derive)")
+        name = take(body, "put", "name", str, default="")
+        if kind == "plain":
+            check_plain_name(name)
+        dtype = take(body, "put", "dtype", str, type(None), default=None)
+        if dtype is not None:
+            check_array(dtype, (), ITEM_BYTES.get(dtype, 0))
+        shape = take(body, "put", "shape", list, type(None), default=None)
+        nbytes = take(body, "put", "nbytes", int, type(None), default=None)
+        if nbytes is not None and nbytes < 0:
+            raise BadRequestError(f"put.nbytes is {nbytes}; wanted 0 or more")
+        if shape is not None and not all(type(dim) is int and dim >= 0 for dim in shape):
+            raise BadRequestError(f"put.shape is {shape!r}; wanted numbers that are not negative")
+        meta = take(body, "put", "meta", dict, type(None), default=None) or {}
+        if len(dump(meta)) > MAX_META_BYTES:
+            raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")
+        return cls(
+            kind=kind,
+            name="" if kind == "source" else name,
+            dtype="uint8" if kind == "source" else dtype,
+            shape=None if kind == "source" or shape is None else tuple(shape),
+            nbytes=nbytes,
+            meta=meta,
+            checksum=take(body, "put", "checksum", str, default=""),
+            timeout_s=take_timeout_s(body, "put"),
+        )
+
+
+def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
+    """Check a written slab and publish it; gives the slab back if that fails.
+
+    The same bytes under the same plain name are the same object again; other bytes are refused.
+    """
+    try:
+        ref = _ref(store, slab, request, request.dtype or dtype, node_id)
+        _check_same(store, slab, ref)
+    except BaseException:
+        store.abort(slab)
+        raise
+    sealed = store.seal(slab, ref, is_held=True)
+    return sealed.ref
+
+
+def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
+    shape = check_array(dtype, request.shape, slab.nbytes)
+    digest = content_digest(store.view(slab)) if request.checksum or request.kind == "source" else ""
+    if request.checksum and digest != request.checksum:
+        raise ChecksumError(
+            f"{request.name or 'the source'} arrived with checksum {digest}; sent was {request.checksum}"
+        )
+    lineage = None
+    if request.kind == "source":
+        lineage = Lineage(dataset="", shard="", offset=0, nbytes=slab.nbytes, source=digest, recipe=None)
+    return Ref(
+        name=source_name(digest) if lineage else request.name,
+        kind=request.kind,
+        dtype=dtype,
+        shape=shape,
+        nbytes=slab.nbytes,
+        node=node_id,
+        lineage=lineage,
+        meta=request.meta,
+    )
+
+
+def _check_same(store: Store, slab: Slab, ref: Ref) -> None:
+    """A plain name that is taken may only be put again with the same content."""
+    leased = store.lease_one(ref.name) if ref.kind == "plain" else None
+    if leased is None:
+        return
+    there = leased.entry
+    try:
+        is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and np.array_equal(
+            store.view(there.slab), store.view(slab)
+        )
+    finally:
+        store.end_later(leased.lease)
+    if not is_same:
+        raise BadRequestError(
+            f"plain object {ref.name!r} exists with other content ({there.ref.nbytes} bytes, {there.ref.dtype} "
+            f"{list(there.ref.shape)}); objects are immutable: release it first, or choose another name"
+        )

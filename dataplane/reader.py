@@ -1,0 +1,138 @@
+"""Resolving refs: read-only numpy views of a node's shared memory, without a copy. For workers only.
+
+One resolve is one round trip for any number of refs. Each view keeps its object where it is: the lease ends when the
+view and everything made over it (slices, torch tensors) is collected, or when this process dies. Writing into a view
+stops the process; copy it first. A reader and its views do not survive a fork.
+"""
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import ChecksumError, NodeUnavailableError
+from dataplane.reader_session import ReaderSession, ResolveStream
+from dataplane.refs import Ref
+from dataplane.wire import dump, from_body, from_flight, parse
+
+_TYPE_CODES = {
+    name: np.dtype(name).str
+    for name in ("bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32")
+} | {name: np.dtype(name).str for name in ("int64", "uint64", "float64")}
+
+log = logging.getLogger(__name__)
+
+
+class _Owner:
+    """The base of one view. numpy keeps it alive for as long as any array or tensor over the view lives."""
+
+    __slots__ = ("__array_interface__", "_lease", "_session")
+
+    def __init__(self, address: int, ref: Ref, lease: int, session: ReaderSession) -> None:
+        self.__array_interface__ = {
+            "data": (address, True),  # True: read-only
+            "shape": ref.shape,
+            "typestr": _TYPE_CODES[ref.dtype],
+            "version": 3,
+        }
+        self._lease = lease
+        self._session = session  # also keeps the mapping
+
+    def __del__(self) -> None:
+        self._session.ended.put(self._lease)  # SimpleQueue.put is reentrant and never blocks
+
+
+class Reader:
+    """Resolves refs of one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
+
+    def __init__(self, uri: str, *, timeout_s: float = 60.0) -> None:
+        self.uri = uri
+        self.timeout_s = timeout_s
+        self._session = ReaderSession(uri, timeout_s)
+        self._lock = threading.Lock()
+        self._idle: list[ResolveStream] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "_session" in self.__dict__:
+            self._session.ended.put(None)
+
+    def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
+        """One read-only view per ref, 64-byte aligned, of the ref's dtype and shape.
+
+        What was evicted is made again from its lineage first. Waits for: the node; raises NodeTimeoutError after
+        `timeout_s`, MissingObjectError for a plain object that is gone, BadMediaError for one in quarantine.
+        """
+        if not refs:
+            return []
+        if self._session.address is None:
+            return [self._session.fetch(ref) for ref in refs]
+        stream = self._take_stream()
+        views = self._views(refs, self._ask(stream, {"names": [ref.name for ref in refs]}))
+        missing = [at for at, view in enumerate(views) if view is None]
+        if missing:
+            wanted = [refs[at] for at in missing]
+            request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": self.timeout_s}
+            for at, view in zip(missing, self._views(wanted, self._ask(stream, request)), strict=True):
+                views[at] = view
+        with self._lock:
+            self._idle.append(stream)
+        return views  # type: ignore[return-value]  # none is None any more
+
+    def close(self) -> None:
+        """Close the connection; leases of views that are still alive end when the last of them is collected."""
+        with self._lock:
+            streams, self._idle = self._idle, []
+        for stream in streams:
+            stream.close()
+        self._session.close()
+
+    def _take_stream(self) -> ResolveStream:
+        self._session.check_usable()
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
+        return self._session.open_stream()
+
+    def _ask(self, stream: ResolveStream, request: dict[str, Any]) -> pa.RecordBatch:
+        """One round trip; a stream that failed is not used again."""
+        try:
+            batch, metadata = stream.ask(dump(request), self.timeout_s)
+        except pa.ArrowException:
+            stream.close()
+            if stream.is_overdue:
+                error = fl.FlightTimedOutError("no answer")
+            raise from_flight(error, self.uri, "resolve", self.timeout_s) from error
+        except StopIteration:
+            stream.close()
+            raise NodeUnavailableError(f"{self.uri} ended the resolve stream; is the node running?") from None
+        if batch is None:
+            with self._lock:
+                self._idle.append(stream)
+            error = from_body(parse(metadata, "the answer to resolve"))
+            raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
+        return batch
+
+    def _views(self, refs: Sequence[Ref], locators: pa.RecordBatch) -> list[np.ndarray | None]:
+        offsets = locators.column(1).to_pylist()
+        sizes = locators.column(2).to_pylist()
+        leases = locators.column(6).to_pylist()
+        session, base = self._session, self._session.address
+        session.add_leases(len(offsets) - offsets.count(-1))
+        views = [
+            None if offset < 0 else np.asarray(_Owner(base + offset, ref, lease, session))
+            for ref, offset, lease in zip(refs, offsets, leases, strict=True)
+        ]
+        for ref, nbytes, offset in zip(refs, sizes, offsets, strict=True):
+            if nbytes != ref.nbytes and offset >= 0:
+                raise ChecksumError(f"{ref.name} has {nbytes} bytes on {self.uri}, its ref says {ref.nbytes}")
+        return views

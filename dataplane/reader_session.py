@@ -1,0 +1,197 @@
+"""A reader's standing with a node: the mapped segment, the stream that holds its leases, and the thread that ends them.
+
+The session's stream stays open until the last view is collected, even when a resolve timed out or the reader was
+closed: a lease must never end while somebody can still look.
+"""
+
+import logging
+import mmap
+import os
+import threading
+import time
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import NodeUnavailableError
+from dataplane.place_writer import close_quietly
+from dataplane.refs import Ref
+from dataplane.wire import CLIENT_OPTIONS, dump, from_flight, parse
+
+TICK_S = 1.0
+GRACE_S = 2.0
+"""The node's own deadline is tighter and its answer says more; a stream is cut this much later."""
+_MAX_RELEASES = 8192
+
+log = logging.getLogger(__name__)
+
+
+class ResolveStream:
+    """One open DoExchange for resolve requests, used by one thread at a time."""
+
+    def __init__(self, writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._deadline: float | None = None
+        self.is_overdue = False
+
+    def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
+        """Send a request, wait for its answer. The session's thread cuts the stream when that takes too long."""
+        self._deadline = time.monotonic() + timeout_s + GRACE_S
+        self._writer.write_metadata(pa.py_buffer(request))
+        chunk = self._reader.read_chunk()
+        self._deadline = None
+        return chunk.data, chunk.app_metadata
+
+    def cut_if_overdue(self, now: float) -> None:
+        """Make a waiting `ask` raise when its deadline has passed."""
+        if self._deadline is not None and now > self._deadline:
+            self.is_overdue = True
+            self._reader.cancel()
+
+    def close(self) -> None:
+        """Close the stream; its leases belong to the session and stay."""
+        self._deadline = None
+        close_quietly(self._writer)
+
+
+class ReaderSession:
+    """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
+
+    def __init__(self, uri: str, timeout_s: float) -> None:
+        self.uri = uri
+        self.timeout_s = timeout_s
+        self.ended: SimpleQueue[int | None] = SimpleQueue()
+        self.address: int | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._num_leases = 0
+        self._is_closing = False
+        self._streams: list[ResolveStream] = []
+        self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
+        hello = self._open()
+        self._token = str(hello["session"])
+        self._map(hello)
+        self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
+        self._thread.start()
+
+    def check_usable(self) -> None:
+        """Raise if this session can resolve nothing any more."""
+        if os.getpid() != self._pid:
+            raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
+        if self._is_closing:
+            raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
+
+    def add_leases(self, count: int) -> None:
+        """Count leases that were granted; each comes back through `ended`."""
+        with self._lock:
+            self._num_leases += count
+
+    def open_stream(self) -> ResolveStream:
+        """A new stream whose leases belong to this session."""
+        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
+        stream = ResolveStream(*self._flight.do_exchange(descriptor))
+        with self._lock:
+            self._streams = [*(other for other in self._streams if not other.is_overdue), stream]
+        return stream
+
+    def fetch(self, ref: Ref) -> np.ndarray:
+        """A read-only private copy over DoGet, for readers that cannot reach the node's shared memory."""
+        ticket = fl.Ticket(dump({"ref": ref.to_dict(), "timeout_s": self.timeout_s}))
+        try:
+            reader = self._flight.do_get(ticket, fl.FlightCallOptions(timeout=self.timeout_s + GRACE_S))
+            data = np.concatenate([chunk.data.column(0).to_numpy() for chunk in reader])
+        except pa.ArrowException as error:
+            raise from_flight(error, self.uri, "get", self.timeout_s) from error
+        array = data.view(ref.dtype).reshape(ref.shape)
+        array.flags.writeable = False
+        return array
+
+    def close(self) -> None:
+        """End the session when no view is left; at once if there is none."""
+        self._is_closing = True
+        self.ended.put(None)
+        if not self._num_leases and threading.current_thread() is not self._thread:
+            self._thread.join(timeout=2 * TICK_S)
+
+    def _open(self) -> dict[str, Any]:
+        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
+        try:
+            self._writer, reader = self._flight.do_exchange(descriptor)
+            self._reader = reader
+            timer = threading.Timer(self.timeout_s, reader.cancel)
+            timer.daemon = True
+            timer.start()
+            try:
+                return parse(reader.read_chunk().app_metadata, "the answer to session")
+            finally:
+                timer.cancel()
+        except StopIteration:
+            raise NodeUnavailableError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
+        except pa.ArrowException as error:
+            raise from_flight(error, self.uri, "session", self.timeout_s) from error
+
+    def _map(self, hello: dict[str, Any]) -> None:
+        """Map the node's segment read-only and populated; every view lies in it."""
+        path = Path(hello["segments"][0]["path"])
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except OSError as error:
+            log.warning("the shared memory of %s is out of reach (%s); objects are copied over Flight", self.uri, error)
+            return
+        try:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._mapping = mmap.mmap(fd, hello["segments"][0]["nbytes"], flags=flags, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.address = np.frombuffer(self._mapping, np.uint8).__array_interface__["data"][0]
+
+    # -- private: the session's thread -----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Consumes `ended`; produces end_leases calls; cuts overdue streams; ends when closed and without leases."""
+        while True:
+            leases = self._collect()
+            if leases and not self._end(leases):
+                return
+            with self._lock:
+                self._num_leases -= len(leases)
+                if self._is_closing and self._num_leases <= 0:
+                    break
+                streams = list(self._streams)
+            now = time.monotonic()
+            for stream in streams:
+                stream.cut_if_overdue(now)
+        close_quietly(self._writer)
+        self._flight.close()
+
+    def _collect(self) -> list[int]:
+        """Lease numbers that came in, at most a tick later."""
+        leases: list[int] = []
+        try:
+            lease = self.ended.get(timeout=TICK_S)
+            while True:
+                if lease is None:
+                    self._is_closing = True
+                else:
+                    leases.append(lease)
+                if len(leases) >= _MAX_RELEASES:
+                    break
+                lease = self.ended.get_nowait()
+        except Empty:
+            pass
+        return leases
+
+    def _end(self, leases: list[int]) -> bool:
+        """Tell the node; False when there is no node any more."""
+        body = dump({"session": self._token, "leases": leases})
+        try:
+            list(self._flight.do_action(fl.Action("end_leases", body), fl.FlightCallOptions(timeout=self.timeout_s)))
+        except pa.ArrowException as error:
+            log.info("the node at %s took no leases back: %s", self.uri, str(error)[:120])
+            return not isinstance(error, fl.FlightUnavailableError)
+        return True

@@ -1,0 +1,222 @@
+"""What travels instead of pixels: refs, and the few records that name samples, datasets and bad media.
+
+Standard library only. Everything here is immutable, picklable and JSON-safe (`to_dict` / `from_dict`).
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import NoneType
+from typing import Any, Literal
+
+Kind = Literal["source", "derived", "plain"]
+KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """How an object can be made again when a node lost it."""
+
+    dataset: str
+    """Id of a dataset that the node's owner registered; empty for a source that somebody put by hand."""
+    shard: str
+    """Name of the tar inside the dataset."""
+    offset: int
+    """Where the source's encoded bytes begin in the shard."""
+    nbytes: int
+    """How many encoded bytes there are."""
+    source: str
+    """Digest of the source bytes (the hex part of its name)."""
+    recipe: Mapping[str, Any] | None
+    """What was done to the source; None for the source itself."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The lineage as JSON-safe values."""
+        return {
+            "dataset": self.dataset,
+            "shard": self.shard,
+            "offset": self.offset,
+            "nbytes": self.nbytes,
+            "source": self.source,
+            "recipe": None if self.recipe is None else dict(self.recipe),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
+        """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
+        recipe = _take(data, "lineage", "recipe", dict, NoneType)
+        return cls(
+            dataset=_take(data, "lineage", "dataset", str),
+            shard=_take(data, "lineage", "shard", str),
+            offset=_take(data, "lineage", "offset", int),
+            nbytes=_take(data, "lineage", "nbytes", int),
+            source=_take(data, "lineage", "source", str),
+            recipe=recipe,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ref:
+    """A few hundred bytes that name one immutable object of the data plane."""
+
+    name: str
+    """`s/<blake3 hex 32>` source, `d/<source hex>/<recipe hex 16>` derived, plain: what its writer chose."""
+    kind: Kind
+    dtype: str
+    """A numpy dtype name."""
+    shape: tuple[int, ...]
+    nbytes: int
+    node: str
+    """Id of the node that gave the ref out; any node with the same datasets can make it again from its lineage."""
+    lineage: Lineage | None
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    """JSON-safe. Of derived patches: `grid_thw` ([1, h, w]), `num_tokens`, `checksum` of the content."""
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ref as JSON-safe values."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "nbytes": self.nbytes,
+            "node": self.node,
+            "lineage": None if self.lineage is None else self.lineage.to_dict(),
+            "meta": dict(self.meta),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
+        """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
+        kind = _take(data, "ref", "kind", str)
+        if kind not in KINDS:
+            raise ValueError(f"ref.kind is {kind!r}; wanted one of {', '.join(KINDS)}")
+        lineage = _take(data, "ref", "lineage", dict, NoneType)
+        shape = _take(data, "ref", "shape", list, tuple)
+        if not all(isinstance(dim, int) and dim >= 0 for dim in shape):
+            raise ValueError(f"ref.shape is {shape!r}; wanted a list of numbers that are not negative")
+        return cls(
+            name=_take(data, "ref", "name", str),
+            kind=kind,
+            dtype=_take(data, "ref", "dtype", str),
+            shape=tuple(shape),
+            nbytes=_take(data, "ref", "nbytes", int),
+            node=_take(data, "ref", "node", str),
+            lineage=None if lineage is None else Lineage.from_dict(lineage),
+            meta=_take(data, "ref", "meta", dict),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BadMedia:
+    """A medium, or a piece of a shard, that was put in quarantine, and why."""
+
+    dataset: str
+    shard: str
+    key: str
+    reason: str
+    name: str = ""
+    """Name of the object that could not be made; empty where not even the source has a name."""
+    offset: int = -1
+    """Where in the shard; -1 where that is not known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The entry as JSON-safe values."""
+        return {
+            "dataset": self.dataset,
+            "shard": self.shard,
+            "key": self.key,
+            "reason": self.reason,
+            "name": self.name,
+            "offset": self.offset,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "BadMedia":
+        """The reverse of `to_dict`."""
+        texts = {key: _take(data, "bad media", key, str) for key in ("dataset", "shard", "key", "reason", "name")}
+        return cls(**texts, offset=_take(data, "bad media", "offset", int))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """One sample of a WebDataset: the members of a tar that share a key."""
+
+    index: int
+    """Place in the dataset: shards in name order, samples in tar order."""
+    key: str
+    shard: str
+    fields: Mapping[str, Any]
+    """The `.json` member; empty where there is none."""
+    media: tuple[Ref, ...]
+    """Source refs of the image members in tar order; nothing is decoded yet."""
+    bad: tuple[BadMedia, ...] = ()
+    """Members of the sample that cannot be read, such as a `.json` that is not JSON."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The sample as JSON-safe values."""
+        return {
+            "index": self.index,
+            "key": self.key,
+            "shard": self.shard,
+            "fields": dict(self.fields),
+            "media": [ref.to_dict() for ref in self.media],
+            "bad": [bad.to_dict() for bad in self.bad],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Sample":
+        """The reverse of `to_dict`."""
+        return cls(
+            index=_take(data, "sample", "index", int),
+            key=_take(data, "sample", "key", str),
+            shard=_take(data, "sample", "shard", str),
+            fields=_take(data, "sample", "fields", dict),
+            media=tuple(Ref.from_dict(ref) for ref in _take(data, "sample", "media", list)),
+            bad=tuple(BadMedia.from_dict(bad) for bad in _take(data, "sample", "bad", list)),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Dataset:
+    """What ingest found in a registered root."""
+
+    name: str
+    num_samples: int
+    num_shards: int
+    bad: tuple[BadMedia, ...]
+    """Torn shards and unusable members; the samples around them are counted and served."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The dataset as JSON-safe values."""
+        return {
+            "name": self.name,
+            "num_samples": self.num_samples,
+            "num_shards": self.num_shards,
+            "bad": [bad.to_dict() for bad in self.bad],
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> "Dataset":
+        """The reverse of `to_dict`."""
+        return cls(
+            name=_take(data, "dataset", "name", str),
+            num_samples=_take(data, "dataset", "num_samples", int),
+            num_shards=_take(data, "dataset", "num_shards", int),
+            bad=tuple(BadMedia.from_dict(bad) for bad in _take(data, "dataset", "bad", list)),
+        )
+
+
+def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:
+    """data[key] if it is one of `types` (a bool is not an int here)."""
+    if not isinstance(data, Mapping):
+        raise ValueError(f"{what} is {type(data).__name__}; wanted a JSON object")
+    if key not in data:
+        raise ValueError(f"{what}.{key} is missing; found only {', '.join(sorted(data)) or 'nothing'}")
+    value = data[key]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise ValueError(f"{what}.{key} is {str(value)[:80]!r} ({type(value).__name__}); wanted {wanted}")
+    return value

@@ -1,0 +1,120 @@
+"""A shared-memory segment: one pre-faulted file in `/dev/shm` that a node owns for as long as it lives.
+
+The file is private to the user (0600) and carries a run-unique name. Its owner holds an exclusive lock on it, which the
+kernel drops when the owner dies however it dies; that is how a later node knows which segments it may reap.
+"""
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+from pathlib import Path
+
+import numpy as np
+
+from dataplane.errors import OutOfSpaceError
+
+SHM_DIR = Path("/dev/shm")
+PREFIX = "dataplane-"
+_PREFAULT_STEP = 256 * 1024 * 1024
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap has no name for it in Python 3.11
+
+log = logging.getLogger(__name__)
+
+
+def gib(nbytes: float) -> str:
+    """A size for people."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{int(nbytes)} B"
+
+
+class Segment:
+    """A mapped, writable segment of its owner. `path` is what readers open, read-only."""
+
+    def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR) -> None:
+        """Reserve and touch `capacity` bytes now, so that nothing faults or runs out later."""
+        _check_room(capacity, shm_dir)
+        self.capacity = capacity
+        self.path = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
+        self._fd = _create_locked(self.path)
+        try:
+            os.posix_fallocate(self._fd, 0, capacity)
+            self.map = mmap.mmap(self._fd, capacity)
+            _prefault(self.map, capacity)
+        except OSError as error:
+            self.unlink()
+            raise OutOfSpaceError(
+                f"{shm_dir} could not give {gib(capacity)} ({error.strerror}); "
+                "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
+            ) from error
+        self.bytes = np.frombuffer(self.map, np.uint8)
+        self.address = self.bytes.__array_interface__["data"][0]
+
+    def unlink(self) -> None:
+        """Remove the file and let go of the lock. Memory stays with those who still map it."""
+        self.path.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
+    """Unlink this user's segments whose owner is dead; returns their names."""
+    reaped = []
+    for path in shm_dir.glob(f"{PREFIX}{os.getuid()}-*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            reaped.append(path.name)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+    if reaped:
+        log.warning("removed %d segment(s) that dead nodes left in %s", len(reaped), shm_dir)
+    return reaped
+
+
+def _check_room(capacity: int, shm_dir: Path) -> None:
+    """Say it before the kernel does, and with numbers."""
+    if not shm_dir.is_dir():
+        raise OutOfSpaceError(f"{shm_dir} does not exist; the data plane needs a tmpfs there")
+    stat = os.statvfs(shm_dir)
+    free = stat.f_bavail * stat.f_frsize
+    if capacity > free:
+        total = stat.f_blocks * stat.f_frsize
+        raise OutOfSpaceError(
+            f"{shm_dir} has {gib(free)} free of {gib(total)}; wanted {gib(capacity)}: ask for less with --memory, "
+            "or give the container a larger /dev/shm (docker run --shm-size, or in Kubernetes a Memory emptyDir)"
+        )
+
+
+def _create_locked(path: Path) -> int:
+    """Create the file and lock it; again if a reaper took it between the two."""
+    while True:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
+                return fd
+        except BlockingIOError:
+            pass
+        os.close(fd)
+        path.unlink(missing_ok=True)
+
+
+def _prefault(segment: mmap.mmap, capacity: int) -> None:
+    """Touch every page; on kernels without the call the first writer does it page by page."""
+    for start in range(0, capacity, _PREFAULT_STEP):
+        try:
+            segment.madvise(_POPULATE_WRITE, start, min(_PREFAULT_STEP, capacity - start))
+        except OSError:
+            log.info("this kernel has no MADV_POPULATE_WRITE; pages fault in on first use")
+            return

@@ -1,0 +1,179 @@
+"""Where the members of an uncompressed tar lie, read from its headers alone, and how they group into samples.
+
+It reads ustar, GNU long names and pax headers. A tar that ends early is reported with the offset and the members before
+the tear stay usable. Keys follow WebDataset: the key is the member's path up to the first dot of its file name, the
+extension what follows; neighbours with one key are one sample. Sparse members are refused, links and folders skipped.
+"""
+
+import tarfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dataplane.byte_ranges import BufferedRanges, RangeFile
+from dataplane.errors import DatasetError
+
+BLOCK = 512
+_MAX_EXTRA_HEADER = 1 << 20
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+@dataclass(frozen=True, slots=True)
+class TarMember:
+    """A regular file inside a tar."""
+
+    path: str
+    offset: int
+    """Where its bytes begin (after its header)."""
+    nbytes: int
+
+    @property
+    def key(self) -> str:
+        """The WebDataset key: folder and file name up to the first dot."""
+        folder, slash, name = self.path.rpartition("/")
+        return folder + slash + name.partition(".")[0]
+
+    @property
+    def extension(self) -> str:
+        """What follows the first dot of the file name, in lower case."""
+        return self.path.rpartition("/")[2].partition(".")[2].lower()
+
+
+@dataclass(frozen=True, slots=True)
+class Flaw:
+    """Something in a tar that cannot be used."""
+
+    offset: int
+    key: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TarIndex:
+    """The samples of one tar, and what is wrong with it."""
+
+    samples: tuple[tuple[TarMember, ...], ...]
+    flaws: tuple[Flaw, ...]
+
+
+def index_tar(file: RangeFile) -> TarIndex:
+    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or no tar at all."""
+    _check_is_tar(file)
+    members: list[TarMember] = []
+    flaws: list[Flaw] = []
+    for found in _scan(file):
+        if isinstance(found, Flaw):
+            flaws.append(found)
+        else:
+            members.append(found)
+    flawed_keys = {flaw.key for flaw in flaws if flaw.key}
+    samples = []
+    for group in _group(members):
+        repeated = _repeated_extension(group)
+        if repeated:
+            reason = f"two members {repeated!r} in one sample; give every sample a key of its own"
+            flaws.append(Flaw(group[0].offset, group[0].key, reason))
+        elif group[0].key not in flawed_keys:
+            samples.append(tuple(group))
+    return TarIndex(tuple(samples), tuple(flaws))
+
+
+def _check_is_tar(file: RangeFile) -> None:
+    head = file.read(0, BLOCK)
+    if not head:
+        raise DatasetError(f"{file.path} is empty (0 bytes); wanted an uncompressed tar")
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            raise DatasetError(
+                f"{file.path} is compressed ({name}); members of a compressed tar cannot be read by offset: "
+                "decompress it (images are compressed already, nothing is lost)"
+            )
+    try:
+        tarfile.TarInfo.frombuf(head, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        if head.strip(b"\0"):
+            raise DatasetError(f"{file.path} is not a tar ({error}); wanted an uncompressed tar") from error
+
+
+def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
+    """Members in order; ends after the first flaw that hides what follows."""
+    ranges = BufferedRanges(file)
+    offset, long_path = 0, None
+    pax: dict[str, str] = {}
+    while True:
+        header = ranges.read(offset, BLOCK)
+        if len(header) < BLOCK:
+            reason = "the shard ends without the end-of-archive marker; it is torn, or was still being written"
+            yield Flaw(offset, "", reason)
+            return
+        if not header.strip(b"\0"):
+            return
+        try:
+            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        except tarfile.HeaderError as error:
+            yield Flaw(offset, "", f"no tar header at {offset} ({error}); what follows is unreadable")
+            return
+        data = offset + BLOCK
+        nbytes = int(pax.get("size", info.size))
+        path = pax.get("path") or long_path or info.name
+        is_extra = info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
+        if is_extra:
+            path, nbytes = "", info.size
+        has_data = is_extra or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
+        if has_data and data + nbytes > file.nbytes:
+            key = "" if is_extra else TarMember(path, data, nbytes).key
+            reason = f"{path or 'a long name'} wants bytes {data} to {data + nbytes}, the shard has {file.nbytes}: torn"
+            yield Flaw(offset, key, reason)
+            return
+        offset = data + (-(-nbytes // BLOCK) * BLOCK if has_data else 0)
+        if is_extra:
+            if nbytes > _MAX_EXTRA_HEADER:
+                yield Flaw(data, "", f"an extended header of {nbytes} bytes; wanted at most {_MAX_EXTRA_HEADER}")
+                return
+            body = ranges.read(data, nbytes)
+            if info.type == tarfile.GNUTYPE_LONGNAME:
+                long_path = body.rstrip(b"\0").decode("utf-8", "surrogateescape")
+            elif info.type == tarfile.XHDTYPE:
+                pax = _parse_pax(body)
+            continue
+        if info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in pax):
+            yield Flaw(data, TarMember(path, data, nbytes).key, "a sparse member; write the tar without --sparse")
+        elif info.isreg():
+            yield TarMember(path.removeprefix("./"), data, nbytes)
+        long_path, pax = None, {}
+
+
+def _parse_pax(body: bytes) -> dict[str, str]:
+    """The records `<length> <key>=<value>\\n` of a pax header; stops at the first that is malformed."""
+    records: dict[str, str] = {}
+    at = 0
+    while at < len(body):
+        length, _, rest = body[at : at + 32].partition(b" ")
+        if not length.isdigit() or not rest or int(length) <= len(length) + 1:
+            break
+        record = body[at + len(length) + 1 : at + int(length) - 1]
+        key, _, value = record.partition(b"=")
+        records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
+        at += int(length)
+    if not records.get("size", "0").isdigit():
+        del records["size"]
+    return records
+
+
+def _group(members: list[TarMember]) -> Iterator[list[TarMember]]:
+    group: list[TarMember] = []
+    for member in members:
+        if group and member.key != group[0].key:
+            yield group
+            group = []
+        group.append(member)
+    if group:
+        yield group
+
+
+def _repeated_extension(group: list[TarMember]) -> str | None:
+    seen = set()
+    for member in group:
+        if member.extension in seen:
+            return member.extension
+        seen.add(member.extension)
+    return None

@@ -1,0 +1,164 @@
+"""What client and node agree on: JSON bodies, the locator schema, and errors that survive the trip.
+
+Bodies are JSON or Arrow; nothing is ever unpickled.
+"""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import (
+    ERRORS,
+    BadRequestError,
+    DataPlaneError,
+    NodeTimeoutError,
+    NodeUnavailableError,
+)
+
+DEFAULT_PORT = 8815
+MAX_BODY_BYTES = 64 << 20
+MAX_META_BYTES = 64 << 10
+MAX_NAME_CHARS = 512
+BATCH_BYTES = 4 << 20
+"""Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
+
+CLIENT_OPTIONS: list[tuple[str, str | int]] = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.optimization_target", "throughput"),
+]
+
+ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+}
+"""The dtypes of objects, by numpy name."""
+
+LOCATORS = pa.schema(
+    [
+        ("segment", pa.int32()),
+        ("offset", pa.int64()),
+        ("nbytes", pa.int64()),
+        ("dtype", pa.dictionary(pa.int8(), pa.string())),
+        ("shape", pa.list_(pa.int64())),
+        ("generation", pa.int64()),
+        ("lease", pa.int64()),
+    ]
+)
+"""A row per object asked for; offset is -1 where it is not resident."""
+
+
+def dump(body: Mapping[str, Any]) -> bytes:
+    """A JSON body."""
+    return json.dumps(body, separators=(",", ":")).encode()
+
+
+def parse(body: bytes | pa.Buffer | None, what: str) -> dict[str, Any]:
+    """A JSON object out of a body. BadRequestError says what was found."""
+    raw = b"" if body is None else bytes(body)
+    if len(raw) > MAX_BODY_BYTES:
+        raise BadRequestError(f"{what} has {len(raw)} bytes; wanted at most {MAX_BODY_BYTES}: ask for less at once")
+    try:
+        parsed = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise BadRequestError(f"{what} is not JSON ({error}); found {raw[:60]!r}, wanted a JSON object") from error
+    if not isinstance(parsed, dict):
+        raise BadRequestError(f"{what} is a JSON {type(parsed).__name__}; wanted an object")
+    return parsed
+
+
+def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: Any = ...) -> Any:
+    """body[key] of one of these types, or the default. BadRequestError says what was found and wanted."""
+    if key not in body:
+        if default is ...:
+            raise BadRequestError(f"{what} has no {key!r}; found {', '.join(sorted(body)) or 'nothing'}")
+        return default
+    value = body[key]
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        wanted = " or ".join(kind.__name__ for kind in types)
+        raise BadRequestError(f"{what}.{key} is {str(value)[:60]!r} ({type(value).__name__}); wanted {wanted}")
+    return value
+
+
+def take_timeout_s(body: Mapping[str, Any], what: str) -> float:
+    """How long the caller is willing to wait: above 0, at most a day; 60 s if it does not say."""
+    timeout_s = take(body, what, "timeout_s", int, float, default=60.0)
+    if not 0 < timeout_s <= 86_400:
+        raise BadRequestError(f"{what}.timeout_s is {timeout_s}; wanted more than 0 and at most 86400")
+    return float(timeout_s)
+
+
+def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:
+    """The shape of an array of these bytes; a flat one if none is given. BadRequestError if they do not agree."""
+    if dtype not in ITEM_BYTES:
+        raise BadRequestError(f"dtype is {dtype!r}; wanted one of {', '.join(ITEM_BYTES)}")
+    item = ITEM_BYTES[dtype]
+    if shape is None:
+        if nbytes % item:
+            raise BadRequestError(f"{nbytes} bytes are no whole number of {dtype} ({item} bytes each); give the dtype")
+        return (nbytes // item,)
+    if not all(isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 for dim in shape):
+        raise BadRequestError(f"shape is {list(shape)!r}; wanted numbers that are not negative")
+    if math.prod(shape) * item != nbytes:
+        raise BadRequestError(
+            f"shape {list(shape)} of {dtype} takes {math.prod(shape) * item} bytes, found {nbytes}: change one of them"
+        )
+    return tuple(shape)
+
+
+def check_plain_name(name: str) -> str:
+    """A name that a writer may choose."""
+    if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
+        raise BadRequestError(
+            f"name {name[:60]!r} of {len(name)} characters; wanted 1 to {MAX_NAME_CHARS} printable ones"
+        )
+    if name.startswith(("s/", "d/")):
+        raise BadRequestError(f"name {name!r} begins like a source or derived object; choose another prefix")
+    return name
+
+
+def to_flight(error: DataPlaneError) -> fl.FlightError:
+    """The Flight error that carries ours."""
+    extra = dump({"error": type(error).__name__, "message": str(error)})
+    kind = fl.FlightTimedOutError if isinstance(error, NodeTimeoutError) else fl.FlightServerError
+    return kind(str(error), extra_info=extra)
+
+
+def from_body(body: Mapping[str, Any]) -> DataPlaneError | None:
+    """Our error out of a body that carries one."""
+    if "error" not in body:
+        return None
+    return ERRORS.get(str(body["error"]), DataPlaneError)(str(body.get("message", "")))
+
+
+def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float) -> DataPlaneError:
+    """Our error out of what Flight raised; names the peer, the call and the seconds."""
+    extra = error.extra_info if isinstance(error, fl.FlightError) else None
+    if extra:
+        try:
+            carried = from_body(parse(extra, "error"))
+        except BadRequestError:
+            carried = None
+        if carried is not None:
+            return carried
+    text = str(error).split(". gRPC client debug context")[0].split(". Detail:")[0]
+    if isinstance(error, fl.FlightTimedOutError):
+        return NodeTimeoutError(
+            f"{uri} did not finish {what} in {timeout_s:g} s; raise timeout_s or ask for less at once"
+        )
+    if isinstance(error, (fl.FlightUnavailableError, fl.FlightCancelledError)):
+        return NodeUnavailableError(f"no data-plane node answers {what} at {uri} ({text}); is it running?")
+    return DataPlaneError(f"{what} at {uri} failed: {text}")
