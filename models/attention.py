@@ -1,0 +1,174 @@
+"""Attention inside packed sequences: one function for the decoder (causal) and the vision tower (not causal).
+
+On CUDA one variable-length kernel; on the CPU one scaled_dot_product_attention per distinct segment length, so
+that hundreds of short segments cost a handful of calls. No mask is ever built. Leaves out context parallelism.
+
+T tokens of all segments, H heads, D head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from models.megatron import AttnMaskType, MegatronModule, PackedSeqParams, ProcessGroupCollection, TransformerConfig
+
+try:
+    from flash_attn import flash_attn_varlen_func
+except ImportError:
+    flash_attn_varlen_func = None
+
+
+class Segments:
+    """Where the segments of a packed stream begin and end."""
+
+    def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
+        """`bounds`: 0, the end of the first segment, ..., the number of tokens."""
+        self.bounds = tuple(bounds)
+        self.device = device
+        self.max_length = max(end - begin for begin, end in pairwise(bounds))
+
+    @cached_property
+    def cumulative(self) -> torch.Tensor:
+        """[num_segments + 1] int32 boundaries on the device."""
+        return torch.tensor(self.bounds, dtype=torch.int32, device=self.device)
+
+    @cached_property
+    def by_length(self) -> list[tuple[int, list[int]]]:
+        """(length, begins of the segments of that length), in order of first appearance."""
+        groups: dict[int, list[int]] = {}
+        for begin, end in pairwise(self.bounds):
+            groups.setdefault(end - begin, []).append(begin)
+        groups.pop(0, None)
+        return list(groups.items())
+
+    @cached_property
+    def indices(self) -> list[torch.Tensor]:
+        """Token positions of each group of `by_length`, segment by segment."""
+        return [
+            (torch.tensor(begins, device=self.device)[:, None] + torch.arange(length, device=self.device)).flatten()
+            for length, begins in self.by_length
+        ]
+
+    @cached_property
+    def inverse(self) -> torch.Tensor:
+        """[T] where each token of the stream stands in the concatenation of `indices`."""
+        return torch.argsort(torch.cat(self.indices))
+
+
+def packed_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, *, scale: float, causal: bool
+) -> torch.Tensor:
+    """[T, H, D] attention of each token over its own segment. `key` and `value` may have fewer heads (GQA)."""
+    if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
+        return _on_cuda(query, key, value, segments, scale, causal)
+    if len(segments.by_length) == 1:
+        return _equal_lengths(query, key, value, segments.by_length[0][0], scale, causal)
+    parts = [
+        _equal_lengths(query[index], key[index], value[index], length, scale, causal)
+        for (length, _), index in zip(segments.by_length, segments.indices)
+    ]
+    return torch.cat(parts).index_select(0, segments.inverse)
+
+
+def _equal_lengths(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, length: int, scale: float, causal: bool
+) -> torch.Tensor:
+    q, k, v = (states.view(-1, length, *states.shape[1:]).transpose(1, 2) for states in (query, key, value))
+    out = F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale, enable_gqa=True)
+    return out.transpose(1, 2).reshape(query.shape[0], query.shape[1], -1)
+
+
+def _on_cuda(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float, causal: bool
+) -> torch.Tensor:
+    bounds, longest = segments.cumulative, segments.max_length
+    if flash_attn_varlen_func is not None:
+        out: torch.Tensor = flash_attn_varlen_func(
+            query, key, value, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
+        )
+        return out
+    from torch.nn.attention.varlen import varlen_attn
+
+    window = (-1, 0) if causal else (-1, -1)
+    gqa = query.shape[1] != key.shape[1]
+    attended = varlen_attn(
+        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=window, enable_gqa=gqa
+    )
+    assert isinstance(attended, torch.Tensor)
+    return attended
+
+
+class PackedParams(PackedSeqParams):
+    """What megatron hands through to core attention.
+
+    `qkv_format` stays sbhd with a batch of one: megatron then applies RoPE element by element, with frequencies
+    that are already right for each token, and core attention alone looks at the segments.
+    """
+
+    segments: Segments
+
+    @classmethod
+    def of(cls, segments: Segments) -> PackedParams:
+        """The parameters of one packed stream."""
+        params = cls(qkv_format="sbhd")
+        params.segments = segments
+        return params
+
+
+class PackedCoreAttention(MegatronModule):
+    """Core attention for megatron's local layer spec, causal inside each segment."""
+
+    def __init__(
+        self,
+        config: TransformerConfig,
+        layer_number: int,
+        attn_mask_type: AttnMaskType,
+        attention_type: str,
+        attention_dropout: float | None = None,
+        softmax_scale: float | None = None,
+        cp_comm_type: str | None = None,
+        pg_collection: ProcessGroupCollection | None = None,
+    ) -> None:
+        super().__init__(config=config)
+        assert attn_mask_type is AttnMaskType.causal
+        assert config.kv_channels is not None
+        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
+
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: torch.Tensor | None,
+        attn_mask_type: AttnMaskType | None = None,
+        attention_bias: torch.Tensor | None = None,
+        packed_seq_params: PackedParams | None = None,
+    ) -> torch.Tensor:
+        """[T, 1, H * D] from query [T, 1, H, D] and key, value [T, 1, num_groups, D]."""
+        assert packed_seq_params is not None
+        q, k, v = (tensor.squeeze(1) for tensor in (query, key, value))
+        out = packed_attention(q, k, v, packed_seq_params.segments, scale=self.scale, causal=True)
+        return out.reshape(query.shape[0], 1, -1)
+
+
+def vision_attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    *,
+    scaling: float,
+    cu_seq_lens_q: torch.Tensor,
+    **unused: Any,
+) -> tuple[torch.Tensor, None]:
+    """transformers' attention interface for packed inputs: query [1, H, T, D] -> ([1, T, H, D], None)."""
+    segments = Segments(cu_seq_lens_q.tolist(), query.device)
+    q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
+    return packed_attention(q, k, v, segments, scale=scaling, causal=False).unsqueeze(0), None

@@ -1,0 +1,67 @@
+"""The door to megatron-core: every name of it that this project uses, imported after `prepare`.
+
+Nothing else imports `megatron`, so this list is the surface to check when its version changes.
+"""
+
+from models.compat.megatron import prepare
+
+prepare()
+
+from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
+from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest  # noqa: E402
+from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy  # noqa: E402
+from megatron.core.distributed import (  # noqa: E402
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    finalize_model_grads,
+)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
+from megatron.core.models.gpt.gpt_model import GPTModel  # noqa: E402
+from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_megatron_optimizer  # noqa: E402
+from megatron.core.packed_seq_params import PackedSeqParams  # noqa: E402
+from megatron.core.pipeline_parallel.schedules import get_forward_backward_func  # noqa: E402
+from megatron.core.process_groups_config import ProcessGroupCollection  # noqa: E402
+from megatron.core.tensor_parallel.layers import (  # noqa: E402
+    ColumnParallelLinear,
+    RowParallelLinear,
+    VocabParallelEmbedding,
+    set_tensor_model_parallel_attributes,
+)
+from megatron.core.transformer.enums import AttnMaskType, ModelType  # noqa: E402
+from megatron.core.transformer.module import MegatronModule  # noqa: E402
+from megatron.core.transformer.transformer_block import (  # noqa: E402
+    TransformerBlockSubmodules,
+    get_num_layers_to_build,
+)
+from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+
+__all__ = [
+    "AsyncRequest",
+    "AttnMaskType",
+    "ColumnParallelLinear",
+    "DistributedDataParallel",
+    "DistributedDataParallelConfig",
+    "GPTModel",
+    "MegatronModule",
+    "MegatronOptimizer",
+    "ModelType",
+    "OptimizerConfig",
+    "PackedSeqParams",
+    "ProcessGroupCollection",
+    "RowParallelLinear",
+    "TorchDistSaveShardedStrategy",
+    "TransformerBlockSubmodules",
+    "TransformerConfig",
+    "VocabParallelEmbedding",
+    "dist_checkpointing",
+    "filesystem_async",
+    "finalize_model_grads",
+    "get_forward_backward_func",
+    "get_gpt_layer_local_spec",
+    "get_megatron_optimizer",
+    "get_num_layers_to_build",
+    "parallel_state",
+    "set_tensor_model_parallel_attributes",
+    "tensor_parallel",
+]

@@ -1,0 +1,31 @@
+"""Fixtures of the training tests: model folders, and the pool of ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.training.ranks import RankPool
+from tests.training.tiny import build_folder
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[RankPool]:
+    """Processes that run jobs as training ranks."""
+    pool = RankPool()
+    yield pool
+    pool.close()
+
+
+@pytest.fixture(scope="session")
+def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder whose head has weights of its own."""
+    return build_folder(tmp_path_factory.mktemp("untied"))
+
+
+@pytest.fixture(scope="session")
+def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder whose head shares the embedding's weights."""
+    return build_folder(tmp_path_factory.mktemp("tied"), is_head_tied=True)

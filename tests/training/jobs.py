@@ -1,0 +1,117 @@
+"""What tests run on ranks: each function builds an engine, does one thing and returns numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from models.megatron import parallel_state
+from models.parallel import Parallel
+from tests.training.tiny import make_samples, without_pixels
+from yatt_mm.training.engine import TrainEngine
+from yatt_mm.training.samples import TrainSample
+
+GROUPS = ((0, 1), (2,), (3, 4), (5,))
+"""Samples of four microbatches: two images, text alone, ..."""
+
+
+def build_engine(model_dir: Path, parallel: Parallel, **settings: Any) -> TrainEngine:
+    """An engine without weight decay or clipping, unless told."""
+    defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0, "seed": 1}
+    return TrainEngine(model_dir=model_dir, parallel=parallel, **(defaults | settings))
+
+
+def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
+    """This replica's microbatches: every dp-th group; pixels only where the engine wants them."""
+    samples = make_samples()
+    if not engine.needs_pixels:
+        samples = [without_pixels(sample) for sample in samples]
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    return [[samples[i] for i in group] for group in groups[rank::size]]
+
+
+def weighted_loss(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Both outputs take part, so both backward passes are tested."""
+    loss = -(columns["weights"] * (logprobs + 0.3 * entropy)).sum()
+    return loss, {"loss": loss.detach(), "entropy": (columns["weights"] * entropy).sum().detach()}
+
+
+def zero_loss(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """No loss; its metric carries the entropies' sum."""
+    return logprobs.sum() * 0, {"entropy": entropy.sum().detach()}
+
+
+def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
+    """Every tensor of the model by its Hugging Face name."""
+    return {name: tensor.numpy().copy() for bucket in engine.export() for name, tensor in bucket}
+
+
+def measure(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
+    """Log-probabilities, gradients and exported weights of one layout, before any update."""
+    engine = build_engine(model_dir, parallel)
+    weights = exported(engine)
+    logprobs = engine.logprobs(microbatches(engine))
+    engine._ddp.zero_grad_buffer()
+    scored = engine._run(microbatches(engine), 1.0, weighted_loss)
+    gradients = _gradients(engine)
+    return {
+        "weights": weights,
+        "logprobs": logprobs,
+        "entropy": sum(float(part.metrics["entropy"]) for part in scored),
+        "is_loss_rank": engine.is_loss_rank,
+        "gradients": gradients,
+    }
+
+
+def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Losses (summed over replicas), gradient norms and final weights of a few updates."""
+    engine = build_engine(model_dir, parallel, **settings)
+    return _steps(engine, num_steps) | {"weights": exported(engine)}
+
+
+def train_and_save(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+    """Two updates, a checkpoint and an exported folder, then two more updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3)
+    _steps(engine, 2)
+    engine.save(directory / "checkpoint")
+    engine.save_hf(directory / "hf")
+    return {"saved": exported(engine)} | _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def load_and_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+    """Continue from the checkpoint of `train_and_save` with two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3)
+    engine.load(directory / "checkpoint")
+    return _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
+    losses, norms = [], []
+    for _ in range(num_steps):
+        result = engine.step(microbatches(engine), weighted_loss)
+        total = torch.tensor([result.loss_metrics["loss"] if engine.is_loss_rank else 0.0], dtype=torch.float64)
+        dist.all_reduce(total)
+        losses.append(float(total))
+        norms.append(result.grad_norm)
+    return {"losses": losses, "norms": norms}
+
+
+def _gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
+    """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
+    group = parallel_state.get_data_parallel_group()
+    for buffer in engine._ddp.buffers:
+        for bucket in buffer.buckets:
+            shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+            dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+    for param in engine._model.parameters():
+        param.data = param.main_grad
+    return exported(engine)

@@ -1,0 +1,121 @@
+"""A Qwen2.5-VL folder of a few hundred kilobytes and samples for it; every weight is random, norms and biases too.
+
+Images cross the window borders of the vision tower, samples have none, one or two of them, and one is shared.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+
+from yatt_mm.training.samples import TrainSample
+
+IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 6, 3, 4, 7
+VOCAB_SIZE = 202
+"""Not a multiple of anything, so that the padding of the vocabulary is tested."""
+PATCH_VALUES = 3 * 2 * 4 * 4
+MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
+
+
+def build_folder(directory: Path, *, is_head_tied: bool = False) -> Path:
+    """Write config, weights and processor settings; returns the folder."""
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+            "tie_word_embeddings": is_head_tied,
+        },
+        vision_config={
+            "depth": 2,
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "patch_size": 4,
+            "spatial_merge_size": 2,
+            "temporal_patch_size": 2,
+            "window_size": 16,
+            "fullatt_block_indexes": [1],
+        },
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=VIDEO_TOKEN,
+        vision_start_token_id=VISION_START,
+        vision_end_token_id=VISION_END,
+        tie_word_embeddings=is_head_tied,
+    )
+    torch.manual_seed(0)
+    model = Qwen2_5_VLForConditionalGeneration(config).float()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(torch.randn_like(param) * (0.2 if param.dim() == 1 else 0.05))
+    model.save_pretrained(directory)
+    settings = {
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "min_pixels": 64,
+        "max_pixels": 4096,
+        "image_mean": MEAN,
+        "image_std": STD,
+    }
+    (directory / "preprocessor_config.json").write_text(json.dumps(settings))
+    return directory
+
+
+def make_samples() -> list[TrainSample]:
+    """Six samples: images of several sizes, one shared by two samples, two samples of text alone."""
+    random = np.random.default_rng(0)
+    shared = _patches(random, (1, 4, 4))
+    images = [
+        [((1, 8, 6), None)],
+        [((1, 4, 4), shared), ((1, 6, 8), None)],
+        [],
+        [((1, 10, 4), None)],
+        [((1, 4, 4), shared)],
+        [],
+    ]
+    lengths = [13, 9, 17, 30, 5, 21]
+    return [_sample(random, grids, length) for grids, length in zip(images, lengths)]
+
+
+def without_pixels(sample: TrainSample) -> TrainSample:
+    """The sample as a rank sees it that needs no pixels."""
+    return TrainSample(
+        token_ids=sample.token_ids,
+        loss_mask=sample.loss_mask,
+        grid_thw=sample.grid_thw,
+        patches=(),
+        columns=sample.columns,
+    )
+
+
+def _patches(random: np.random.Generator, grid: tuple[int, int, int]) -> np.ndarray:
+    return random.integers(0, 256, (int(np.prod(grid)), PATCH_VALUES), dtype=np.uint8)
+
+
+def _sample(random: np.random.Generator, images: list, num_text: int) -> TrainSample:
+    tokens, patches, grids = [10, 11], [], []
+    for grid, given in images:
+        tokens += [VISION_START] + [IMAGE_TOKEN] * (int(np.prod(grid)) // 4) + [VISION_END, 20]
+        patches.append(_patches(random, grid) if given is None else given)
+        grids.append(grid)
+    num_prompt = len(tokens) + 2
+    tokens += random.integers(30, VOCAB_SIZE, num_text).tolist()
+    num_sampled = len(tokens) - num_prompt
+    return TrainSample(
+        token_ids=np.array(tokens, dtype=np.int64),
+        loss_mask=np.arange(len(tokens)) >= num_prompt,
+        grid_thw=tuple(grids),
+        patches=tuple(patches),
+        columns={"weights": random.random(num_sampled).astype(np.float32) / 50},
+    )

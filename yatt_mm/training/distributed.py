@@ -1,0 +1,55 @@
+"""Joining the training world: torch.distributed, then megatron's parallel groups."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+from models.megatron import parallel_state, tensor_parallel
+from models.parallel import Parallel
+
+
+def init_distributed(
+    *, rank: int, world_size: int, store_address: str, timeout_s: float = 600.0, num_threads: int = 1
+) -> None:
+    """Join the world at `store_address` (host:port of rank 0, or any torch init method with ://).
+
+    nccl and this process's first visible device on CUDA, else gloo with `num_threads` threads: their number is
+    part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.set_device(0)
+    else:
+        torch.set_num_threads(num_threads)
+    dist.init_process_group(
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=store_address if "://" in store_address else f"tcp://{store_address}",
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def init_model_parallel(parallel: Parallel, seed: int) -> None:
+    """Make megatron's groups for a layout, in place of any that were made before. All ranks call it."""
+    if dist.get_world_size() != parallel.world_size:
+        raise ValueError(
+            f"{dist.get_world_size()} ranks joined, but {parallel} needs {parallel.world_size}; "
+            "start as many ranks as the layout has"
+        )
+    if parallel_state.model_parallel_is_initialized():
+        parallel_state.destroy_model_parallel()
+    parallel_state.initialize_model_parallel(
+        parallel.tp,
+        parallel.pp,
+        context_parallel_size=parallel.cp,
+        expert_model_parallel_size=parallel.ep,
+    )
+    tensor_parallel.model_parallel_cuda_manual_seed(seed)
+
+
+def device() -> torch.device:
+    """Where this rank computes."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,0 +1,189 @@
+"""The policy on one training rank: log-probabilities, optimizer updates, weights out, checkpoints.
+
+A thin layer over megatron: packs samples, runs its pipeline schedule, applies a loss that the caller gives. It
+knows nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with
+the same microbatches on all ranks of one replica (pixels on its first pipeline stage only).
+
+K sampled tokens of a microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from models.megatron import get_forward_backward_func, parallel_state
+from models.packing import PackedBatch, pack
+from models.parallel import Parallel, check_layout
+from models.qwen2_5_vl.model import build
+from models.registry import read_config
+from yatt_mm.training import checkpoint
+from yatt_mm.training.distributed import device, init_model_parallel
+from yatt_mm.training.optimizer import AdamSettings, build_optimizer, finish_gradients, wrap
+from yatt_mm.training.samples import TrainSample
+
+Metrics = Mapping[str, torch.Tensor]
+LossFunction = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], tuple[torch.Tensor, Metrics]]
+"""(log-probabilities [K], entropies [K], columns [K] each) -> (loss, metrics), sums over tokens with weights that
+are global already: nothing is divided by anything afterwards."""
+Microbatches = Sequence[Sequence[TrainSample]]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one update has to say."""
+
+    loss_metrics: dict[str, float]
+    """Sums over this rank's microbatches; empty where this rank is not on the last pipeline stage."""
+    grad_norm: float
+    """Of the global gradient, before clipping."""
+    logprobs: list[list[np.ndarray]]
+    """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics."""
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What the last stage keeps of a microbatch."""
+
+    logprobs: torch.Tensor
+    num_scored: tuple[int, ...]
+    metrics: Metrics = field(default_factory=dict)
+
+    def by_sample(self) -> list[np.ndarray]:
+        return [part.numpy() for part in self.logprobs.cpu().split(list(self.num_scored))]
+
+
+class TrainEngine:
+    """One rank's part of the policy and its optimizer."""
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        parallel: Parallel,
+        lr: float,
+        weight_decay: float,
+        betas: tuple[float, float],
+        clip_grad: float,
+        warmup_steps: int = 0,
+        dtype: str = "float32",
+        seed: int,
+    ) -> None:
+        """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks."""
+        check_layout(parallel, read_config(model_dir))
+        init_model_parallel(parallel, seed)
+        self._device = device()
+        built = build(model_dir, parallel, DTYPES[dtype], self._device)
+        self._model, self._table, self._files, self._layout = built.model, built.table, built.files, built.layout
+        self._settings = AdamSettings(
+            lr=lr, weight_decay=weight_decay, betas=betas, clip_grad=clip_grad, warmup_steps=warmup_steps
+        )
+        self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
+        self._ddp = wrap(self._model, self._model.config)
+        self._optimizer = build_optimizer(self._ddp, self._settings, DTYPES[dtype])
+        self._model.config.finalize_model_grads_func = finish_gradients
+        self._num_updates = 0
+        self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
+        """True on ranks that must be given patches."""
+        self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
+        self.is_loss_rank: bool = self._is_last_stage and parallel_state.get_tensor_model_parallel_rank() == 0
+        """True on one rank of each replica: its metrics and log-probabilities count."""
+
+    @torch.no_grad()
+    def logprobs(self, microbatches: Microbatches, *, temperature: float = 1.0) -> list[list[np.ndarray]]:
+        """[microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
+        return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
+
+    def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
+        """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
+        self._ddp.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        outputs = self._run(microbatches, temperature, loss_fn)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._settings.lr_at(self._num_updates)
+        _, grad_norm, _ = self._optimizer.step()
+        self._num_updates += 1
+        metrics: dict[str, float] = {}
+        for scored in outputs:
+            for name, value in scored.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value)
+        return StepResult(
+            loss_metrics=metrics,
+            grad_norm=float(grad_norm),
+            logprobs=[scored.by_sample() for scored in outputs],
+        )
+
+    def export(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
+        """Full tensors under the checkpoint's names, in buckets; every rank iterates to the end."""
+        return self._table.export(self._model)
+
+    def save(self, directory: Path) -> None:
+        """Write a checkpoint from which `load` continues, bit for bit in the same layout."""
+        checkpoint.save_checkpoint(directory, self._model, self._optimizer, self._num_updates)
+
+    def load(self, directory: Path) -> None:
+        """Continue from a checkpoint, of this layout or another."""
+        self._num_updates = checkpoint.load_checkpoint(directory, self._model, self._optimizer)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write a Hugging Face folder like the one the model came from, with today's weights."""
+        tensors = (item for bucket in self.export() for item in bucket)
+        if dist.get_rank() == 0:
+            self._files.write_like(directory, tensors)
+        else:
+            for _ in tensors:
+                pass
+        dist.barrier()
+
+    def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
+        """Forward, and backward with a loss; what the last stage scored, per microbatch."""
+
+        def forward_step(iterator: Iterator[Sequence[TrainSample]], model: Any) -> tuple[torch.Tensor, Any]:
+            samples = next(iterator)
+            batch = pack(
+                samples,
+                self._layout,
+                multiple_of=self._multiple_of,
+                device=self._device,
+                with_pixels=self.needs_pixels,
+            )
+            return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
+
+        scored: list[_Scored] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=iter(microbatches),
+            model=[self._ddp],
+            num_microbatches=len(microbatches),
+            # both are ignored: each microbatch has its own length
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=loss_fn is None,
+        )
+        return scored
+
+    def _apply_loss(
+        self, output: torch.Tensor, batch: PackedBatch, samples: Sequence[TrainSample], loss_fn: LossFunction | None
+    ) -> tuple[torch.Tensor, torch.Tensor, _Scored]:
+        """(loss, a token count that nobody uses, what to keep), as megatron's schedules want it."""
+        logprobs, entropy = output
+        scored = _Scored(logprobs.detach(), batch.num_scored)
+        if loss_fn is None or not len(logprobs):
+            # a zero that still reaches every weight, so that an empty microbatch has a backward pass
+            loss = output.sum() * 0.0
+        else:
+            loss, scored.metrics = loss_fn(logprobs, entropy, self._columns(samples))
+        return loss, torch.ones((), dtype=torch.int, device=self._device), scored
+
+    def _columns(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples])).to(self._device)
+            for name in samples[0].columns
+        }

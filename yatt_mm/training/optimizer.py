@@ -1,0 +1,95 @@
+"""AdamW over megatron's DistributedOptimizer: gradients and their sums, the update, the learning rate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from models.megatron import (
+    DistributedDataParallel,
+    DistributedDataParallelConfig,
+    MegatronModule,
+    MegatronOptimizer,
+    OptimizerConfig,
+    ProcessGroupCollection,
+    TransformerConfig,
+    finalize_model_grads,
+    get_megatron_optimizer,
+    parallel_state,
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdamSettings:
+    """What a user chooses about the update."""
+
+    lr: float
+    weight_decay: float
+    """Not applied to biases and norms."""
+    betas: tuple[float, float]
+    clip_grad: float
+    """Largest norm of the global gradient; 0 leaves it as it is."""
+    warmup_steps: int
+    """Updates over which the learning rate rises linearly to `lr`."""
+
+    def lr_at(self, num_updates: int) -> float:
+        """Learning rate of the update that follows `num_updates` others."""
+        return self.lr * min(1.0, (num_updates + 1) / max(1, self.warmup_steps))
+
+
+def wrap(model: MegatronModule, config: TransformerConfig) -> DistributedDataParallel:
+    """The model with flat gradient buffers that are summed (not averaged) over data-parallel ranks.
+
+    Reductions do not overlap with the backward pass: a microbatch without images gives the vision tower no
+    gradient, and megatron's overlapped reduction waits for one of every parameter.
+    """
+    ddp_config = DistributedDataParallelConfig(
+        use_distributed_optimizer=True,
+        grad_reduce_in_fp32=True,
+        overlap_grad_reduce=False,
+        overlap_param_gather=False,
+        average_in_collective=False,
+    )
+    return DistributedDataParallel(config, ddp_config, model)
+
+
+def build_optimizer(ddp: DistributedDataParallel, settings: AdamSettings, dtype: torch.dtype) -> MegatronOptimizer:
+    """AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
+    config = OptimizerConfig(
+        optimizer="adam",
+        lr=settings.lr,
+        weight_decay=settings.weight_decay,
+        adam_beta1=settings.betas[0],
+        adam_beta2=settings.betas[1],
+        clip_grad=settings.clip_grad,
+        bf16=dtype is torch.bfloat16,
+        params_dtype=dtype,
+        use_distributed_optimizer=True,
+    )
+    return get_megatron_optimizer(config, [ddp])
+
+
+def finish_gradients(
+    models: list[DistributedDataParallel],
+    num_tokens: torch.Tensor | None = None,
+    pg_collection: ProcessGroupCollection | None = None,
+    force_all_reduce: bool = False,
+) -> None:
+    """What megatron's schedule calls after the last microbatch: every sum over ranks that gradients need.
+
+    `num_tokens` is ignored: weights are global already, so nothing is divided.
+    """
+    finalize_model_grads(models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
+    group = parallel_state.get_tensor_model_parallel_group()
+    if group.size() == 1:
+        return
+    for model in models:
+        # each tensor-parallel rank encoded other images (models.vision)
+        grads = [param.main_grad for name, param in model.module.named_parameters() if name.startswith("vision_model.")]
+        if grads:
+            flat = torch.cat([grad.reshape(-1) for grad in grads])
+            dist.all_reduce(flat, group=group)
+            for grad, summed in zip(grads, flat.split([grad.numel() for grad in grads])):
+                grad.copy_(summed.view_as(grad))
