@@ -86,10 +86,15 @@ def test_a_plan_trains_every_sample_once_under_the_cap(
 
 
 @given(samples=sizes, replicas=st.integers(1, 4))
-def test_no_replica_has_more_than_the_dearest_sample_above_another(samples: list[SampleSize], replicas: int) -> None:
+def test_no_replica_has_more_than_the_dearest_group_above_another(samples: list[SampleSize], replicas: int) -> None:
     plan = balance(samples, num_replicas=replicas, num_minibatches=1, max_tokens=10_000)
-    loads = [sum(cost(samples[i]) for micro in replica for i in micro) for replica in plan[0]]
-    assert max(loads) - min(loads) <= max(cost(sample) for sample in samples)
+    groups: dict[int, list[SampleSize]] = {}
+    for sample in samples:
+        groups.setdefault(sample.position, []).append(sample)
+    trained = [{samples[i].position for micro in replica for i in micro} for replica in plan[0]]
+    loads = [sum(cost(groups[position]) for position in positions) for positions in trained]
+    assert sum(len(positions) for positions in trained) == len(groups), "a group's samples stay together"
+    assert max(loads) - min(loads) <= max(cost(group) for group in groups.values())
 
 
 @given(samples=sizes)

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataplane.client import Client
-from dataplane.refs import BadMedia, Sample
-
+from dataplane.refs import BadMedia, Ref, Sample
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot
 from yatt_mm.control.messages import Prompt, RunStart
@@ -62,7 +61,7 @@ class PromptSource:
         prompts, notices = [], []
         for slot, sample, fields in zip(slots, samples, answered):
             media = [next(derived) for _ in sample.media]
-            reason = self._fault(sample, media)
+            reason = _fault(sample, media)
             if reason is None:
                 prompts.append(
                     Prompt(
@@ -70,7 +69,7 @@ class PromptSource:
                         question=str(sample.fields[QUESTION_FIELD]),
                         answer=str(fields[ANSWER_FIELD]),
                         fields=sample.fields,
-                        media=tuple(media),
+                        media=tuple(ref for ref in media if isinstance(ref, Ref)),
                     )
                 )
                 continue
@@ -83,11 +82,13 @@ class PromptSource:
             notices.append(notice)
         return prompts, notices
 
-    def _fault(self, sample: Sample, media: Sequence[object]) -> str | None:
-        for medium in media:
-            if isinstance(medium, BadMedia):
-                return medium.reason
-        missing = [name for name in (QUESTION_FIELD, ANSWER_FIELD) if name not in sample.fields]
-        if missing:
-            return f"the .json member lacks {', '.join(missing)}; it has {sorted(sample.fields)}"
-        return None
+
+def _fault(sample: Sample, media: Sequence[Ref | BadMedia]) -> str | None:
+    """Why a sample cannot be used; None when it can."""
+    for medium in media:
+        if isinstance(medium, BadMedia):
+            return medium.reason
+    missing = [name for name in (QUESTION_FIELD, ANSWER_FIELD) if name not in sample.fields]
+    if missing:
+        return f"the .json member lacks {', '.join(missing)}; it has {sorted(sample.fields)}"
+    return None

@@ -61,9 +61,10 @@ def balance(
 ) -> list[list[list[list[int]]]]:
     """[minibatch][replica][microbatch] lists of indices into `samples`.
 
-    Minibatches take whole prompts in the run's order. Inside one, the dearest sample goes to the replica with the
-    least work so far (longest processing time first), then into the first microbatch with room for its tokens.
-    The result depends on the samples alone, not on the order in which controllers reported them.
+    Minibatches take whole prompts in the run's order. The samples of a group stay together as far as a microbatch
+    holds them, so that their image is encoded once for all of them. Inside a minibatch the dearest of these units
+    goes to the replica with the least work so far (longest processing time first), then into the first microbatch
+    with room. The result depends on the samples alone, not on the order in which controllers reported them.
 
     Raises:
         ValueError: a sample is longer than a microbatch may be.
@@ -80,36 +81,53 @@ def balance(
     plan = []
     for minibatch in range(num_minibatches):
         members = [i for i in order if minibatch_of[samples[i].position] == minibatch]
-        replicas = [_pack(samples, part, max_tokens) for part in _spread(samples, members, num_replicas)]
+        units = _units(samples, members, max_tokens)
+        replicas = [_pack(samples, part, max_tokens) for part in _spread(samples, units, num_replicas)]
         most = max(len(microbatches) for microbatches in replicas)
         plan.append([microbatches + [[] for _ in range(most - len(microbatches))] for microbatches in replicas])
     return plan
 
 
-def cost(sample: SampleSize) -> int:
-    """Work of a sample in arbitrary units: a patch costs about a quarter of a token (merge 2x2, towers are small)."""
-    return 4 * sample.num_tokens + sample.num_patches
+def cost(unit: Sequence[SampleSize]) -> int:
+    """Work of samples that share their image, in arbitrary units; a patch is a quarter of a (merged) token."""
+    return 4 * sum(sample.num_tokens for sample in unit) + max(sample.num_patches for sample in unit)
 
 
-def _spread(samples: Sequence[SampleSize], members: list[int], num_replicas: int) -> list[list[int]]:
-    parts: list[list[int]] = [[] for _ in range(num_replicas)]
+def _units(samples: Sequence[SampleSize], members: list[int], max_tokens: int) -> list[list[int]]:
+    """Rows of the same group, as many together as a microbatch holds."""
+    units: list[list[int]] = []
+    room = 0
+    for i in members:
+        is_same_group = bool(units) and samples[units[-1][-1]].position == samples[i].position
+        if not is_same_group or samples[i].num_tokens > room:
+            units.append([])
+            room = max_tokens
+        units[-1].append(i)
+        room -= samples[i].num_tokens
+    return units
+
+
+def _spread(samples: Sequence[SampleSize], units: list[list[int]], num_replicas: int) -> list[list[list[int]]]:
+    costs = [cost([samples[i] for i in unit]) for unit in units]
+    parts: list[list[list[int]]] = [[] for _ in range(num_replicas)]
     load = [0] * num_replicas
-    for i in sorted(members, key=lambda i: -cost(samples[i])):
+    for k in sorted(range(len(units)), key=lambda k: -costs[k]):
         replica = load.index(min(load))
-        parts[replica].append(i)
-        load[replica] += cost(samples[i])
+        parts[replica].append(units[k])
+        load[replica] += costs[k]
     return parts
 
 
-def _pack(samples: Sequence[SampleSize], members: list[int], max_tokens: int) -> list[list[int]]:
+def _pack(samples: Sequence[SampleSize], units: list[list[int]], max_tokens: int) -> list[list[int]]:
     microbatches: list[list[int]] = [[]]
     room = [max_tokens]
-    for i in members:
-        fitting = (k for k, free in enumerate(room) if free >= samples[i].num_tokens)
+    for unit in units:
+        num_tokens = sum(samples[i].num_tokens for i in unit)
+        fitting = (k for k, free in enumerate(room) if free >= num_tokens)
         k = next(fitting, len(room))
         if k == len(room):
             microbatches.append([])
             room.append(max_tokens)
-        microbatches[k].append(i)
-        room[k] -= samples[i].num_tokens
+        microbatches[k] += unit
+        room[k] -= num_tokens
     return microbatches
