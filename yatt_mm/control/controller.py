@@ -14,7 +14,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from dataplane.client import Client
-
 from yatt_mm.algorithms.advantages import group_advantages, has_signal
 from yatt_mm.config import Config
 from yatt_mm.control.calls import wait_all
@@ -68,10 +67,10 @@ class Controller:
             self._report()
 
     @contextmanager
-    def phase(self, phase: Phase) -> Iterator[None]:
-        """Every role in the states of `phase`; ends when all controllers are through."""
-        self._phase = str(phase)
-        with self._meter.timed(f"time/{phase}_s"):
+    def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[None]:
+        """Every role in the states of `phase`; ends when all controllers are through. Adds to `time/<clock>_s`."""
+        self._phase = clock or str(phase)
+        with self._meter.timed(f"time/{self._phase}_s"):
             self._enter(phase)
             yield
             self._meet(None)
@@ -80,6 +79,7 @@ class Controller:
 
     def next_prompts(self) -> list[Prompt]:
         """This controller's share of the step's prompts, their patches made; unreadable media are replaced."""
+        self._phase = "prompts"
         prompts: list[Prompt] = []
         bad: list[int] = []
         total, num = self.config.train.prompts_per_step, self.config.controllers.num
@@ -172,7 +172,7 @@ class Controller:
 
     def evaluate(self) -> None:
         """Mean reward of greedy answers to the held-out prompts."""
-        with self.phase(Phase.ROLLOUT), self._meter.timed("time/eval_s"):
+        with self.phase(Phase.ROLLOUT, clock="eval"):
             prompts, notices = self._prompts.load_eval()
             self._tell(notices)
             sampling = Sampling(max_tokens=self.config.rollout.max_tokens, greedy=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import ray
-from dataplane.client import Client
 
+from dataplane.client import Client
 from yatt_mm.config import Config
 from yatt_mm.control.calls import fetch, wait_all
 from yatt_mm.control.messages import Prompt, ScoredGroup, Team

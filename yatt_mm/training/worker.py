@@ -13,17 +13,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-from dataplane.reader import Reader
-from yatt_mm.training.distributed import init_distributed
-from yatt_mm.training.engine import TrainEngine
-from yatt_mm.training.samples import TrainSample
 
+from dataplane.reader import Reader
 from models.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.placement import State
 from yatt_mm.rollout import record
+from yatt_mm.training.distributed import init_distributed
+from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.messages import TrainSpec, UpdateReport
 from yatt_mm.training.plan import Minibatch, UpdatePlan
+from yatt_mm.training.samples import TrainSample
 from yatt_mm.weights.segment import write_segment
 
 
