@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
 from rich.console import Console
 
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
 from yatt_mm.checkpoints import Checkpoints, find_checkpoint, read_state
 from yatt_mm.cluster import ray_session
 from yatt_mm.config import Config, dump_config

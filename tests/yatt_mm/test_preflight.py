@@ -52,7 +52,7 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
 
 
 def test_a_layout_that_the_model_does_not_allow_is_named(folder: Path, tiny_dir: Path) -> None:
-    with pytest.raises(ConfigError, match="attention heads|layers"):
+    with pytest.raises(ConfigError, match=r"attention heads|layers"):
         check(folder, tiny_dir, "placement.num_devices=3", "train.parallel.tp=3")
 
 
