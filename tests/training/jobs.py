@@ -115,3 +115,55 @@ def _gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
     for param in engine._model.parameters():
         param.data = param.main_grad
     return exported(engine)
+
+
+def tower_after_training(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
+    """This rank's own copy of the vision tower after two updates."""
+    engine = build_engine(model_dir, parallel)
+    _steps(engine, 2)
+    tower = engine._model.vision_model
+    assert tower is not None
+    return {name: param.detach().numpy().copy() for name, param in tower.named_parameters()}
+
+
+def gradients_by_split(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, dict[str, np.ndarray]]:
+    """Gradients of the same samples, divided into microbatches in several ways."""
+    splits: dict[str, list[tuple[int, ...]]] = {
+        "together": [(0, 1, 2, 3, 4, 5)],
+        "one each": [(0,), (1,), (2,), (3,), (4,), (5,)],
+        "reordered": [(5, 3), (4, 0, 2, 1)],
+        "with empty ones": [(), (0, 1, 2), (), (3, 4, 5), ()],
+    }
+    return {name: _gradients_of(build_engine(model_dir, parallel), split) for name, split in splits.items()}
+
+
+def text_only_gradients(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
+    """Gradients of a microbatch without any image."""
+    return _gradients_of(build_engine(model_dir, parallel), [(2, 5)])
+
+
+def logprobs_at(rank: int, model_dir: Path, temperatures: Sequence[float]) -> dict[float, np.ndarray]:
+    """All log-probabilities at each temperature."""
+    engine = build_engine(model_dir, Parallel())
+    return {
+        temperature: np.concatenate(
+            [values for part in engine.logprobs(microbatches(engine), temperature=temperature) for values in part]
+        )
+        for temperature in temperatures
+    }
+
+
+def learning_rates(rank: int, model_dir: Path) -> list[float]:
+    """Learning rate of each of five updates with four of warm-up."""
+    engine = build_engine(model_dir, Parallel(), lr=1.0, warmup_steps=4)
+    rates = []
+    for _ in range(5):
+        engine.step(microbatches(engine), zero_loss)
+        rates.append(engine._optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    engine._ddp.zero_grad_buffer()
+    engine._run(microbatches(engine, groups), 1.0, weighted_loss)
+    return _gradients(engine)

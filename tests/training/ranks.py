@@ -68,7 +68,7 @@ def _serve(rank: int, pipe: Connection) -> None:
         try:
             init_distributed(rank=rank, world_size=world_size, store_address=store, timeout_s=60)
             pipe.send((True, job(rank, *args)))
-        except Exception:
+        except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
         finally:
             if dist.is_initialized():

@@ -7,11 +7,13 @@ checkpoints, and everything that is not the engine's (data position, metrics).
 from __future__ import annotations
 
 import queue
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 
 from models.megatron import (
     AsyncRequest,
@@ -30,7 +32,10 @@ def save_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronO
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     state = _sharded_state(model, optimizer, is_loading=False) | {"num_updates": num_updates}
-    dist_checkpointing.save(state, str(directory), _InProcessSave("torch_dist", 1, thread_count=1))
+    try:
+        dist_checkpointing.save(state, str(directory), _InProcessSave("torch_dist", 1, thread_count=1))
+    except CheckpointException as error:  # a BaseException, and only rank 0 has the reason
+        raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
 
 
 def load_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronOptimizer) -> int:
@@ -73,17 +78,22 @@ class _InProcessSave(TorchDistSaveShardedStrategy):
         # megatron makes its results queue once per process; ours stays inside it
         filesystem_async._results_queue = queue.SimpleQueue()
         request = super().async_save(sharded_state_dict, checkpoint_dir)
-        return request if request.async_fn is None else request._replace(async_fn=_write_buckets)
+        if request.async_fn is None:
+            return request
+        transforms = request.async_fn.args[0]
+        return request._replace(async_fn=partial(_write_buckets, transforms))
 
 
-def _write_buckets(rank: int, write_buckets: list[Any], results_queue: queue.SimpleQueue[Any]) -> None:
+def _write_buckets(
+    transforms: list[Any], rank: int, write_buckets: list[Any], results_queue: queue.SimpleQueue[Any]
+) -> None:
     """Write each bucket's file; put all results, or the first error, on the queue, as megatron's finalizer expects."""
     results: dict[int, Any] = {}
     for number, bucket in enumerate(write_buckets):
         written: queue.SimpleQueue[Any] = queue.SimpleQueue()
         pending: queue.Queue[int] = queue.Queue()
         pending.put(number)
-        filesystem_async.FileSystemWriterAsync.write_preloaded_data([], number, bucket, written, pending, True)
+        filesystem_async.FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, written, pending, True)
         _, outcome = written.get_nowait()
         if isinstance(outcome, Exception):
             results_queue.put(outcome)

@@ -1,0 +1,68 @@
+"""Stopping and continuing: bit for bit in the same layout, with the same losses in another, and folders for others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file
+from transformers import Qwen2_5_VLForConditionalGeneration
+
+from models.parallel import Parallel
+from tests.training import jobs
+from tests.training.ranks import RankPool
+
+MOVES = {
+    "tp2-to-tp1": (Parallel(tp=2), Parallel()),
+    "dp2-to-tp2-sp": (Parallel(dp=2), Parallel(tp=2, sp=True)),
+    "pp2-to-dp2": (Parallel(pp=2), Parallel(dp=2)),
+    "tp1-to-pp2": (Parallel(), Parallel(pp=2)),
+}
+
+
+@pytest.mark.parametrize("name", MOVES)
+def test_a_checkpoint_continues_exactly_and_loads_in_another_layout(
+    name: str, ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    first, second = MOVES[name]
+    wanted = ranks.run(first.world_size, jobs.train_and_save, untied_folder, first, tmp_path)[0]
+    again = ranks.run(first.world_size, jobs.load_and_train, untied_folder, first, tmp_path)[0]
+    assert again["losses"] == wanted["losses"]
+    assert again["norms"] == wanted["norms"]
+    check_same_bits(again["weights"], wanted["weights"])
+    moved = ranks.run(second.world_size, jobs.load_and_train, untied_folder, second, tmp_path)[0]
+    assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+    assert moved["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
+
+
+def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: Path, tmp_path: Path) -> None:
+    wanted = ranks.run(1, jobs.train_and_save, tied_folder, Parallel(), tmp_path)[0]
+    moved = ranks.run(2, jobs.load_and_train, tied_folder, Parallel(pp=2), tmp_path)[0]
+    assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+
+
+def test_the_saved_folder_has_the_trained_bits_and_loads_in_transformers(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    trained = ranks.run(2, jobs.train_and_save, untied_folder, Parallel(pp=2), tmp_path)[0]["saved"]
+    folder = tmp_path / "hf"
+    check_same_bits(load_file(folder / "model.safetensors"), trained)
+    assert {path.name for path in folder.iterdir()} == {path.name for path in untied_folder.iterdir()}
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
+    assert model.dtype == torch.float32
+    assert np.array_equal(model.lm_head.weight.detach().numpy(), trained["lm_head.weight"])
+
+
+def test_an_unfinished_checkpoint_is_named(ranks: RankPool, untied_folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "checkpoint").mkdir()
+    with pytest.raises(AssertionError, match=r"no finished checkpoint in .*checkpoint"):
+        ranks.run(1, jobs.load_and_train, untied_folder, Parallel(), tmp_path)
+
+
+def check_same_bits(found: dict[str, Any], wanted: dict[str, Any]) -> None:
+    assert found.keys() == wanted.keys()
+    for name in wanted:
+        assert np.array_equal(found[name], wanted[name]), name
