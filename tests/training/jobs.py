@@ -80,16 +80,23 @@ def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settin
 
 def train_and_save(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
     """Two updates, a checkpoint and an exported folder, then two more updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
     _steps(engine, 2)
     engine.save(directory / "checkpoint")
     engine.save_hf(directory / "hf")
     return {"saved": exported(engine)} | _steps(engine, 2) | {"weights": exported(engine)}
 
 
+def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+    """A checkpoint of the untrained model, then two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
+    engine.save(directory / "checkpoint")
+    return _steps(engine, 2) | {"weights": exported(engine)}
+
+
 def load_and_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
     """Continue from the checkpoint of `train_and_save` with two updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
     engine.load(directory / "checkpoint")
     return _steps(engine, 2) | {"weights": exported(engine)}
 

@@ -44,6 +44,16 @@ def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: P
     assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
 
 
+def test_a_checkpoint_before_the_first_update_changes_nothing(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    wanted = ranks.run(2, jobs.train, untied_folder, Parallel(dp=2), 2, {"warmup_steps": 3, "weight_decay": 0.1})[0]
+    saved = ranks.run(2, jobs.save_then_train, untied_folder, Parallel(dp=2), tmp_path)[0]
+    loaded = ranks.run(2, jobs.load_and_train, untied_folder, Parallel(dp=2), tmp_path)[0]
+    check_same_bits(saved["weights"], wanted["weights"])
+    check_same_bits(loaded["weights"], wanted["weights"])
+
+
 def test_the_saved_folder_has_the_trained_bits_and_loads_in_transformers(
     ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ from models.megatron import (
     filesystem_async,
     parallel_state,
 )
+from yatt_mm.training.optimizer import make_state
 
 
 def save_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronOptimizer, num_updates: int) -> None:
@@ -31,6 +32,8 @@ def save_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronO
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier()
+    if num_updates == 0:
+        make_state(optimizer)
     state = _sharded_state(model, optimizer, is_loading=False) | {"num_updates": num_updates}
     try:
         dist_checkpointing.save(state, str(directory), _InProcessSave("torch_dist", 1, thread_count=1))

@@ -71,6 +71,18 @@ def build_optimizer(ddp: DistributedDataParallel, settings: AdamSettings, dtype:
     return get_megatron_optimizer(config, [ddp])
 
 
+def make_state(optimizer: MegatronOptimizer) -> None:
+    """Make the moments that the first update would make, all zero, so that they can be saved before it."""
+    for distributed in optimizer.chained_optimizers:
+        groups = distributed.optimizer.param_groups
+        rates = [group["lr"] for group in groups]
+        for group in groups:
+            group["lr"] = 0.0
+        distributed._init_optimizer_states_with_dummy_values()
+        for group, rate in zip(groups, rates):
+            group.update(lr=rate, step=0)
+
+
 def finish_gradients(
     models: list[DistributedDataParallel],
     num_tokens: torch.Tensor | None = None,
