@@ -21,5 +21,7 @@ def prepare() -> None:
 
     # It tells at import that TE, Apex and fused kernels are missing: known, and repeated by every rank.
     warnings.filterwarnings("ignore", module=r"megatron\.core\.")
+    # It calls collectives and checkpoint helpers by names that torch 2.13 has deprecated.
+    warnings.filterwarnings("ignore", category=FutureWarning, module=r"torch\.distributed\.")
     logging.getLogger("megatron").setLevel(logging.ERROR)
     adam.install()

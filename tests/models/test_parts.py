@@ -1,0 +1,199 @@
+"""The parts of the model on their own, against transformers, torch or the naive way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from transformers import Qwen2_5_VLConfig
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel, Qwen2_5_VLModel
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from models import logprob
+from models.attention import Segments, packed_attention
+from models.compat.adam import GroupStepAdam
+from models.mrope import Grid, mrope_positions
+from models.packing import TokenLayout, pack
+from models.vision import VisionTower, deal_images
+from models.weights import Kind, Shapes, cut, join
+
+IMAGE, VIDEO = 6, 7
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Sample:
+    token_ids: np.ndarray
+    loss_mask: np.ndarray
+    grid_thw: tuple[Grid, ...] = ()
+    patches: tuple[np.ndarray, ...] = ()
+
+
+def make_sample(tokens: list[int], scored: set[int], **images: tuple) -> Sample:
+    return Sample(np.array(tokens), np.array([i in scored for i in range(len(tokens))]), **images)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4)), max_size=3), st.integers(1, 5))
+def test_positions_equal_transformers(images: list[tuple[int, int, int]], num_text: int) -> None:
+    tokens = [10]
+    for h, w, gap in images:
+        tokens += [3] + [IMAGE] * (h * w) + [4] * gap
+    tokens += [20] * num_text
+    ids = torch.tensor([tokens])
+    grids = torch.tensor([(1, 2 * h, 2 * w) for h, w, _ in images]) if images else None
+    with torch.device("meta"):
+        model = Qwen2_5_VLModel(Qwen2_5_VLConfig(image_token_id=IMAGE, text_config={"num_hidden_layers": 0}))
+    wanted, _ = model.get_rope_index(ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grids)
+    found = mrope_positions(np.array(tokens) == IMAGE, [(1, h, w) for h, w, _ in images])
+    assert np.array_equal(found, wanted[:, 0].numpy())
+
+
+@pytest.mark.parametrize("lengths", [[5, 5, 5], [3, 7, 3, 1, 7], [4]])
+@pytest.mark.parametrize("causal", [True, False])
+def test_packed_attention_equals_one_segment_at_a_time(lengths: list[int], causal: bool) -> None:
+    bounds = np.concatenate([[0], np.cumsum(lengths)]).tolist()
+    query, key, value = (torch.randn(bounds[-1], heads, 8) for heads in (4, 2, 2))
+    found = packed_attention(query, key, value, Segments(bounds, CPU), scale=0.3, causal=causal)
+    for begin, end in pairwise(bounds):
+        q, k, v = (states[begin:end].transpose(0, 1) for states in (query, key, value))
+        scores = q @ k.repeat_interleave(2, 0).transpose(1, 2) * 0.3
+        if causal:
+            scores = scores.masked_fill(~torch.ones(scores.shape[1:], dtype=torch.bool).tril(), float("-inf"))
+        wanted = (scores.softmax(-1) @ v.repeat_interleave(2, 0)).transpose(0, 1)
+        assert torch.allclose(found[begin:end], wanted, atol=1e-6)
+
+
+@pytest.mark.parametrize("num_tokens", [0, 1, 7])
+def test_logprob_and_entropy_equal_softmax_with_gradients(
+    num_tokens: int, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logprob, "CHUNK_TOKENS", 3)
+    hidden, weight = torch.randn(num_tokens, 5, requires_grad=True), torch.randn(12, 5, requires_grad=True)
+    labels = torch.randint(0, 10, (num_tokens,))
+    scale = torch.randn(2, num_tokens)
+    head = logprob.Head(group=one_rank, vocab_size=10, temperature=0.7)
+    found = torch.stack(logprob.linear_logprob(hidden, weight, labels, head))
+    found_grads = torch.autograd.grad((found * scale).sum(), (hidden, weight))
+    distribution = (hidden @ weight[:10].t() / 0.7).log_softmax(-1)
+    label_logprobs = distribution.gather(1, labels[:, None])[:, 0]
+    wanted = torch.stack([label_logprobs, -(distribution.exp() * distribution).sum(-1)])
+    wanted_grads = torch.autograd.grad((wanted * scale).sum(), (hidden, weight))
+    assert torch.allclose(found, wanted, atol=1e-5)
+    assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found_grads, wanted_grads))
+
+
+def test_certain_tokens_have_no_entropy_and_finite_gradients(one_rank: dist.ProcessGroup) -> None:
+    hidden = torch.full((2, 1), 1e4, requires_grad=True)
+    weight = torch.tensor([[1.0], [-1.0]], requires_grad=True)
+    head = logprob.Head(group=one_rank, vocab_size=2)
+    logprobs, entropy = logprob.linear_logprob(hidden, weight, torch.tensor([0, 0]), head)
+    (logprobs.sum() + entropy.sum()).backward()
+    assert logprobs.tolist() == entropy.tolist() == [0.0, 0.0]
+    assert hidden.grad is not None and hidden.grad.isfinite().all()
+
+
+FULL_SHAPES: dict[Kind, list[tuple[int, ...]]] = {
+    "rep": [(5, 3)],
+    "col": [(8, 3)],
+    "row": [(3, 8)],
+    "vocab": [(13, 3)],
+    "qkv": [(16, 3), (8, 3), (8, 3)],
+    "gated": [(8, 3), (8, 3)],
+}
+
+
+@pytest.mark.parametrize("kind", FULL_SHAPES)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_joining_what_was_cut_gives_the_same_bits(kind: Kind, num_ranks: int) -> None:
+    shapes = Shapes(num_heads=4, num_groups=2, vocab_size=13, padded_vocab_size=16)
+    full = [torch.randn(shape) for shape in FULL_SHAPES[kind]]
+    shards = [cut(kind, full, shapes, rank, num_ranks) for rank in range(num_ranks)]
+    joined = join(kind, shards, shapes)
+    assert len(joined) == len(full)
+    assert all(torch.equal(a, b) for a, b in zip(joined, full))
+
+
+def test_normalised_patches_equal_the_processors_pixel_values(one_rank: dist.ProcessGroup) -> None:
+    image = Image.fromarray(np.random.default_rng(0).integers(0, 256, (56, 84, 3), dtype=np.uint8))
+    processor = Qwen2VLImageProcessorPil(min_pixels=28 * 28, max_pixels=28 * 28 * 64)
+    wanted = processor(image, return_tensors="pt")["pixel_values"]
+    raw = processor(image, do_rescale=False, do_normalize=False, return_tensors="pt")["pixel_values"]
+    config = Qwen2_5_VLConfig(vision_config={"depth": 1, "hidden_size": 8, "num_heads": 2}).vision_config
+    visual = Qwen2_5_VisionTransformerPretrainedModel(config)
+    tower = VisionTower(visual, mean=processor.image_mean, std=processor.image_std, group=one_rank)
+    assert (tower.normalise(raw.to(torch.uint8)) - wanted).abs().max() < 1e-6
+
+
+@given(st.lists(st.integers(1, 100), max_size=12), st.integers(1, 4))
+def test_every_image_is_dealt_once_and_evenly(costs: list[int], num_ranks: int) -> None:
+    shares = deal_images(costs, num_ranks)
+    assert sorted(image for share in shares for image in share) == list(range(len(costs)))
+    loads = [sum(costs[image] for image in share) for share in shares]
+    assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+def test_adam_equals_torchs() -> None:
+    ours, theirs = (torch.nn.Parameter(torch.linspace(-1, 1, 10)) for _ in range(2))
+    options = {"lr": 1e-2, "betas": (0.8, 0.99), "eps": 1e-7, "weight_decay": 0.1}
+    optimizers = [GroupStepAdam([ours], **options), torch.optim.AdamW([theirs], **options)]
+    for step in range(4):
+        ours.grad = theirs.grad = torch.sin(torch.arange(10.0) + step)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert torch.allclose(ours, theirs, atol=1e-7)
+
+
+LAYOUT = TokenLayout(image_token_id=IMAGE, video_token_id=VIDEO, merge_size=2)
+
+
+def test_packing_by_hand() -> None:
+    image = np.zeros((8, 6), np.uint8)
+    first = make_sample([10, IMAGE, IMAGE, 11, 12], {3, 4}, grid_thw=((1, 2, 4),), patches=(image,))
+    second = make_sample([13, IMAGE, IMAGE, 14], {3}, grid_thw=((1, 2, 4),), patches=(image,))
+    batch = pack([first, second], LAYOUT, multiple_of=4, device=CPU, with_pixels=True)
+    assert batch.token_ids.tolist() == [10, IMAGE, IMAGE, 11, 12, 13, IMAGE, IMAGE, 14, 0, 0, 0]
+    assert batch.segments.bounds == (0, 5, 9, 12)
+    assert batch.predict_rows.tolist() == [2, 3, 7]
+    assert batch.labels.tolist() == [11, 12, 14]
+    assert batch.num_scored == (2, 1)
+    assert batch.position_ids[:, 0].tolist() == [
+        [0, 1, 1, 3, 4, 0, 1, 1, 3, 0, 1, 2],
+        [0, 1, 1, 3, 4, 0, 1, 1, 3, 0, 1, 2],
+        [0, 1, 2, 3, 4, 0, 1, 2, 3, 0, 1, 2],
+    ]
+    # the same array is encoded once
+    assert batch.grids == ((1, 2, 4),)
+    assert batch.visual_slots.tolist() == [1, 2, 6, 7]
+    assert batch.visual_rows.tolist() == [0, 1, 0, 1]
+
+
+def test_no_samples_pack_to_padding_alone() -> None:
+    batch = pack([], LAYOUT, multiple_of=2, device=CPU, with_pixels=True)
+    assert batch.token_ids.tolist() == [0, 0]
+    assert batch.labels.tolist() == [] and batch.num_scored == ()
+
+
+PATCHES = np.zeros((4, 6), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (make_sample([10, IMAGE], {1}), "1 image tokens and images .* make 0"),
+        (make_sample([10, VIDEO], {1}), "video tokens"),
+        (make_sample([10, 11], {0}), "scores its first token"),
+        (make_sample([10, IMAGE], {1}, grid_thw=((1, 2, 2),)), "0 images' patches and 1 grids"),
+        (make_sample([10, IMAGE], {1}, grid_thw=((1, 2, 2),), patches=(PATCHES[:3],)), "3 patches do not fill"),
+    ],
+)
+def test_samples_that_contradict_themselves_are_refused(sample: Sample, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        pack([sample], LAYOUT, multiple_of=1, device=CPU, with_pixels=True)
