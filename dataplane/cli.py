@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,12 +14,10 @@ from rich.table import Table
 from dataplane.client import Client
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.refs import Ref
-from dataplane.segment import gib
+from dataplane.sizes import format_bytes, parse_bytes
 from dataplane.wire import DEFAULT_PORT
 
 DEFAULT_URI = f"grpc://127.0.0.1:{DEFAULT_PORT}"
-_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
-_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 _EXAMPLES = """examples:
   python -m dataplane serve --memory 1GiB --root train='shards/train-*.tar'
@@ -34,10 +31,10 @@ _EXAMPLES = """examples:
 
 def parse_memory(text: str) -> int:
     """Bytes of `1GiB`, `512MiB`, `1.5GB`, `1048576`."""
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
-    if match is None or match[2].lower() not in _UNITS:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; wanted for example 512MiB, 1GiB or 1048576")
-    return int(float(match[1]) * _UNITS[match[2].lower()])
+    try:
+        return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def parse_root(text: str) -> tuple[str, str]:
@@ -137,7 +134,7 @@ def _get(client: Client, args: argparse.Namespace) -> None:
         sys.stdout.buffer.flush()
         return
     args.output.write_bytes(data)
-    print(f"{gib(len(data))} to {args.output}", file=sys.stderr)
+    print(f"{format_bytes(len(data))} to {args.output}", file=sys.stderr)
 
 
 def _stat(client: Client, args: argparse.Namespace) -> None:
@@ -149,7 +146,7 @@ def _stat(client: Client, args: argparse.Namespace) -> None:
     for key, value in found.items():
         if key not in ("datasets", "node"):
             is_size = key.endswith("_bytes")
-            table.add_row(key, f"{value:,} ({gib(value)})" if is_size else f"{value:,}")
+            table.add_row(key, f"{value:,} ({format_bytes(value)})" if is_size else f"{value:,}")
     console = Console()
     console.print(table)
     if found["datasets"]:

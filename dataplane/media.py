@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
 
-ALL_FORMATS = ("PNG", "JPEG", "MPO", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
+ALL_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 MAX_IMAGE_PIXELS = 1 << 27
 """Images with more pixels are refused before they are decoded (134 Mpx; decoded, 400 MB)."""
 MAX_SOURCE_BYTES = 1 << 30
@@ -43,7 +43,7 @@ def decode_image(data: bytes, formats: Sequence[str] = ()) -> Image.Image:
 def _open(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=ALL_FORMATS)
-    except Exception as error:
+    except (OSError, ValueError, ArithmeticError) as error:
         raise UndecodableError(f"not an image of a known format ({len(data)} bytes, first {data[:8]!r})") from error
 
 

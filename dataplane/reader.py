@@ -107,11 +107,10 @@ class Reader:
         """One round trip; a stream that failed is not used again."""
         try:
             batch, metadata = stream.ask(dump(request), self.timeout_s)
-        except pa.ArrowException:
+        except pa.ArrowException as raised:
             stream.close()
-            if stream.is_overdue:
-                error = fl.FlightTimedOutError("no answer")
-            raise from_flight(error, self.uri, "resolve", self.timeout_s) from error
+            cause = fl.FlightTimedOutError("no answer") if stream.is_overdue else raised
+            raise from_flight(cause, self.uri, "resolve", self.timeout_s) from raised
         except StopIteration:
             stream.close()
             raise NodeUnavailableError(f"{self.uri} ended the resolve stream; is the node running?") from None

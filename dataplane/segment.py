@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from dataplane.errors import OutOfSpaceError
+from dataplane.sizes import format_bytes
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "dataplane-"
@@ -21,14 +22,6 @@ _PREFAULT_STEP = 256 * 1024 * 1024
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap has no name for it in Python 3.11
 
 log = logging.getLogger(__name__)
-
-
-def gib(nbytes: float) -> str:
-    """A size for people."""
-    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= size:
-            return f"{nbytes / size:.4g} {unit}"
-    return f"{int(nbytes)} B"
 
 
 class Segment:
@@ -47,7 +40,7 @@ class Segment:
         except OSError as error:
             self.unlink()
             raise OutOfSpaceError(
-                f"{shm_dir} could not give {gib(capacity)} ({error.strerror}); "
+                f"{shm_dir} could not give {format_bytes(capacity)} ({error.strerror}); "
                 "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
             ) from error
         self.bytes = np.frombuffer(self.map, np.uint8)
@@ -91,8 +84,8 @@ def _check_room(capacity: int, shm_dir: Path) -> None:
     if capacity > free:
         total = stat.f_blocks * stat.f_frsize
         raise OutOfSpaceError(
-            f"{shm_dir} has {gib(free)} free of {gib(total)}; wanted {gib(capacity)}: ask for less with --memory, "
-            "or give the container a larger /dev/shm (docker run --shm-size, or in Kubernetes a Memory emptyDir)"
+            f"{shm_dir} has {format_bytes(free)} free of {format_bytes(total)}; wanted {format_bytes(capacity)}: "
+            "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
         )
 
 

@@ -17,7 +17,7 @@ from types import FrameType
 from dataplane.errors import DataPlaneError
 from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
-from dataplane.segment import gib
+from dataplane.sizes import format_bytes
 
 _POLL_S = 3600.0
 
@@ -104,5 +104,7 @@ def _say(message: dict[str, object]) -> None:
 
 def _greet(node: Node, args: argparse.Namespace) -> None:
     datasets = ", ".join(sorted({name for name, _ in args.root})) or "none"
-    print(f"dataplane: serving at {node.uri} with {gib(args.memory)} of shared memory, {args.workers} worker(s)")
+    print(
+        f"dataplane: serving at {node.uri} with {format_bytes(args.memory)} of shared memory, {args.workers} worker(s)"
+    )
     print(f"dataplane: datasets: {datasets}. Stop with Ctrl-C.", flush=True)

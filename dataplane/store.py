@@ -18,7 +18,8 @@ from dataplane.allocator import Allocator, slab_bytes
 from dataplane.errors import MissingObjectError, OutOfSpaceError
 from dataplane.leases import Leases
 from dataplane.refs import Ref
-from dataplane.segment import Segment, gib
+from dataplane.segment import Segment
+from dataplane.sizes import format_bytes
 
 INTERNAL_SESSION = "node"
 
@@ -82,7 +83,7 @@ class Store:
         """
         if slab_bytes(nbytes) > self.segment.capacity:
             raise OutOfSpaceError(
-                f"an object of {gib(nbytes)} can never fit a node of {gib(self.segment.capacity)}; "
+                f"an object of {format_bytes(nbytes)} can never fit a node of {format_bytes(self.segment.capacity)}; "
                 "start the node with more --memory"
             )
         with self._room:
@@ -257,7 +258,7 @@ class Store:
         capacity, used = self.segment.capacity, self._allocator.used_bytes
         leased = self._leased_bytes()
         return (
-            f"no room for {gib(nbytes)}: wanted_bytes={slab_bytes(nbytes)} free_bytes={capacity - used} "
+            f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} free_bytes={capacity - used} "
             f"largest_free_bytes={self._allocator.largest_free_bytes} leased_bytes={leased} "
             f"evictable_bytes={self._evictable_bytes} budget_bytes={capacity}; release plain objects, drop views, "
             "or start the node with more --memory"

@@ -25,7 +25,7 @@ def parse_recipe(data: Mapping[str, Any]) -> QwenVLPatches:
         return KERNELS[kernel].model_validate(dict(data))
     except ValidationError as error:
         problems = "; ".join(
-            f"recipe.{'.'.join(map(str, item['loc'])) or kernel} is {str(item['input'])[:60]!r}: {item['msg']}"
+            f"recipe.{'.'.join(map(str, item['loc'])) or kernel} is {repr(item['input'])[:60]}: {item['msg']}"
             for item in error.errors()
         )
         raise BadRequestError(problems) from error

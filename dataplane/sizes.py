@@ -1,0 +1,22 @@
+"""Sizes as people write them."""
+
+import re
+
+_UNITS = {"": 1, "b": 1, "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
+_UNITS |= {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
+
+
+def format_bytes(nbytes: float) -> str:
+    """`1.5 GiB` for 1610612736."""
+    for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{int(nbytes)} B"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `1GiB`, `512MiB`, `1.5GB` or `1048576`. ValueError for anything else."""
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in _UNITS:
+        raise ValueError(f"{text!r} is no size; wanted for example 512MiB, 1GiB or 1048576")
+    return int(float(match[1]) * _UNITS[match[2].lower()])

@@ -1,0 +1,55 @@
+"""A real node for each test module that asks for one, with a good shard and a bad one."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.reader import Reader
+from tests.dataplane.shards import encode, noise, write_shard
+
+
+@pytest.fixture(scope="module")
+def shard_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`good-000.tar` (12 images), `good-001.tar` (4 images, the first equal to sample 0), `bad-000.tar`."""
+    directory = tmp_path_factory.mktemp("shards")
+    good = {f"{at:03d}": encode(noise(at)) for at in range(12)}
+    write_shard(directory / "good-000.tar", good)
+    write_shard(
+        directory / "good-001.tar", {"100": good["000"]} | {f"{at}": encode(noise(at)) for at in (101, 102, 103)}
+    )
+    bad = {
+        "fine": encode(noise(200)),
+        "torn": encode(noise(201))[:-200],
+        "empty": b"",
+        "text": b"this is not an image",
+        "jpeg": encode(noise(202), "JPEG"),
+        "thin": encode(noise(203, height=1, width=300)),
+        "last": encode(noise(204)),
+    }
+    write_shard(directory / "bad-000.tar", bad)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
+    """A node of 16 MiB with the datasets `good` and `bad`."""
+    roots = {"good": [f"{shard_dir}/good-*.tar"], "bad": [f"{shard_dir}/bad-*.tar"]}
+    with EmbeddedNode(memory_bytes=16 << 20, roots=roots, num_workers=2) as started:
+        yield started
+
+
+@pytest.fixture
+def client(node: EmbeddedNode) -> Iterator[Client]:
+    """A client of the module's node."""
+    with Client(node.uri, timeout_s=30) as opened:
+        yield opened
+
+
+@pytest.fixture
+def reader(node: EmbeddedNode) -> Iterator[Reader]:
+    """A reader of the module's node."""
+    with Reader(node.uri, timeout_s=30) as opened:
+        yield opened

@@ -1,0 +1,119 @@
+"""Registered datasets: samples in order, digests as names, clear words for what cannot be read."""
+
+import json
+import time
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from dataplane.datasets import Datasets
+from dataplane.digests import content_digest
+from dataplane.errors import BadRequestError, DatasetError
+from dataplane.refs import Lineage
+from tests.dataplane.shards import encode, noise, write_shard, write_tar
+
+
+def test_samples_come_in_shard_and_tar_order_with_fields_and_media(tmp_path: Path) -> None:
+    images = {f"{at}": encode(noise(at)) for at in range(6)}
+    write_shard(tmp_path / "b.tar", {key: images[key] for key in "345"})
+    write_shard(tmp_path / "a.tar", {key: images[key] for key in "012"})
+    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    found = datasets.ingest("d")
+    assert (found.num_samples, found.num_shards, found.bad) == (6, 2, ())
+    samples = datasets.samples("d", [4, 0, 2])
+    assert [(sample.index, sample.key, sample.shard) for sample in samples] == [
+        (4, "4", "b.tar"),
+        (0, "0", "a.tar"),
+        (2, "2", "a.tar"),
+    ]
+    assert samples[0].fields == {"answer": "4"}
+    assert samples[0].media[0].name == f"s/{content_digest(images['4'])}"
+    lineage = samples[0].media[0].lineage
+    assert lineage is not None
+    place = datasets.locate(lineage)
+    assert place.file.read(place.offset, place.nbytes) == images["4"]
+
+
+def test_several_images_of_a_sample_keep_their_order_and_other_members_are_left_alone(tmp_path: Path) -> None:
+    images = [encode(noise(at)) for at in range(2)]
+    members = {"k.1.png": images[1], "k.0.png": images[0], "k.txt": b"no", "k.json": b'{"a": 1}'}
+    write_tar(tmp_path / "a.tar", members)
+    sample = Datasets({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0])[0]
+    assert [ref.name for ref in sample.media] == [f"s/{content_digest(images[at])}" for at in (1, 0)]
+    assert sample.fields == {"a": 1}
+
+
+def test_fields_that_are_not_json_are_reported_with_the_sample(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", {"k.json": b"{broken", "l.json": b"[1]", "m.png": b"x"})
+    samples = Datasets({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0, 1, 2])
+    assert [bad.key for sample in samples for bad in sample.bad] == ["k", "l"]
+    assert "is not JSON" in samples[0].bad[0].reason
+    assert "wanted an object" in samples[1].bad[0].reason
+
+
+def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_tar(tmp_path / "a.tar", {f"{at}.png": bytes(1 << 20) for at in range(8)})
+    num_bytes = 0
+    from dataplane import byte_ranges
+
+    real = byte_ranges.read_local
+
+    def counted(path: str, offset: int, nbytes: int) -> bytes:
+        nonlocal num_bytes
+        data = real(path, offset, nbytes)
+        num_bytes += len(data)
+        return data
+
+    monkeypatch.setattr(byte_ranges, "read_local", counted)
+    assert Datasets({"d": [str(tmp_path / "a.tar")]}, "node").ingest("d").num_samples == 8
+    assert num_bytes < 1 << 20
+
+
+def test_a_remote_shard_is_read_by_range_too(tmp_path: Path) -> None:
+    data = write_shard(tmp_path / "a.tar", {"0": encode(noise(0)), "1": encode(noise(1))}).read_bytes()
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/shards/a.tar", data)
+    try:
+        datasets = Datasets({"d": ["memory://shards/*.tar"]}, "node")
+        assert datasets.ingest("d").num_samples == 2
+        assert datasets.samples("d", [1])[0].media[0].name == f"s/{content_digest(encode(noise(1)))}"
+    finally:
+        filesystem.rm("/shards", recursive=True)
+
+
+def test_a_changed_shard_is_indexed_again(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
+    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    first = datasets.samples("d", [0])[0].media[0]
+    assert datasets.ingest("d") is datasets.ingest("d")
+    time.sleep(0.01)
+    write_shard(tmp_path / "a.tar", {"0": encode(noise(1)), "1": encode(noise(0))})
+    assert datasets.ingest("d").num_samples == 2
+    assert datasets.samples("d", [1])[0].media[0].name == first.name
+
+
+def test_what_cannot_be_read_is_said_clearly(tmp_path: Path) -> None:
+    write_tar(tmp_path / "zero.tar", {})
+    datasets = Datasets({"none": [str(tmp_path / "no-*.tar")], "zero": [str(tmp_path / "zero.tar")]}, "node")
+    with pytest.raises(DatasetError, match=r"no file matches '.*no-\*\.tar'.*--root"):
+        datasets.ingest("none")
+    with pytest.raises(DatasetError, match=r"no sample in 1 shard\(s\)"):
+        datasets.ingest("zero")
+    with pytest.raises(DatasetError, match="'other' is not registered; this node has: none, zero"):
+        datasets.ingest("other")
+
+
+def test_only_members_of_registered_shards_can_be_located(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
+    (tmp_path / "secret.tar").write_bytes((tmp_path / "a.tar").read_bytes())
+    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    good = datasets.samples("d", [0])[0].media[0].lineage
+    assert good is not None
+    fields = good.to_dict()
+    for change in ({"shard": "secret.tar"}, {"shard": "../a.tar"}, {"offset": 0}, {"nbytes": 10}):
+        with pytest.raises(DatasetError, match="has no medium"):
+            datasets.locate(Lineage(**(fields | change)))
+    with pytest.raises(BadRequestError, match="wanted 0 to 0"):
+        datasets.samples("d", [1])
+    assert json.dumps(fields)

@@ -1,0 +1,33 @@
+"""What the data plane's modules may import, seen in a fresh process."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = ("torch", "transformers", "vllm", "ray", "decord", "models", "yatt_mm")
+
+
+def imported_by(module: str) -> set[str]:
+    code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    return set(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize("module", ["dataplane.client", "dataplane.embedded", "dataplane.cli"])
+def test_the_control_side_imports_neither_pillow_nor_what_maps_memory(module: str) -> None:
+    found = imported_by(module)
+    forbidden = (*HEAVY, "PIL", "dataplane.reader", "dataplane.reader_session", "dataplane.segment")
+    assert not found & set(forbidden)
+
+
+@pytest.mark.parametrize(
+    "module", ["dataplane.reader", "dataplane.node", "dataplane.torch_view", "dataplane.pool_worker"]
+)
+def test_the_data_plane_knows_nothing_of_torch_models_or_training(module: str) -> None:
+    assert not imported_by(module) & set(HEAVY)
+
+
+def test_refs_need_only_the_standard_library() -> None:
+    assert not imported_by("dataplane.refs") & {"numpy", "pyarrow", "blake3"}

@@ -1,0 +1,103 @@
+"""The patch kernel against transformers' own processor, and its recipe's limits."""
+
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, which needs this on a CPU
+from dataplane.errors import BadRequestError
+from dataplane.recipes import parse_recipe
+from tests.dataplane.shards import RECIPE, noise
+
+
+def run_kernel(image: Image.Image, recipe: dict[str, Any]) -> tuple[np.ndarray, tuple[int, int]]:
+    checked = parse_recipe(recipe)
+    grid = checked.grid(image.height, image.width)
+    out = np.empty(checked.shape(grid), np.uint8)
+    checked.run(image, grid, out)
+    return out, grid
+
+
+def run_transformers(image: Image.Image, recipe: dict[str, Any]) -> tuple[np.ndarray, list[list[int]]]:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    keys = ("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        processor = Qwen2VLImageProcessorPil(do_rescale=False, do_normalize=False, **{key: recipe[key] for key in keys})
+        found = processor(image, return_tensors="np")
+    return found["pixel_values"], found["image_grid_thw"].tolist()
+
+
+def assert_equal(height: int, width: int, recipe: dict[str, Any]) -> None:
+    image = Image.fromarray(noise(height * 1000 + width, height, width))
+    ours, grid = run_kernel(image, recipe)
+    theirs, grid_thw = run_transformers(image, recipe)
+    assert grid_thw == [[1, *grid]]
+    assert np.array_equal(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    ("height", "width"), [(8, 8), (1, 1), (1, 200), (200, 1), (28, 28), (29, 57), (224, 224), (480, 640), (1050, 1400)]
+)
+def test_patches_are_bit_equal_to_transformers(height: int, width: int) -> None:
+    assert_equal(height, width, {**RECIPE, "max_pixels": 28 * 28 * 1280})
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    height=st.integers(1, 300),
+    width=st.integers(1, 300),
+    patch_size=st.sampled_from([14, 16]),
+    merge_size=st.integers(1, 3),
+    temporal_patch_size=st.integers(1, 3),
+    min_side=st.integers(1, 60),
+    max_side=st.integers(100, 300),
+)
+def test_patches_are_bit_equal_for_any_size_and_recipe(
+    height: int, width: int, patch_size: int, merge_size: int, temporal_patch_size: int, min_side: int, max_side: int
+) -> None:
+    if max(height, width) > 200 * min(height, width):
+        return
+    recipe = {
+        **RECIPE,
+        "patch_size": patch_size,
+        "merge_size": merge_size,
+        "temporal_patch_size": temporal_patch_size,
+        "min_pixels": min_side**2,
+        "max_pixels": max_side**2,
+    }
+    assert_equal(height, width, recipe)
+
+
+def test_an_extreme_aspect_ratio_is_refused_by_both() -> None:
+    image = Image.fromarray(noise(0, 1, 201))
+    with pytest.raises(ValueError, match="aspect ratio 201 of 201x1; wanted at most 200"):
+        run_kernel(image, dict(RECIPE))
+    with pytest.raises(ValueError, match="aspect ratio"):
+        run_transformers(image, dict(RECIPE))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kernel": "os.system"}, "recipe.kernel is 'os.system'; wanted one of qwen_vl_patches"),
+        ({"kernel": ["x"]}, "recipe.kernel"),
+        ({"version": 2}, "recipe.version is 2"),
+        ({"patch_size": 0}, "recipe.patch_size is 0"),
+        ({"patch_size": "14"}, "recipe.patch_size is '14'"),
+        ({"merge_size": 9}, "recipe.merge_size"),
+        ({"max_pixels": 1 << 40}, "recipe.max_pixels"),
+        ({"min_pixels": 1 << 20}, "min_pixels 1048576 is above max_pixels"),
+        ({"resample": "magic"}, "recipe.resample is 'magic'"),
+        ({"path": "/etc/passwd"}, "recipe.path is '/etc/passwd': Extra inputs are not permitted"),
+    ],
+)
+def test_a_recipe_is_closed_and_range_checked(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadRequestError, match=message):
+        parse_recipe({**RECIPE, **change})

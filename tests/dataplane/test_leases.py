@@ -1,0 +1,203 @@
+"""A lease lasts as long as anything can look at the object, and not longer."""
+
+import gc
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.errors import NodeUnavailableError
+from dataplane.reader import Reader
+from dataplane.torch_view import as_tensor
+from tests.dataplane.shards import wait_until
+
+
+def num_leases(client: Client) -> int:
+    gc.collect()
+    return int(client.stat()["num_leases"])
+
+
+def test_views_are_read_only_aligned_and_cannot_be_made_writable(client: Client, reader: Reader) -> None:
+    ref = client.put(bytes(range(200)), name="view")
+    view = reader.resolve([ref])[0]
+    assert not view.flags.writeable
+    assert view.__array_interface__["data"][0] % 64 == 0
+    with pytest.raises(ValueError, match="read-only"):
+        view[0] = 1
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        view.flags.writeable = True
+    with pytest.raises(ValueError, match="WRITEABLE"):
+        view[3:].flags.writeable = True
+    client.release([ref])
+
+
+@pytest.mark.parametrize("make", ["slice", "reshape", "tensor", "tensor slice", "arrow"])
+def test_whatever_is_made_over_a_view_keeps_its_lease(client: Client, reader: Reader, make: str) -> None:
+    import pyarrow as pa
+    import torch
+
+    ref = client.put(np.arange(1000, dtype=np.int32), name=f"keep/{make}", dtype="int32")
+    view = reader.resolve([ref])[0]
+    makers: dict[str, Callable[[np.ndarray], object]] = {
+        "slice": lambda array: array[10:20][2:4],
+        "reshape": lambda array: array.reshape(10, 100).T,
+        "tensor": as_tensor,
+        "tensor slice": lambda array: as_tensor(array).view(10, 100)[3, 5:7],
+        "arrow": pa.py_buffer,
+    }
+    made = makers[make](view)
+    assert not isinstance(made, torch.Tensor) or made.dtype == torch.int32
+    del view
+    gc.collect()
+    wait_until(lambda: num_leases(client) == 1)
+    client.release([ref])
+    used = client.stat()["used_bytes"]
+    del made
+    wait_until(lambda: num_leases(client) == 0)
+    assert client.stat()["used_bytes"] < used
+
+
+def test_a_tensor_is_a_view_without_a_warning(client: Client, reader: Reader, recwarn: pytest.WarningsRecorder) -> None:
+    array = np.arange(6, dtype=np.float32).reshape(2, 3)
+    ref = client.put(array, name="tensor", dtype="float32", shape=(2, 3))
+    view = reader.resolve([ref])[0]
+    tensor = as_tensor(view)
+    assert tensor.data_ptr() == view.__array_interface__["data"][0]
+    assert tensor.tolist() == array.tolist() and tuple(tensor.shape) == (2, 3)
+    assert as_tensor(np.empty((0, 3), np.float32)).shape == (0, 3)
+    assert not [warning for warning in recwarn if "writ" in str(warning.message)]
+    client.release([ref])
+
+
+def test_one_ref_twice_in_a_batch_gets_two_leases(client: Client, reader: Reader) -> None:
+    ref = client.put(b"twice", name="twice")
+    one, two = reader.resolve([ref, ref])
+    assert num_leases(client) == 2
+    del one
+    wait_until(lambda: num_leases(client) == 1)
+    assert two.tobytes() == b"twice"
+    client.release([ref])
+
+
+def test_a_failed_resolve_leaves_no_lease(client: Client, reader: Reader) -> None:
+    there = client.put(b"there", name="there")
+    gone = client.put(b"gone", name="gone")
+    client.release([gone])
+    with pytest.raises(LookupError, match="gone"):
+        reader.resolve([there, gone, there])
+    wait_until(lambda: num_leases(client) == 0)
+    assert reader.resolve([there])[0].tobytes() == b"there"
+
+
+def test_a_closed_reader_keeps_the_leases_of_living_views(node: EmbeddedNode, client: Client) -> None:
+    ref = client.put(b"alive", name="alive")
+    reader = Reader(node.uri)
+    view = reader.resolve([ref])[0]
+    reader.close()
+    client.release([ref])
+    time.sleep(0.1)
+    assert num_leases(client) == 1 and view.tobytes() == b"alive"
+    with pytest.raises(NodeUnavailableError, match="is closed"):
+        reader.resolve([ref])
+    del view
+    wait_until(lambda: client.stat()["num_readers"] == 0)
+
+
+def test_a_reader_that_is_forgotten_ends_its_session(node: EmbeddedNode, client: Client) -> None:
+    reader = Reader(node.uri)
+    assert client.stat()["num_readers"] == 1
+    del reader
+    wait_until(lambda: client.stat()["num_readers"] == 0)
+
+
+CHILD = """
+    import sys, time
+    from dataplane.client import Client
+    from dataplane.reader import Reader
+    reader = Reader(sys.argv[1])
+    client = Client(sys.argv[1])
+    views = reader.resolve([client.put(bytes(1000), name=f"child/{at}") for at in range(5)])
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_leases_end_when_the_reading_process_is_killed(node: EmbeddedNode, client: Client) -> None:
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(CHILD), node.uri], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and child.stdout.readline() == b"ready\n"
+        assert num_leases(client) == 5
+    finally:
+        child.send_signal(signal.SIGKILL)
+        child.wait()
+        child.stdout.close()  # type: ignore[union-attr]
+    wait_until(lambda: num_leases(client) == 0)
+    assert client.stat()["num_readers"] == 0
+
+
+WRITER = """
+    import sys, time
+    import pyarrow as pa, pyarrow.flight as fl
+    writer, reader = fl.FlightClient(sys.argv[1]).do_exchange(fl.FlightDescriptor.for_command(b'{"verb": "put"}'))
+    reader.read_chunk()
+    writer.write_metadata(pa.py_buffer(b'{"allocate": 1000000}'))
+    print(reader.read_chunk().app_metadata.to_pybytes(), flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_place_that_was_never_sealed_goes_back_when_its_writer_is_killed(node: EmbeddedNode, client: Client) -> None:
+    used = client.stat()["used_bytes"]
+    child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(WRITER), node.uri], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None and b"offset" in child.stdout.readline()
+        assert client.stat()["used_bytes"] >= used + 1_000_000
+    finally:
+        child.kill()
+        child.wait()
+        child.stdout.close()  # type: ignore[union-attr]
+    wait_until(lambda: client.stat()["used_bytes"] == used)
+
+
+def test_a_view_outlives_its_node() -> None:
+    node = EmbeddedNode(memory_bytes=1 << 20, roots={})
+    client, reader = Client(node.uri), Reader(node.uri, timeout_s=5)
+    ref = client.put(b"still here", name="x")
+    view = reader.resolve([ref])[0]
+    node.stop()
+    assert view.tobytes() == b"still here"
+    with pytest.raises(NodeUnavailableError):
+        reader.resolve([ref])
+    del view
+    reader.close()
+    client.close()
+
+
+def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dataplane.reader_session.GRACE_S", 0.1)
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node:
+        client, reader = Client(node.uri, timeout_s=0.5), Reader(node.uri, timeout_s=0.5)
+        ref = client.put(b"x", name="x")
+        held = reader.resolve([ref])
+        os.kill(node.pid, signal.SIGSTOP)
+        try:
+            started = time.monotonic()
+            with pytest.raises(TimeoutError, match=r"resolve in 0\.5 s"):
+                reader.resolve([ref])
+            with pytest.raises(TimeoutError, match=r"stat in 0\.5 s"):
+                client.stat()
+            assert time.monotonic() - started < 10
+        finally:
+            os.kill(node.pid, signal.SIGCONT)
+        assert Client(node.uri).stat()["num_leases"] >= 1
+        assert reader.resolve([ref])[0].tobytes() == held[0].tobytes()
+        del held
+        reader.close()

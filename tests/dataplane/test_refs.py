@@ -1,0 +1,56 @@
+"""Refs are small, picklable, JSON-safe and hashable by name."""
+
+import json
+import pickle
+
+import pytest
+
+from dataplane.digests import derived_name, recipe_digest
+from dataplane.errors import ERRORS
+from dataplane.refs import Lineage, Ref
+from tests.dataplane.shards import RECIPE
+
+REF = Ref(
+    name="d/" + "0" * 32 + "/" + "1" * 16,
+    kind="derived",
+    dtype="uint8",
+    shape=(16, 1176),
+    nbytes=16 * 1176,
+    node="abcd",
+    lineage=Lineage(dataset="train", shard="a.tar", offset=512, nbytes=99, source="0" * 32, recipe=dict(RECIPE)),
+    meta={"grid_thw": [1, 4, 4], "num_tokens": 4},
+)
+
+
+def test_a_ref_survives_json_and_pickle_and_stays_small() -> None:
+    assert Ref.from_dict(json.loads(json.dumps(REF.to_dict()))) == REF
+    assert pickle.loads(pickle.dumps(REF)) == REF
+    assert hash(REF) == hash(REF.name)
+    assert len(pickle.dumps(REF)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"kind": "magic"}, "ref.kind is 'magic'; wanted one of source"),
+        ({"nbytes": "12"}, r"ref.nbytes is '12' \(str\); wanted int"),
+        ({"nbytes": True}, "ref.nbytes is 'True'"),
+        ({"shape": [1, -2]}, "ref.shape"),
+        ({"lineage": {"dataset": "a"}}, "lineage.recipe is missing"),
+    ],
+)
+def test_a_malformed_ref_is_refused_with_its_field(change: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Ref.from_dict(REF.to_dict() | change)
+
+
+def test_a_recipe_has_one_digest_whatever_the_order_of_its_keys() -> None:
+    assert recipe_digest({key: RECIPE[key] for key in reversed(list(RECIPE))}) == recipe_digest(RECIPE)
+    assert recipe_digest({**RECIPE, "patch_size": 16}) != recipe_digest(RECIPE)
+    assert derived_name("ab", RECIPE) == f"d/ab/{recipe_digest(RECIPE)}"
+
+
+def test_every_error_is_picklable_and_a_standard_exception_too() -> None:
+    for error in ERRORS.values():
+        assert str(pickle.loads(pickle.dumps(error("found; wanted")))) == "found; wanted"
+        assert len(error.__mro__) > 3 or error is ERRORS["DataPlaneError"]

@@ -1,0 +1,132 @@
+"""Eviction, holds, leases and back-pressure of the store, on a real segment without a server."""
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.errors import OutOfSpaceError
+from dataplane.refs import Kind, Ref
+from dataplane.segment import Segment
+from dataplane.store import Store
+
+BLOCK = 64 * 1024
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    segment = Segment(4 * BLOCK, "test")
+    opened = Store(segment)
+    yield opened
+    opened.close()
+    segment.unlink()
+
+
+def add(store: Store, name: str, kind: Kind = "derived", nbytes: int = BLOCK, timeout_s: float = 0.0) -> None:
+    slab = store.allocate(nbytes, time.monotonic() + timeout_s)
+    store.view(slab)[:] = ord(name[-1])
+    ref = Ref(name=name, kind=kind, dtype="uint8", shape=(nbytes,), nbytes=nbytes, node="n", lineage=None)
+    store.seal(slab, ref, is_held=kind == "plain")
+
+
+def names(store: Store) -> set[str]:
+    return {name for name in "abcdefg" if store.find(name)}
+
+
+def test_the_least_recently_used_object_is_evicted_first(store: Store) -> None:
+    for name in "abcd":
+        add(store, name)
+    leased = store.lease_one("a")
+    assert leased is not None
+    store.end_leases([leased.lease], "node")
+    add(store, "e")
+    add(store, "f")
+    assert names(store) == {"a", "d", "e", "f"}
+    assert store.stat()["num_evicted"] == 2
+
+
+def test_plain_objects_are_never_evicted_and_the_error_has_the_numbers(store: Store) -> None:
+    for name in "abcd":
+        add(store, name, kind="plain")
+    with pytest.raises(OutOfSpaceError, match=f"wanted_bytes={BLOCK} free_bytes=0 .*leased_bytes=0"):
+        add(store, "e")
+    assert names(store) == set("abcd")
+
+
+def test_a_leased_slab_is_not_recycled_before_its_lease_ends(store: Store) -> None:
+    for name in "abcd":
+        add(store, name)
+    store.open_session("reader")
+    leased = store.lease(["a", "b", "c", "d"], "reader")
+    assert all(leased)
+    with pytest.raises(OutOfSpaceError, match=f"leased_bytes={4 * BLOCK}"):
+        add(store, "e")
+    store.end_session("reader")
+    add(store, "e")
+    assert names(store) == set("bcde")
+
+
+def test_a_released_object_keeps_its_bytes_until_its_last_lease_ends(store: Store) -> None:
+    add(store, "a", kind="plain", nbytes=4 * BLOCK)
+    store.open_session("reader")
+    leased = store.lease(["a", "a"], "reader")
+    assert store.release(["a"]) == 1
+    assert store.find("a") is None
+    store.end_leases([leased[0].lease], "reader")  # type: ignore[union-attr]
+    with pytest.raises(OutOfSpaceError):
+        add(store, "b")
+    assert leased[1] is not None and store.view(leased[1].entry.slab)[7] == ord("a")
+    store.end_leases([leased[1].lease], "reader")
+    add(store, "b")
+
+
+def test_leases_of_another_session_cannot_be_ended(store: Store) -> None:
+    add(store, "a")
+    store.open_session("one")
+    store.open_session("two")
+    leased = store.lease(["a"], "one")[0]
+    assert leased is not None
+    store.end_leases([leased.lease], "two")
+    assert store.stat()["num_leases"] == 1
+
+
+def test_a_put_that_does_not_fit_waits_until_room_is_made(store: Store) -> None:
+    add(store, "a", kind="plain", nbytes=4 * BLOCK)
+    threading.Timer(0.2, store.release, [["a"]]).start()
+    add(store, "b", timeout_s=10)
+    assert names(store) == {"b"}
+
+
+def test_nothing_is_evicted_for_an_object_that_would_not_fit_anyway(store: Store) -> None:
+    add(store, "a", kind="plain", nbytes=2 * BLOCK)
+    add(store, "b")
+    with pytest.raises(OutOfSpaceError):
+        add(store, "c", nbytes=3 * BLOCK)
+    assert names(store) == {"a", "b"}
+    with pytest.raises(OutOfSpaceError, match="can never fit"):
+        add(store, "d", nbytes=5 * BLOCK)
+
+
+def test_a_released_source_is_the_first_to_go(store: Store) -> None:
+    for name in "abcd":
+        add(store, name)
+    store.release(["c"])
+    add(store, "e")
+    assert names(store) == set("abde")
+
+
+def test_a_second_object_of_one_name_is_not_kept(store: Store) -> None:
+    add(store, "a")
+    add(store, "a")
+    assert store.stat()["num_objects"] == 1
+    assert store.stat()["used_bytes"] == BLOCK
+
+
+def test_a_segment_is_private_and_says_when_shared_memory_is_too_small(store: Store, tmp_path: Path) -> None:
+    assert store.segment.path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(OutOfSpaceError, match=r"free of .*; wanted .*--memory"):
+        Segment(1 << 50, "test")
+    with pytest.raises(OutOfSpaceError, match="does not exist"):
+        Segment(1 << 20, "test", tmp_path / "nowhere")

@@ -1,0 +1,89 @@
+"""Offsets out of tar headers, and what is said of tars that are torn, compressed or no tars at all."""
+
+import gzip
+import tarfile
+from pathlib import Path
+
+import pytest
+
+from dataplane.byte_ranges import RangeFile
+from dataplane.errors import DatasetError
+from dataplane.tar_index import TarIndex, index_tar
+from tests.dataplane.shards import write_tar
+
+
+def index(path: Path) -> TarIndex:
+    return index_tar(RangeFile(str(path), path.stat().st_size))
+
+
+def keys(found: TarIndex) -> list[str]:
+    return [sample[0].key for sample in found.samples]
+
+
+@pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_offsets_are_those_of_the_bytes_in_every_tar_format(tmp_path: Path, tar_format: int) -> None:
+    folder = "x" * 60 + "/" + "y" * 60
+    members = {f"{folder}/{at:04d}.{ext}": bytes([at]) * (at * 300) for at in range(5) for ext in ("a.png", "json")}
+    if tar_format != tarfile.USTAR_FORMAT:
+        members |= {f"{'z' * 140}/é.png": b"unicode"}
+    path = write_tar(tmp_path / "a.tar", members, tar_format)
+    found = index(path)
+    assert found.flaws == ()
+    read = {m.path: path.read_bytes()[m.offset : m.offset + m.nbytes] for sample in found.samples for m in sample}
+    assert read == members
+    assert found.samples[0][0].key == f"{folder}/0000"
+    assert found.samples[0][0].extension == "a.png"
+
+
+def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
+    (tmp_path / "0.png").write_bytes(b"data")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link.png").symlink_to("0.png")
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name in ("folder", "0.png", "link.png"):
+            tar.add(tmp_path / name, arcname=f"./{name}")
+    assert [member.path for sample in index(tmp_path / "a.tar").samples for member in sample] == ["0.png"]
+
+
+def test_a_torn_shard_keeps_the_samples_before_the_tear(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{at}.{ext}": b"x" * 600 for at in range(4) for ext in ("png", "json")})
+    whole = index(path)
+    assert keys(whole) == ["0", "1", "2", "3"]
+    last = whole.samples[3][1]
+    path.write_bytes(path.read_bytes()[: last.offset + 100])
+    torn = index(path)
+    assert keys(torn) == ["0", "1", "2"]
+    assert [(flaw.offset, flaw.key) for flaw in torn.flaws] == [(last.offset - 512, "3")]
+    assert "torn" in torn.flaws[0].reason
+
+
+def test_a_shard_without_an_end_marker_and_one_with_a_damaged_header_are_reported(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{at}.png": b"x" * 512 for at in range(3)})
+    data = path.read_bytes()
+    path.write_bytes(data[: 3 * 1024])
+    assert keys(index(path)) == ["0", "1", "2"]
+    assert "end-of-archive" in index(path).flaws[0].reason
+    path.write_bytes(data[:1024] + b"garbage!" * 64 + data[1536:])
+    assert keys(index(path)) == ["0"]
+    assert index(path).flaws[0].offset == 1024
+
+
+def test_two_members_of_one_extension_in_a_sample_are_a_flaw(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {"a/0.png": b"1", "a/0.PNG": b"2", "b/0.png": b"3"})
+    found = index(path)
+    assert keys(found) == ["b/0"]
+    assert "two members 'png'" in found.flaws[0].reason
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b"", "is empty"),
+        (gzip.compress(b"x" * 2000), r"is compressed \(gzip\).*decompress it"),
+        (b"no tar at all" * 100, "is not a tar"),
+    ],
+)
+def test_what_is_no_uncompressed_tar_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
+    (tmp_path / "a.tar").write_bytes(data)
+    with pytest.raises(DatasetError, match=message):
+        index(tmp_path / "a.tar")
