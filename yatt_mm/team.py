@@ -21,7 +21,7 @@ from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
 from yatt_mm.control.router import Router
 from yatt_mm.placement import Placement, full_colocation
-from yatt_mm.rewards.worker import RewardWorker
+from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.messages import EngineSpec
 from yatt_mm.training.actor import TrainActor
@@ -146,7 +146,7 @@ def _create_ranks(
 
 def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
     return [
-        _create(stack, RewardWorker, concurrency=1, max_restarts=-1)(
+        _create(stack, RewardActor, concurrency=1, max_restarts=-1)(
             function=config.reward.function,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,

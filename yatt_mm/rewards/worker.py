@@ -6,7 +6,6 @@ import logging
 import math
 
 from dataplane.reader import Reader
-
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rewards.messages import GroupRewards, RewardTask
 from yatt_mm.rollout import record

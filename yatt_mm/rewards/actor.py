@@ -1,0 +1,23 @@
+"""The Ray side of a reward worker. Importing this is light: what resolves refs loads in the actor's process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from yatt_mm.rewards.messages import GroupRewards, RewardTask
+
+if TYPE_CHECKING:
+    from yatt_mm.rewards.worker import RewardWorker
+
+
+class RewardActor:
+    """Body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
+
+    def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float) -> None:
+        from yatt_mm.rewards.worker import RewardWorker
+
+        self._worker: RewardWorker = RewardWorker(function=function, dataplane_uri=dataplane_uri, timeout_s=timeout_s)
+
+    def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
+        """Rewards of the groups, in order."""
+        return self._worker.score(tasks)
