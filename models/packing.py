@@ -109,7 +109,8 @@ def pack(
 
 def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
     tokens = sample.token_ids
-    is_image = tokens == layout.image_token_id
+    given = ~sample.loss_mask  # a policy may sample any token; only those of the prompt stand for media
+    is_image = given & (tokens == layout.image_token_id)
     merged = [(t, h // layout.merge_size, w // layout.merge_size) for t, h, w in sample.grid_thw]
     num_wanted = sum(t * h * w for t, h, w in merged)
     if int(is_image.sum()) != num_wanted:
@@ -117,7 +118,7 @@ def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[
             f"sample {number} has {int(is_image.sum())} image tokens and images {sample.grid_thw} that make "
             f"{num_wanted}; expand one image token to t * h * w / {layout.merge_size**2} of them per image"
         )
-    if (tokens == layout.video_token_id).any():
+    if (given & (tokens == layout.video_token_id)).any():
         raise ValueError(f"sample {number} holds video tokens; this version trains on images and text only")
     scored = np.flatnonzero(sample.loss_mask)
     if len(scored) and scored[0] == 0:
