@@ -19,16 +19,13 @@ from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
 from dataplane.sizes import format_bytes
 
-_POLL_S = 3600.0
-
 log = logging.getLogger(__name__)
 
 
 def serve(args: argparse.Namespace) -> int:
     """Run a node until it is told to stop; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="dataplane %(levelname)s %(message)s", stream=sys.stderr)
-    stopping = threading.Event()
-    reason = _stop_on_signals(stopping, is_embedded=args.embedded)
+    stop = _Stop(is_embedded=args.embedded)
     try:
         node = Node(_config(args))
     except (DataPlaneError, OSError) as error:
@@ -39,16 +36,15 @@ def serve(args: argparse.Namespace) -> int:
         return 1
     try:
         if args.embedded:
-            _watch_owner(stopping, reason)
+            stop.watch_owner()
             _say({"uri": node.uri, "pid": os.getpid(), "node": node.node_id, "segments": node.segments})
         else:
             _greet(node, args)
-        while not stopping.wait(_POLL_S):
-            pass
+        stop.wait()
     finally:
         node.stop()
     if not args.embedded:
-        print(f"dataplane: stopped ({reason[-1]}); shared memory is given back", flush=True)
+        print(f"dataplane: stopped ({stop.reason}); shared memory is given back", flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # streams of readers that are still open would keep gRPC's threads, and so the process
@@ -63,38 +59,46 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     )
 
 
-def _stop_on_signals(stopping: threading.Event, *, is_embedded: bool) -> list[str]:
-    """Returns the list to which the reason is appended."""
-    reason: list[str] = []
-    owner = os.getppid()
+class _Stop:
+    """Why the node is told to stop. A pipe, not an Event: handlers may set it, and any thread may take the signal."""
 
-    def stop(number: int, frame: FrameType | None) -> None:
-        reason.append(signal.Signals(number).name)
-        stopping.set()
+    def __init__(self, *, is_embedded: bool) -> None:
+        self.reason = ""
+        self._owner = os.getppid()
+        self._readable, self._writable = os.pipe()
+        os.set_blocking(self._writable, False)
+        signal.set_wakeup_fd(self._writable, warn_on_full_buffer=False)
+        signal.signal(signal.SIGTERM, self._on_signal)
+        if is_embedded:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            signal.signal(signal.SIGUSR1, self._on_parent_death)
+            signal_on_parent_death(signal.SIGUSR1)
+        else:
+            signal.signal(signal.SIGINT, self._on_signal)
+            signal.signal(signal.SIGHUP, self._on_signal)
 
-    def stop_if_orphan(number: int, frame: FrameType | None) -> None:
-        if os.getppid() != owner:  # the signal also comes when only the thread that started us has ended
-            stop(number, frame)
+    def wait(self) -> None:
+        """Waits for: a signal that means stop, or the end of the owner. Only in the main thread."""
+        while not self.reason:
+            os.read(self._readable, 512)  # returns on any signal; its handler has run before the next line does
 
-    signal.signal(signal.SIGTERM, stop)
-    if is_embedded:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGUSR1, stop_if_orphan)
-        signal_on_parent_death(signal.SIGUSR1)
-    else:
-        signal.signal(signal.SIGINT, stop)
-        signal.signal(signal.SIGHUP, stop)
-    return reason
+    def watch_owner(self) -> None:
+        """Stop when standard input ends: its other end is the owner's."""
 
+        def wait_for_end() -> None:
+            while os.read(sys.stdin.fileno(), 4096):
+                pass
+            self.reason = "its owner is gone"
+            os.write(self._writable, b"x")
 
-def _watch_owner(stopping: threading.Event, reason: list[str]) -> None:
-    def wait_for_end() -> None:
-        while os.read(sys.stdin.fileno(), 4096):
-            pass
-        reason.append("owner is gone")
-        stopping.set()
+        threading.Thread(target=wait_for_end, name="owner", daemon=True).start()
 
-    threading.Thread(target=wait_for_end, name="owner", daemon=True).start()
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self.reason = signal.Signals(number).name
+
+    def _on_parent_death(self, number: int, frame: FrameType | None) -> None:
+        if os.getppid() != self._owner:  # the signal also comes when only the thread that started us has ended
+            self.reason = "its owner is gone"
 
 
 def _say(message: dict[str, object]) -> None:
