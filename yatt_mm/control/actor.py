@@ -12,6 +12,7 @@ from yatt_mm.train import train
 
 FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.reader")
 """A controller that cannot name a tensor cannot hold one."""
+SEGMENT_MARK = "/dev/shm/dataplane-"
 
 
 class ControllerActor:
@@ -31,14 +32,13 @@ class ControllerActor:
         except Exception as error:  # the edge of the process: the other controllers must not wait for this one
             self._controller.abort(f"{type(error).__name__}: {error}")
             raise
-        loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
-        assert not loaded, f"a controller imported {loaded}"
+        _check_nothing_heavy_was_held()
 
-    def loaded_modules(self) -> list[str]:
-        """Names of this process's modules (for tests of what a controller may import)."""
-        return sorted(sys.modules)
 
-    def mapped_files(self) -> list[str]:
-        """Files that this process maps (for tests: none of the data plane's segments)."""
-        lines = Path("/proc/self/maps").read_text().splitlines()
-        return sorted({line.split(maxsplit=5)[5] for line in lines if len(line.split(maxsplit=5)) > 5})
+def _check_nothing_heavy_was_held() -> None:
+    """Fail when this process imported what holds pixels, or maps one of the data plane's segments."""
+    loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
+    assert not loaded, f"a controller imported {loaded}"
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    mapped = [line for line in maps if SEGMENT_MARK in line]
+    assert not mapped, f"a controller maps segments of the data plane: {mapped}"
