@@ -28,9 +28,7 @@ def sample_of(num_tokens: int, text: str) -> SampleRecord:
     texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=20), max_size=9),
     lengths=st.lists(st.integers(0, 6), min_size=9, max_size=9),
 )
-def test_a_record_comes_back_as_it_was_written(
-    prompt: list[int], texts: list[str], lengths: list[int]
-) -> None:
+def test_a_record_comes_back_as_it_was_written(prompt: list[int], texts: list[str], lengths: list[int]) -> None:
     samples = tuple(sample_of(length, text) for length, text in zip(lengths, texts, strict=False))
     record = GroupRecord(prompt_token_ids=np.array(prompt, dtype=np.int64), samples=samples)
     found = decode(np.frombuffer(encode(record), dtype=np.uint8))
@@ -45,9 +43,7 @@ def test_a_record_comes_back_as_it_was_written(
 
 
 def test_a_decoded_record_keeps_no_view_of_its_bytes() -> None:
-    data = np.frombuffer(
-        encode(GroupRecord(prompt_token_ids=np.arange(3), samples=(sample_of(4, "7"),))), np.uint8
-    )
+    data = np.frombuffer(encode(GroupRecord(prompt_token_ids=np.arange(3), samples=(sample_of(4, "7"),))), np.uint8)
     found = decode(data)
     assert not np.shares_memory(found.samples[0].token_ids, data)
     assert found.samples[0].token_ids.flags.writeable

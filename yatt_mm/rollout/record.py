@@ -47,9 +47,7 @@ class GroupRecord:
 def encode(record: GroupRecord) -> pa.Buffer:
     """The record as an Arrow IPC stream."""
     prompt = np.ascontiguousarray(record.prompt_token_ids, dtype=np.int64)
-    schema = _SCHEMA.with_metadata(
-        {b"format": FORMAT, b"prompt_token_ids": json.dumps(prompt.tolist()).encode()}
-    )
+    schema = _SCHEMA.with_metadata({b"format": FORMAT, b"prompt_token_ids": json.dumps(prompt.tolist()).encode()})
     samples = record.samples
     columns = [
         _lists([sample.token_ids for sample in samples], pa.int64()),
@@ -72,17 +70,13 @@ def decode(data: np.ndarray) -> GroupRecord:
     try:
         table = pa.ipc.open_stream(pa.py_buffer(np.ascontiguousarray(data))).read_all()
     except pa.ArrowInvalid as error:
-        raise RecordError(
-            f"{data.nbytes} bytes are no Arrow stream ({error}); wanted a group record"
-        ) from error
+        raise RecordError(f"{data.nbytes} bytes are no Arrow stream ({error}); wanted a group record") from error
     metadata = table.schema.metadata or {}
     if metadata.get(b"format") != FORMAT:
         raise RecordError(f"found format {metadata.get(b'format')!r}; this reader wants {FORMAT!r}")
     columns = [_arrays(table, name) for name in ("token_ids", "logprobs", "policy_versions")]
     samples = (
-        SampleRecord(
-            token_ids=ids, logprobs=logprobs, policy_versions=versions, text=text, finish_reason=reason
-        )
+        SampleRecord(token_ids=ids, logprobs=logprobs, policy_versions=versions, text=text, finish_reason=reason)
         for ids, logprobs, versions, text, reason in zip(
             *columns, table["text"].to_pylist(), table["finish_reason"].to_pylist(), strict=True
         )

@@ -1,0 +1,76 @@
+"""One real vLLM engine for the whole folder: starting one costs more than all the rest."""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import pytest
+from transformers import AutoTokenizer
+
+from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Medium
+
+T = TypeVar("T")
+Run = Callable[[Coroutine[Any, Any, T]], T]
+
+GRID = (1, 4, 4)
+NUM_IMAGE_TOKENS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prompts:
+    """Makes requests about random images."""
+
+    token_ids: tuple[int, ...]
+
+    def request(self, image: int, *, num_samples: int = 4, max_tokens: int = 3, **settings: Any) -> GenerateRequest:
+        """The same number gives the same image and seeds."""
+        patches = np.random.default_rng(image).integers(0, 256, (16, 1176), dtype=np.uint8)
+        return GenerateRequest(
+            prompt_token_ids=self.token_ids,
+            media=(Medium(digest=f"image-{image}", patches=patches, grid_thw=GRID),),
+            seeds=tuple(1000 * image + index for index in range(num_samples)),
+            max_tokens=max_tokens,
+            **settings,
+        )
+
+    def requests(self, images: Sequence[int], **settings: Any) -> list[GenerateRequest]:
+        return [self.request(image, **settings) for image in images]
+
+
+@pytest.fixture(scope="session")
+def prompts(tiny_dir: Path) -> Prompts:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_dir)
+    pads = "<|image_pad|>" * NUM_IMAGE_TOKENS
+    text = (
+        f"<|im_start|>user\n<|vision_start|>{pads}<|vision_end|>What digit is this?<|im_end|>\n<|im_start|>assistant\n"
+    )
+    return Prompts(token_ids=tuple(tokenizer(text, add_special_tokens=False)["input_ids"]))
+
+
+@pytest.fixture(scope="session")
+def run() -> Iterator[Run]:
+    """Runs a coroutine on the one event loop that the shared engine belongs to."""
+    with asyncio.Runner() as runner:
+        yield runner.run
+
+
+def engine_config(model_dir: Path, **changes: Any) -> EngineConfig:
+    """Small enough for every test; long enough for those that need a request in flight."""
+    return EngineConfig(model_dir=str(model_dir), max_model_len=2048, kv_cache_bytes=2**26, **changes)
+
+
+@pytest.fixture(scope="session")
+def shared_engine(tiny_dir: Path, run: Run) -> Iterator[Engine]:
+    engine = run(Engine.start(engine_config(tiny_dir, name="shared")))
+    yield engine
+    run(engine.shutdown())
+
+
+@pytest.fixture
+def engine(shared_engine: Engine, run: Run) -> Engine:
+    """The shared engine with empty caches."""
+    run(shared_engine.reset_caches())
+    return shared_engine

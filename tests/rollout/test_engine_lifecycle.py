@@ -1,0 +1,98 @@
+"""An engine comes and goes: what it started ends with it, whether it was well or not."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.rollout.conftest import Prompts, Run, engine_config
+from yatt_mm.rollout.engine import Engine, EngineError
+from yatt_mm.weights.segment import write_segment
+
+
+@pytest.fixture
+def leftovers() -> Callable[[], set[object]]:
+    """Tells which processes, shared memory and temporary files are new since the test began."""
+
+    def present() -> set[object]:
+        tmp = [name for name in Path(tempfile.gettempdir()).iterdir() if name.name.startswith(("yatt-engine", "vllm"))]
+        # A killed process's locks (sem.mp-*) belong to multiprocessing's tracker, which the shared engine keeps alive.
+        shared_memory = [path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")]
+        return {*psutil.Process().children(recursive=True), *shared_memory, *tmp}
+
+    before = present()
+    return lambda: present() - before
+
+
+def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leaves_nothing_behind(
+    engine: Engine, prompts: Prompts, run: Run, tiny_dir: Path, leftovers: Callable[[], set[object]]
+) -> None:
+    environment = dict(os.environ)
+
+    async def other_engine() -> None:
+        other = await Engine.start(engine_config(tiny_dir, name="other", normalize_on_device=False))
+        assert dict(os.environ) == environment
+        assert engine.normalizes_on_device and not other.normalizes_on_device
+        wanted = await engine.generate_batch(prompts.requests(range(8)))
+        found = await other.generate_batch(prompts.requests(range(8)))
+        for group, wanted_group in zip(found, wanted, strict=True):
+            for sampled, wanted_sample in zip(group, wanted_group, strict=True):
+                assert sampled.token_ids == wanted_sample.token_ids
+                assert sampled.logprobs == pytest.approx(wanted_sample.logprobs, abs=1e-5)
+        task = asyncio.create_task(other.generate(prompts.request(1, max_tokens=1500)))
+        while not other._num_in_flight:
+            await asyncio.sleep(0)
+        await other.shutdown()
+        with pytest.raises(EngineError, match="gave up a group of 4: it was shut down"):
+            await task
+        with pytest.raises(EngineError, match="engine other is unusable: it was shut down"):
+            await other.generate(prompts.request(1))
+        await other.shutdown()
+
+    run(other_engine())
+    assert leftovers() == set()
+    assert len(run(engine.generate(prompts.request(1)))) == 4
+
+
+def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
+    tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
+) -> None:
+    folder = tmp_path / "broken"
+    shutil.copytree(tiny_dir, folder)
+    (folder / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(EngineError, match="engine broken did not start"):
+        run(Engine.start(engine_config(folder, name="broken")))
+    assert leftovers() == set()
+
+
+def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_nothing_behind(
+    prompts: Prompts, tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
+) -> None:
+    weights = load_file(tiny_dir / "model.safetensors")
+    write_segment(tmp_path / "wrong", [[(name, torch.zeros(3)) for name in weights]])
+
+    async def fail_and_die() -> None:
+        dying = await Engine.start(engine_config(tiny_dir, name="dying"))
+        with pytest.raises(EngineError, match="engine dying failed its update to version 1"):
+            await dying.update_weights(str(tmp_path / "wrong"), 1)
+        with pytest.raises(EngineError, match="engine dying is unusable: its update to version 1 failed"):
+            await dying.generate(prompts.request(1))
+        dying._failure = None
+        task = asyncio.create_task(dying.generate_batch([prompts.request(1, max_tokens=1500)]))
+        while not dying._num_in_flight:
+            await asyncio.sleep(0)
+        for process in dying._launched.processes:
+            process.kill()
+        with pytest.raises(EngineError, match=r"engine dying gave up a batch of 1 groups: its process \d+ died"):
+            await task
+        await dying.shutdown()
+
+    run(fail_and_die())
+    assert leftovers() == set()

@@ -1,0 +1,105 @@
+"""What an engine is told and what it answers: plain values, free of torch and vLLM.
+
+Left out: refs and names (`messages`), which the worker turns into these values.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from yatt_mm.errors import WorkerError
+
+
+class EngineError(WorkerError):
+    """The engine cannot answer; the message names it and says why."""
+
+
+class EngineAsleepError(EngineError):
+    """Work was given to an engine that was put to sleep."""
+
+
+class EngineTimeoutError(EngineError, TimeoutError):
+    """The engine did not answer before the deadline."""
+
+
+class MediaDroppedError(EngineError):
+    """The engine's process no longer held media that had been sent before: send the request once more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """One engine. Sizes are upper bounds: nothing is touched before it is used."""
+
+    model_dir: str
+    """A Hugging Face folder with its tokenizer and processor."""
+    name: str = "rollout"
+    """Names the engine in logs and errors."""
+    dtype: str = "float32"
+    max_model_len: int = 4096
+    """Prompt and response, in tokens."""
+    max_num_seqs: int = 256
+    """Samples that are computed at the same time."""
+    max_num_batched_tokens: int = 8192
+    """Tokens of one engine step; also bounds the image tokens of one encoder call."""
+    kv_cache_bytes: int = 2**28
+    block_size: int = 32
+    """Tokens of one block of the KV cache: what prefix caching shares. vLLM's CPU attention wants multiples of 32."""
+    max_images_per_prompt: int = 1
+    media_cache_bytes: int = 2**28
+    """Patches that the engine process keeps, so that a group's samples and later steps need not send them again."""
+    num_threads: int = 1
+    """Threads that compute, on the CPU."""
+    tensor_parallel_size: int = 1
+    normalize_on_device: bool | None = None
+    """None asks vLLM whether its model normalises uint8 patches itself; False makes the frontend do it."""
+    policy_version: int = 0
+    """Version of the weights in `model_dir`."""
+    start_timeout_s: float = 300.0
+    answer_timeout_s: float = 600.0
+    """How long one request, one batch, one update may take."""
+    shutdown_timeout_s: float = 20.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Medium:
+    """One image, ready for the model's vision tower."""
+
+    digest: str
+    """Stands for the content in all of the engine's caches: equal digests must mean equal patches."""
+    patches: np.ndarray
+    """[N, D] uint8, before rescale and normalise; a read-only view is fine."""
+    grid_thw: tuple[int, int, int]
+    """Temporal, vertical and horizontal number of patches; N is their product."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateRequest:
+    """One prompt and the seeds of its samples."""
+
+    prompt_token_ids: Sequence[int]
+    """With one placeholder token per image token, as the model will see it."""
+    media: tuple[Medium, ...] = ()
+    """In the order in which their placeholders stand in the prompt."""
+    seeds: tuple[int, ...] = (0,)
+    """One per sample of the group."""
+    max_tokens: int
+    temperature: float = 1.0
+    greedy: bool = False
+    """True takes the most likely token, whatever the seed and temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampled:
+    """One response."""
+
+    token_ids: tuple[int, ...]
+    """[T], the end-of-sequence token included when it was sampled."""
+    logprobs: tuple[float, ...]
+    """[T] under the distribution the token was drawn from (temperature applied)."""
+    text: str
+    """Without special tokens."""
+    finish_reason: str
+    """"stop", "length" or "abort"."""
+    policy_versions: tuple[int, ...] = field(default=())
+    """[T] version of the weights that gave each token."""

@@ -1,0 +1,63 @@
+"""The engine side of publishing: load a weight segment of this host into the running model.
+
+Runs in vLLM's worker. Layers are reloaded one by one through vLLM's own reload, because on the CPU vLLM packs weights
+after loading and leaves empty parameters behind: a plain `load_weights` into a running model corrupts it.
+Left out: pausing the engine and resetting its caches, which is `Engine.update_weights`' job.
+"""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferUpdateInfo,
+)
+from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
+
+from yatt_mm.weights.segment import read_segment
+
+
+@dataclass
+class ShmInitInfo(WeightTransferInitInfo):
+    """Nothing: the path comes with each update."""
+
+
+@dataclass
+class ShmUpdateInfo(WeightTransferUpdateInfo):
+    """One update."""
+
+    path: str = ""
+    """A file of `yatt_mm.weights.segment` that this host's processes can map."""
+
+
+class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
+    """Maps the segment and hands its views to the model's own weight loader."""
+
+    init_info_cls = ShmInitInfo
+    update_info_cls = ShmUpdateInfo
+
+    def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
+        """Nothing to connect to."""
+
+    def start_weight_update(self) -> None:
+        """Prepare the layers for being loaded again."""
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        """Load the tensors of one segment."""
+        self.receive_weights(self.parse_update_info(update_info))
+        if self.device.type != "cpu":
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: ShmUpdateInfo) -> None:
+        """Copy from the mapped file into the model."""
+        cast(Any, self.model).load_weights(read_segment(update_info.path))
+
+    def finish_weight_update(self) -> None:
+        """Bring the layers into the form that computes."""
+        finalize_layerwise_reload(self.model, self.model_config)
+
+    def shutdown(self) -> None:
+        """Nothing is held between updates."""
