@@ -52,7 +52,7 @@ def zero_loss(
 
 def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Every tensor of the model by its Hugging Face name."""
-    return {name: tensor.numpy().copy() for bucket in engine.export() for name, tensor in bucket}
+    return {name: tensor.float().numpy().copy() for bucket in engine.export() for name, tensor in bucket}
 
 
 def measure(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
@@ -78,9 +78,11 @@ def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settin
     return _steps(engine, num_steps) | {"weights": exported(engine)}
 
 
-def train_and_save(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+def train_and_save(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
     """Two updates, a checkpoint and an exported folder, then two more updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
     _steps(engine, 2)
     engine.save(directory / "checkpoint")
     engine.save_hf(directory / "hf")
@@ -94,9 +96,11 @@ def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: P
     return _steps(engine, 2) | {"weights": exported(engine)}
 
 
-def load_and_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+def load_and_train(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
     """Continue from the checkpoint of `train_and_save` with two updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
     engine.load(directory / "checkpoint")
     return _steps(engine, 2) | {"weights": exported(engine)}
 
@@ -168,6 +172,12 @@ def learning_rates(rank: int, model_dir: Path) -> list[float]:
         engine.step(microbatches(engine), zero_loss)
         rates.append(engine._optimizer.param_groups[0]["lr"])
     return rates
+
+
+def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bool]:
+    """(replica, wants pixels, counts for the loss) of this rank."""
+    engine = build_engine(model_dir, parallel)
+    return parallel_state.get_data_parallel_rank(), engine.needs_pixels, engine.is_loss_rank
 
 
 def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:

@@ -44,6 +44,19 @@ def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: P
     assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
 
 
+def test_bfloat16_continues_exactly_from_its_float32_main_weights(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    layout = Parallel(dp=2)
+    wanted = ranks.run(2, jobs.train_and_save, untied_folder, layout, tmp_path, "bfloat16")[0]
+    again = ranks.run(2, jobs.load_and_train, untied_folder, layout, tmp_path, "bfloat16")[0]
+    assert again["losses"] == wanted["losses"]
+    check_same_bits(again["weights"], wanted["weights"])
+    # the folder keeps the dtype of the one it came from
+    saved = load_file(tmp_path / "hf" / "model.safetensors")
+    assert all(tensor.dtype == np.float32 for tensor in saved.values())
+
+
 def test_a_checkpoint_before_the_first_update_changes_nothing(
     ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:

@@ -42,6 +42,22 @@ def test_losses_and_gradient_norms_do_not_depend_on_the_layout(
         assert result["norms"] == pytest.approx(alone["norms"], rel=1e-5)
 
 
+def test_ranks_are_ordered_tensor_then_data_then_pipeline_parallel(ranks: RankPool, untied_folder: Path) -> None:
+    # controllers count on it when they pick the ranks of a replica
+    assert ranks.run(4, jobs.place, untied_folder, Parallel(tp=2, dp=2)) == [
+        (0, True, True),
+        (0, True, False),
+        (1, True, True),
+        (1, True, False),
+    ]
+    assert ranks.run(4, jobs.place, untied_folder, Parallel(pp=2, dp=2)) == [
+        (0, True, False),
+        (1, True, False),
+        (0, False, True),
+        (1, False, True),
+    ]
+
+
 def test_two_runs_are_bit_identical(ranks: RankPool, untied_folder: Path) -> None:
     first, second = (ranks.run(2, jobs.train, untied_folder, Parallel(tp=2), 3, SETTINGS)[0] for _ in range(2))
     assert first["losses"] == second["losses"]
