@@ -16,16 +16,16 @@ from typing import Any
 import numpy as np
 
 from dataplane.datasets import Datasets, Place
-from dataplane.digests import content_digest, derived_name, source_name
+from dataplane.digests import content_digest, source_name
 from dataplane.errors import (
     BadMediaError,
-    BadRequestError,
     ChecksumError,
     DatasetError,
     MissingObjectError,
     NodeTimeoutError,
 )
-from dataplane.pool import Job, Pool, Result
+from dataplane.lineages import checked_ref, derived_ref, file_job, source_job, source_ref
+from dataplane.pool import Pool, Result
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.store import Store
@@ -56,13 +56,13 @@ class Deriver:
         Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
         """
         checked = parse_recipe(recipe).model_dump()
-        wanted = [_derived_ref(ref, checked, self._node_id) for ref in refs]
+        wanted = [derived_ref(ref, checked, self._node_id) for ref in refs]
         made = self._make_all(wanted, deadline)
         return [self._as_asked(made[ref.name], ref) for ref in wanted]
 
     def make_resident(self, refs: Sequence[Ref], deadline: float) -> None:
         """Make again what was evicted, or what only another node made. Raises what makes it impossible."""
-        for made in self._make_all([_checked(ref) for ref in refs], deadline).values():
+        for made in self._make_all([checked_ref(ref) for ref in refs], deadline).values():
             if isinstance(made, BadMedia):
                 raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
 
@@ -70,7 +70,7 @@ class Deriver:
         """Begin to make objects side by side, without waiting; `make_resident` collects what comes of it."""
         for ref in refs:
             if ref.kind != "plain" and ref.name not in self._quarantine:
-                self._start(_checked(ref), deadline)
+                self._start(checked_ref(ref), deadline)
 
     def quarantine(self) -> list[BadMedia]:
         """Every medium that could not be made into what was asked."""
@@ -153,7 +153,7 @@ class Deriver:
         assert lineage is not None and lineage.recipe is not None
         place = self._datasets.locate(lineage) if lineage.dataset else None
         if place is not None and place.file.is_local:
-            result = self._pool.run(_file_job(lineage, place), deadline)
+            result = self._pool.run(file_job(lineage, place), deadline)
         else:
             result = self._run_on_resident_source(lineage, place, deadline)
         key = place.key if place else source_name(lineage.source)
@@ -168,7 +168,7 @@ class Deriver:
         name = source_name(lineage.source)
         leased = self._store.lease_one(name)
         if leased is None and place is not None:
-            self._make_source(_source_ref(lineage, self._node_id), deadline)
+            self._make_source(source_ref(lineage, self._node_id), deadline)
             leased = self._store.lease_one(name)
         if leased is None:
             raise MissingObjectError(f"{name} is not resident and belongs to no dataset; put it again")
@@ -176,7 +176,7 @@ class Deriver:
             formats = place.formats if place else ()
             label = f"{lineage.shard} {place.key}" if place else name
             slab = leased.entry.slab
-            return self._pool.run(_job(lineage, label, None, slab.offset, slab.nbytes, formats), deadline)
+            return self._pool.run(source_job(lineage, label, None, slab.offset, slab.nbytes, formats), deadline)
         finally:
             self._store.end_later(leased.lease)
 
@@ -232,69 +232,3 @@ class Deriver:
 
 class _Quarantined(Exception):
     """The object is now in the quarantine table."""
-
-
-def _derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
-    """The name of what will be made; its shape is not known yet."""
-    lineage = source.lineage
-    if source.kind != "source" or lineage is None:
-        raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on source refs")
-    if source.name != source_name(lineage.source):
-        raise BadRequestError(
-            f"{source.name} does not match its lineage (source {lineage.source}); refs are not edited"
-        )
-    return Ref(
-        name=derived_name(lineage.source, recipe),
-        kind="derived",
-        dtype="uint8",
-        shape=(0,),
-        nbytes=0,
-        node=node_id,
-        lineage=replace(lineage, recipe=dict(recipe)),
-    )
-
-
-def _source_ref(lineage: Lineage, node_id: str) -> Ref:
-    return Ref(
-        name=source_name(lineage.source),
-        kind="source",
-        dtype="uint8",
-        shape=(lineage.nbytes,),
-        nbytes=lineage.nbytes,
-        node=node_id,
-        lineage=replace(lineage, recipe=None),
-    )
-
-
-def _checked(ref: Ref) -> Ref:
-    """A ref that somebody sent and that may be made again: its name must follow from its lineage."""
-    lineage = ref.lineage
-    if ref.kind == "plain" or lineage is None:
-        raise MissingObjectError(
-            f"{ref.name} is not on this node: a plain object is lost when it is released or its node stops"
-        )
-    if lineage.recipe is None:
-        expected = source_name(lineage.source)
-    else:
-        expected = derived_name(lineage.source, parse_recipe(lineage.recipe).model_dump())
-    if ref.name != expected or (ref.kind == "derived") != (lineage.recipe is not None):
-        raise BadRequestError(f"{ref.name} does not match its lineage, which makes {expected}; refs are not edited")
-    return ref
-
-
-def _file_job(lineage: Lineage, place: Place) -> Job:
-    label = f"{lineage.shard} {place.key}"
-    return _job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
-
-
-def _job(lineage: Lineage, label: str, path: str | None, offset: int, nbytes: int, formats: tuple[str, ...]) -> Job:
-    assert lineage.recipe is not None
-    return Job(
-        label=label,
-        path=path,
-        offset=offset,
-        nbytes=nbytes,
-        digest=lineage.source,
-        formats=formats,
-        recipe=lineage.recipe,
-    )

@@ -14,6 +14,7 @@ from dataplane.errors import DatasetError
 
 BLOCK = 512
 _MAX_EXTRA_HEADER = 1 << 20
+_EXTRA_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 
 
@@ -97,30 +98,20 @@ def _check_is_tar(file: RangeFile) -> None:
 def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
     """Members in order; ends after the first flaw that hides what follows."""
     ranges = BufferedRanges(file)
-    offset, long_path = 0, None
-    pax: dict[str, str] = {}
+    offset, names = 0, _Names()
     while True:
-        header = ranges.read(offset, BLOCK)
-        if len(header) < BLOCK:
-            reason = "the shard ends without the end-of-archive marker; it is torn, or was still being written"
-            yield Flaw(offset, "", reason)
+        info = _read_header(ranges, offset)
+        if info is None:
             return
-        if not header.strip(b"\0"):
-            return
-        try:
-            info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
-        except tarfile.HeaderError as error:
-            yield Flaw(offset, "", f"no tar header at {offset} ({error}); what follows is unreadable")
+        if isinstance(info, Flaw):
+            yield info
             return
         data = offset + BLOCK
-        nbytes = int(pax.get("size", info.size))
-        path = pax.get("path") or long_path or info.name
-        is_extra = info.type in (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
-        if is_extra:
-            path, nbytes = "", info.size
+        is_extra = info.type in _EXTRA_TYPES
+        path, nbytes = ("", info.size) if is_extra else (names.path(info), names.nbytes(info))
         has_data = is_extra or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
+        key = TarMember(path, data, nbytes).key
         if has_data and data + nbytes > file.nbytes:
-            key = "" if is_extra else TarMember(path, data, nbytes).key
             reason = f"{path or 'a long name'} wants bytes {data} to {data + nbytes}, the shard has {file.nbytes}: torn"
             yield Flaw(offset, key, reason)
             return
@@ -129,17 +120,50 @@ def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
             if nbytes > _MAX_EXTRA_HEADER:
                 yield Flaw(data, "", f"an extended header of {nbytes} bytes; wanted at most {_MAX_EXTRA_HEADER}")
                 return
-            body = ranges.read(data, nbytes)
-            if info.type == tarfile.GNUTYPE_LONGNAME:
-                long_path = body.rstrip(b"\0").decode("utf-8", "surrogateescape")
-            elif info.type == tarfile.XHDTYPE:
-                pax = _parse_pax(body)
+            names.read(info, ranges.read(data, nbytes))
             continue
-        if info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in pax):
-            yield Flaw(data, TarMember(path, data, nbytes).key, "a sparse member; write the tar without --sparse")
+        if names.is_sparse(info):
+            yield Flaw(data, key, "a sparse member; write the tar without --sparse")
         elif info.isreg():
             yield TarMember(path.removeprefix("./"), data, nbytes)
-        long_path, pax = None, {}
+        names = _Names()
+
+
+def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw | None:
+    """A header, None at the end-of-archive marker, or what is there instead."""
+    header = ranges.read(offset, BLOCK)
+    if len(header) < BLOCK:
+        return Flaw(offset, "", "the shard ends without the end-of-archive marker; torn, or still being written")
+    if not header.strip(b"\0"):
+        return None
+    try:
+        return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+    except tarfile.HeaderError as error:
+        return Flaw(offset, "", f"no tar header at {offset} ({error}); what follows is unreadable")
+
+
+class _Names:
+    """What the extended headers before a member say of it."""
+
+    def __init__(self) -> None:
+        self._long_path = ""
+        self._pax: dict[str, str] = {}
+
+    def read(self, info: tarfile.TarInfo, body: bytes) -> None:
+        """Take in one extended header."""
+        if info.type == tarfile.GNUTYPE_LONGNAME:
+            self._long_path = body.rstrip(b"\0").decode("utf-8", "surrogateescape")
+        elif info.type == tarfile.XHDTYPE:
+            self._pax = _parse_pax(body)
+
+    def path(self, info: tarfile.TarInfo) -> str:
+        return self._pax.get("path") or self._long_path or info.name
+
+    def nbytes(self, info: tarfile.TarInfo) -> int:
+        return int(self._pax.get("size", info.size))
+
+    def is_sparse(self, info: tarfile.TarInfo) -> bool:
+        return info.type == tarfile.GNUTYPE_SPARSE or any(key.startswith("GNU.sparse") for key in self._pax)
 
 
 def _parse_pax(body: bytes) -> dict[str, str]:

@@ -141,13 +141,17 @@ def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:
     command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "1MiB"]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
-    first = node.stdout.readline()
-    assert "serving at grpc://127.0.0.1:" in first and "1 MiB" in first
-    uri = first.split("serving at ")[1].split()[0]
-    with Client(uri) as client:
-        assert json.dumps(client.stat())
-        node.send_signal(signal.SIGINT)
-        assert node.wait(15) == 0
-    assert "stopped (SIGINT)" in node.stdout.read()
-    node.stdout.close()
+    try:
+        first = node.stdout.readline()
+        assert "serving at grpc://127.0.0.1:" in first and "1 MiB" in first
+        uri = first.split("serving at ")[1].split()[0]
+        with Client(uri) as client:
+            assert json.dumps(client.stat())
+            node.send_signal(signal.SIGINT)
+            assert node.wait(15) == 0
+        assert "stopped (SIGINT)" in node.stdout.read()
+    finally:
+        node.kill()
+        node.wait()
+        node.stdout.close()
     assert segments() <= before
