@@ -41,6 +41,7 @@ def train(controller: Controller) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    from dataplane.errors import DataPlaneError
     from yatt_mm.config import load_config
     from yatt_mm.errors import ConfigError, YattError
     from yatt_mm.launch import launch
@@ -48,7 +49,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = _parser().parse_intermixed_args(arguments)
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
-    except YattError as error:
+    except (YattError, DataPlaneError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:

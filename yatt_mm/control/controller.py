@@ -291,8 +291,7 @@ class Controller:
             [(self._team.engine_name(e), engine.metrics.remote()) for e, engine in enumerate(self._team.engines)],
             "metrics",
         )
-        for name in ipc[0]:
-            record[f"rollout/{name}"] = sum(metrics[name] for metrics in ipc)
+        record["rollout/ipc_bytes"] = sum(metrics["ipc_bytes"] for metrics in ipc)
         self._call("put_record", {"kind": "step", "step": self.step, **record})
 
 
