@@ -4,7 +4,6 @@ The only module of the frontend that imports vLLM at its top; `Engine.start` imp
 environment (`environment.spawning`). Left out: when to call what, deadlines and caches, which is `engine`'s.
 """
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -27,6 +26,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from dataplane.torch_view import as_tensor
 from models.qwen2_5_vl.recipe import pixel_affine
 from yatt_mm.rollout import environment, plugin
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, Medium
@@ -111,7 +111,7 @@ class InputBuilder:
         self._affine = None if self.normalizes_on_device else pixel_affine(Path(model_dir))
         self._max_model_len = int(llm.model_config.max_model_len)
         hf_config = llm.model_config.hf_config
-        self._image_token_id = int(hf_config.image_token_id)
+        self.image_token_id = int(hf_config.image_token_id)
         self._merge = int(hf_config.vision_config.spatial_merge_size)
 
     def build(self, request: GenerateRequest) -> EngineInput:
@@ -166,24 +166,24 @@ class InputBuilder:
     def _pixels(self, patches: np.ndarray) -> torch.Tensor:
         """uint8 as it is where the engine normalises; else the affine map, channel by channel."""
         if self._affine is None:
-            return _as_tensor(patches)
+            return as_tensor(patches)
         mean, std = (torch.tensor(values).view(1, 3, 1) for values in self._affine)
-        by_channel = _as_tensor(patches).float().div_(255).view(len(patches), 3, -1)
+        by_channel = as_tensor(patches).float().div_(255).view(len(patches), 3, -1)
         return by_channel.sub_(mean).div_(std).view(patches.shape)
 
     def _placeholders(self, token_ids: list[int], media: Sequence[Medium]) -> list[PlaceholderRange]:
         ranges, start = [], 0
         for medium in media:
             length = int(np.prod(medium.grid_thw)) // self._merge**2
-            offset = _find(token_ids, self._image_token_id, start)
+            offset = _find(token_ids, self.image_token_id, start)
             start = offset + length
-            if token_ids[offset:start] != [self._image_token_id] * length:
+            if token_ids[offset:start] != [self.image_token_id] * length:
                 raise ValueError(
                     f"medium {medium.digest} (grid {medium.grid_thw}) needs {length} placeholder tokens in a row from "
                     f"position {offset}; the prompt has fewer: expand each image pad by the ref's num_tokens"
                 )
             ranges.append(PlaceholderRange(offset=offset, length=length))
-        surplus = token_ids[start:].count(self._image_token_id)
+        surplus = token_ids[start:].count(self.image_token_id)
         if surplus:
             raise ValueError(f"the prompt has {surplus} placeholder tokens more than its {len(media)} media fill")
         return ranges
@@ -194,10 +194,3 @@ def _find(token_ids: list[int], token_id: int, start: int) -> int:
         return token_ids.index(token_id, start)
     except ValueError:
         return len(token_ids)
-
-
-def _as_tensor(view: np.ndarray) -> torch.Tensor:
-    """Zero-copy; the tensor keeps the view, and with it the view's lease, alive."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
-        return torch.from_numpy(view)

@@ -94,6 +94,11 @@ class Engine:
         return self._inputs.normalizes_on_device
 
     @property
+    def image_token_id(self) -> int:
+        """The placeholder that stands for one image token."""
+        return int(self._inputs.image_token_id)
+
+    @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer of the model's folder."""
         return self._llm.get_tokenizer()
