@@ -38,10 +38,10 @@ SPECIAL_TOKENS = (
     "<|image_pad|>",
     "<|video_pad|>",
 )
-IMAGE_SIDE = 56
-"""Pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens."""
+MIN_IMAGE_SIDE = 56
 MAX_IMAGE_SIDE = 224
-INITIALIZER_RANGE = 0.02
+INITIALIZER_RANGE = 0.06
+"""Larger than the usual 0.02: layers this narrow would pass on next to nothing at the start."""
 
 # Qwen2's pre-tokenizer: every digit is a piece of its own, words keep their leading space.
 QWEN_PIECES = (
@@ -169,7 +169,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
     """Qwen2.5-VL's processor, with the image processor that resizes with Pillow."""
-    bounds = {"min_pixels": IMAGE_SIDE**2, "max_pixels": MAX_IMAGE_SIDE**2}
+    bounds = {"min_pixels": MIN_IMAGE_SIDE**2, "max_pixels": MAX_IMAGE_SIDE**2}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessorPil(**bounds),
         video_processor=Qwen2VLVideoProcessor(**bounds),

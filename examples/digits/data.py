@@ -1,0 +1,85 @@
+"""Real handwritten digits as WebDataset tar shards, the same bytes for the same seed.
+
+The scans come with scikit-learn (`load_digits`: 1,797 images of 8 x 8 pixels in 17 grey levels, UCI ML repository's
+optical recognition of handwritten digits). They are scaled up once, here, to the size that the model's processor
+keeps as it is, so no resize kernel stands between a shard and the model. A sample is two members of a tar:
+`<key>.png` and `<key>.json` with {"question", "answer"}.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+from sklearn.datasets import load_digits
+from webdataset import TarWriter
+
+QUESTION = "What digit is this?"
+IMAGE_SIDE = 56
+"""Pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens."""
+NUM_TRAIN = 1500
+NUM_TRAIN_SHARDS = 3
+NUM_EVAL_SHARDS = 1
+MAX_GREY_LEVEL = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DigitSample:
+    """One scan with its question."""
+
+    key: str
+    """Name inside the shard: the scan's number in `load_digits`."""
+    png: bytes
+    """An 8-bit grey image, `IMAGE_SIDE` pixels on a side."""
+    question: str
+    answer: str
+    """One digit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """All samples, each in exactly one part."""
+
+    train: tuple[DigitSample, ...]
+    held_out: tuple[DigitSample, ...]
+
+
+def make_split(*, seed: int = 0) -> Split:
+    """Every scan once: `NUM_TRAIN` to learn from and the others held out, shuffled by the seed."""
+    digits = load_digits()
+    order = np.random.default_rng(seed).permutation(len(digits.target))
+    samples = tuple(_make_sample(int(i), digits.images[i], int(digits.target[i])) for i in order)
+    return Split(train=samples[:NUM_TRAIN], held_out=samples[NUM_TRAIN:])
+
+
+def write_shards(directory: Path, split: Split) -> list[Path]:
+    """Write train-*.tar and eval-*.tar into `directory`; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    parts = (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, NUM_EVAL_SHARDS))
+    paths = []
+    for name, samples, num_shards in parts:
+        for shard in range(num_shards):
+            path = directory / f"{name}-{shard:06d}.tar"
+            _write_shard(path, samples[shard::num_shards])
+            paths.append(path)
+    return paths
+
+
+def _make_sample(index: int, levels: np.ndarray, digit: int) -> DigitSample:
+    grey = np.round(levels * (255 / MAX_GREY_LEVEL)).astype(np.uint8)
+    image = Image.fromarray(grey).resize((IMAGE_SIDE, IMAGE_SIDE), Image.Resampling.BICUBIC)
+    png = io.BytesIO()
+    image.save(png, format="PNG")
+    return DigitSample(key=f"{index:04d}", png=png.getvalue(), question=QUESTION, answer=str(digit))
+
+
+def _write_shard(path: Path, samples: Sequence[DigitSample]) -> None:
+    with path.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
+        for sample in samples:
+            fields = json.dumps({"question": sample.question, "answer": sample.answer})
+            writer.write({"__key__": sample.key, "png": sample.png, "json": fields.encode()})
