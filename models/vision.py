@@ -70,7 +70,7 @@ class VisionTower(torch.nn.Module):
         positions, windows, window_bounds = self._layout(grids)
         out = self.visual(
             self.normalise(patches).to(weight.dtype),
-            grid_thw=torch.tensor(grids, device=weight.device),
+            grid_thw=torch.tensor(grids),  # on the CPU: only boundaries come of it
             position_ids=positions.to(weight.device),
             window_index=windows.to(weight.device),
             cu_window_seqlens=window_bounds,

@@ -59,10 +59,8 @@ def test_a_foreign_package_of_the_same_name_is_named(tmp_path: Path) -> None:
     foreign = tmp_path / "elsewhere" / "models"
     foreign.mkdir(parents=True)
     (foreign / "__init__.py").write_text("")
-    code = (
-        "from yatt_mm.packages import check_packages_are_ours\n"
-        "check_packages_are_ours()\n"
-        f"import sys; sys.path.insert(0, {str(foreign.parent)!r})\n"
-        "try:\n    check_packages_are_ours()\nexcept ImportError as error:\n    print(error)\n"
-    )
-    assert str(foreign) in run_python(code, tmp_path)
+    check = "from yatt_mm.packages import check_packages_are_ours as check\n"
+    run_python(check + "check()", tmp_path)
+    hide = f"import sys; sys.path.insert(0, {str(foreign.parent)!r})\n"
+    report = "try:\n    check()\nexcept ImportError as error:\n    print(error)\n"
+    assert str(foreign) in run_python(hide + check + report, tmp_path)

@@ -175,6 +175,12 @@ def test_packing_by_hand() -> None:
     assert batch.visual_rows.tolist() == [0, 1, 0, 1]
 
 
+def test_a_sampled_image_token_is_text() -> None:
+    batch = pack([make_sample([10, IMAGE, VIDEO], {1, 2})], LAYOUT, multiple_of=1, device=CPU, with_pixels=True)
+    assert batch.labels.tolist() == [IMAGE, VIDEO]
+    assert batch.visual_slots.tolist() == [] and batch.position_ids[0, 0].tolist() == [0, 1, 2]
+
+
 def test_no_samples_pack_to_padding_alone() -> None:
     batch = pack([], LAYOUT, multiple_of=2, device=CPU, with_pixels=True)
     assert batch.token_ids.tolist() == [0, 0]
@@ -187,11 +193,11 @@ PATCHES = np.zeros((4, 6), np.uint8)
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (make_sample([10, IMAGE], {1}), "1 image tokens and images .* make 0"),
-        (make_sample([10, VIDEO], {1}), "video tokens"),
+        (make_sample([10, IMAGE, 11], {2}), "1 image tokens and images .* make 0"),
+        (make_sample([10, VIDEO, 11], {2}), "video tokens"),
         (make_sample([10, 11], {0}), "scores its first token"),
-        (make_sample([10, IMAGE], {1}, grid_thw=((1, 2, 2),)), "0 images' patches and 1 grids"),
-        (make_sample([10, IMAGE], {1}, grid_thw=((1, 2, 2),), patches=(PATCHES[:3],)), "3 patches do not fill"),
+        (make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),)), "0 images' patches and 1 grids"),
+        (make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),), patches=(PATCHES[:3],)), "3 patches do not fill"),
     ],
 )
 def test_samples_that_contradict_themselves_are_refused(sample: Sample, message: str) -> None:
