@@ -8,6 +8,7 @@ Waits for: the other ranks of its model and data-parallel groups, inside collect
 from __future__ import annotations
 
 import functools
+import math
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +88,11 @@ class TrainWorker:
         for minibatch in plan.minibatches:
             samples = self._samples(step, minibatch)
             result = self._engine.step(samples, self._loss, temperature=self._spec.temperature)
+            if not math.isfinite(result.grad_norm):
+                raise FloatingPointError(
+                    f"the gradient norm is {result.grad_norm} on training rank {self._rank}; the weights are spoilt: "
+                    "lower train.lr or train.clip_grad and continue with --resume from the last checkpoint"
+                )
             report.add_minibatch(result.loss_metrics, result.grad_norm, len(plan.minibatches))
             self._compare(report, samples, result.logprobs, step)
         report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views)
