@@ -41,14 +41,15 @@ def train(controller: Controller) -> None:
 
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
+    from yatt_mm.packages import check_packages_are_ours
+
+    check_packages_are_ours()
     from dataplane.errors import DataPlaneError
     from yatt_mm.config import load_config
     from yatt_mm.errors import ConfigError, YattError
     from yatt_mm.launch import launch
-    from yatt_mm.packages import check_packages_are_ours
 
     options = _parser().parse_intermixed_args(arguments)
-    check_packages_are_ours()
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
     except (YattError, DataPlaneError) as error:
