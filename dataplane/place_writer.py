@@ -19,6 +19,7 @@ from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
 
 _CHUNK_BYTES = 1 << 30
+_GRACE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -37,25 +38,25 @@ class PlaceWriter:
     def put(self, view: memoryview, body: Mapping[str, Any], timeout_s: float) -> Ref | None:
         """The ref, or None where the arena cannot be reached from here (the caller then sends the bytes)."""
         with self._lock:
-            if self._is_remote or not self._open():
+            if self._is_remote or not self._open(timeout_s):
                 return None
-            place = self._ask({"allocate": view.nbytes, "timeout_s": timeout_s})
+            place = self._ask({"allocate": view.nbytes, "timeout_s": timeout_s}, timeout_s)
             at = 0
             while at < view.nbytes:
                 at += os.pwrite(self._fd, view[at : at + _CHUNK_BYTES], place["offset"] + at)
-            return Ref.from_dict(self._ask({"seal": dict(body)}))
+            return Ref.from_dict(self._ask({"seal": dict(body)}, timeout_s))
 
     def close(self) -> None:
         """End the stream; an unsealed place goes back to the node."""
         with self._lock:
             self._drop_stream()
 
-    def _open(self) -> bool:
+    def _open(self, timeout_s: float) -> bool:
         if self._stream is not None:
             return True
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "put"}))
         self._stream = self._flight.do_exchange(descriptor)
-        hello = self._read()
+        hello = self._read(timeout_s)
         try:
             self._fd = os.open(Path(hello["segments"][0]["path"]), os.O_WRONLY | os.O_NOFOLLOW)
         except OSError as error:
@@ -65,28 +66,44 @@ class PlaceWriter:
             return False
         return True
 
-    def _ask(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._stream is not None
         try:
             self._stream[0].write_metadata(pa.py_buffer(dump(request)))
-            answer = self._read()
         except pa.ArrowException:
             self._drop_stream()
             raise
+        answer = self._read(timeout_s)
         error = from_body(answer)
         if error is not None:
             raise error
         return answer
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self, timeout_s: float) -> dict[str, Any]:
+        """The next answer; a stream that takes too long is cut, and with it the place it held."""
         assert self._stream is not None
+        reader = self._stream[1]
+        is_overdue = threading.Event()
+
+        def cut() -> None:
+            is_overdue.set()
+            reader.cancel()
+
+        timer = threading.Timer(timeout_s + _GRACE_S, cut)
+        timer.daemon = True
+        timer.start()
         try:
-            return parse(self._stream[1].read_chunk().app_metadata, "the answer to put")
+            return parse(reader.read_chunk().app_metadata, "the answer to put")
+        except pa.ArrowException as error:
+            self._drop_stream()
+            raise fl.FlightTimedOutError("no answer") if is_overdue.is_set() else error from error
         except StopIteration:
             self._drop_stream()
             raise NodeUnavailableError(
                 f"{self._uri} ended the stream in the middle of a put; is the node running?"
             ) from None
+        finally:
+            timer.cancel()
 
     def _drop_stream(self) -> None:
         if self._stream is not None:

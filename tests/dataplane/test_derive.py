@@ -1,15 +1,19 @@
 """Deriving on a real node: once each, the same bytes after eviction, and bad media set aside with a reason."""
 
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import numpy as np
 import pytest
+from PIL import Image
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadMediaError, BadRequestError, ChecksumError, DatasetError, MissingObjectError
+from dataplane.node import Node, NodeConfig
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
@@ -24,8 +28,6 @@ def good(results: list[Ref | BadMedia]) -> list[Ref]:
 def test_derived_patches_are_what_the_kernel_makes_and_carry_their_grid(client: Client, reader: Reader) -> None:
     sample = client.samples("good", [3])[0]
     ref = good(client.derive(sample.media, RECIPE))[0]
-    from PIL import Image
-
     expected, grid = run_kernel(Image.fromarray(noise(3)), dict(RECIPE))
     assert (ref.dtype, ref.shape) == ("uint8", expected.shape)
     assert ref.meta["grid_thw"] == [1, *grid] and ref.meta["num_tokens"] == grid[0] * grid[1] // 4
@@ -156,6 +158,25 @@ def test_a_ref_of_one_node_is_made_again_by_another(small_node: tuple[EmbeddedNo
     with EmbeddedNode(memory_bytes=1 << 20, roots={}) as empty, Reader(empty.uri) as reader:
         with pytest.raises(DatasetError, match="not registered"):
             reader.resolve([ref])
+
+
+def test_a_remote_source_is_fetched_into_the_arena_and_derived_there(tmp_path: Path) -> None:
+    data = write_shard(tmp_path / "a.tar", {"0": encode(noise(0)), "1": b"no image"}).read_bytes()
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/remote/a.tar", data)
+    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"r": ["memory://remote/*.tar"]}))
+    try:
+        samples = node.datasets.samples("r", [0, 1])
+        deadline = time.monotonic() + 60
+        made, bad = node.deriver.derive([sample.media[0] for sample in samples], RECIPE, deadline)
+        assert isinstance(made, Ref) and isinstance(bad, BadMedia) and bad.key == "1"
+        entry = node.store.find(made.name)
+        assert entry is not None and node.store.find(samples[0].media[0].name) is not None
+        expected, _ = run_kernel(Image.fromarray(noise(0)), dict(RECIPE))
+        assert np.array_equal(node.store.view(entry.slab).reshape(made.shape), expected)
+    finally:
+        node.stop()
+        filesystem.rm("/remote", recursive=True)
 
 
 def test_a_quarantined_object_cannot_be_resolved(small_node: tuple[EmbeddedNode, Path]) -> None:
