@@ -162,6 +162,8 @@ class TrainSection(Section):
     """Learning rate of AdamW after the warm-up."""
     warmup_steps: Annotated[int, Field(ge=0)] = 0
     """Optimizer updates over which the learning rate rises from 0."""
+    lr_final_frac: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Share of `lr` that is left at the last step; it falls linearly. 1 keeps it constant."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Of AdamW; biases and norms are not decayed."""
     betas: tuple[float, float] = (0.9, 0.95)

@@ -129,6 +129,8 @@ def _create_ranks(
         betas=train.betas,
         clip_grad=train.clip_grad,
         warmup_steps=train.warmup_steps,
+        total_updates=train.steps * train.num_minibatches,
+        lr_final_frac=train.lr_final_frac,
         temperature=config.rollout.temperature,
         clip_low=config.algorithm.clip_low,
         clip_high=config.algorithm.clip_high,

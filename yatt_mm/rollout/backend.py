@@ -4,6 +4,7 @@ The only module of the frontend that imports vLLM at its top; `Engine.start` imp
 environment (`environment.spawning`). Left out: when to call what, deadlines and caches, which is `engine`'s.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -11,7 +12,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 from transformers import BatchFeature
-from vllm import AsyncEngineArgs, SamplingParams
+from vllm import AsyncEngineArgs, ModelRegistry, SamplingParams
 from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.logprobs import Logprob
 from vllm.multimodal.inputs import (
@@ -41,17 +42,23 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
     """Start an engine; blocks until it is ready. Must run inside `environment.spawning`.
 
     The executor is given as a class: vLLM 0.32 replaces the name "uni" on the CPU by a process of its own for the
-    worker, which costs another import of torch and vLLM and gains nothing for one thread-bound worker.
+    worker, which costs another import of torch and vLLM and gains nothing for one thread-bound worker. Prompts are
+    never chunked on the CPU: after each chunk vLLM 0.32 rewinds the sample's generator, which torch's CPU generators
+    cannot do, and the engine dies.
     """
+    max_num_batched_tokens = config.max_num_batched_tokens
     if is_cpu():
         environment.run_eagerly()
+        max_num_batched_tokens = max(max_num_batched_tokens, config.max_model_len)  # prompts stay whole, see above
+        _register_loaded_model(Path(config.model_dir))
     args = AsyncEngineArgs(
         model=config.model_dir,
         served_model_name=config.name,
         dtype=cast(Any, config.dtype),
         max_model_len=config.max_model_len,
         max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=not is_cpu(),
         kv_cache_memory_bytes=config.kv_cache_bytes,
         block_size=cast(Any, config.block_size),
         enforce_eager=is_cpu(),
@@ -68,6 +75,16 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
         enable_log_requests=False,
     )
     return AsyncLLM.from_engine_args(args)
+
+
+def _register_loaded_model(model_dir: Path) -> None:
+    """Spare vLLM the process in which it would import the model's class only to look at it.
+
+    The class is imported here anyway, and on the CPU importing it initialises no device.
+    """
+    for name in json.loads((model_dir / "config.json").read_text()).get("architectures", ()):
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
 def sampling_params(request: GenerateRequest, seed: int) -> SamplingParams:

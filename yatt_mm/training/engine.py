@@ -74,6 +74,8 @@ class TrainEngine:
         betas: tuple[float, float],
         clip_grad: float,
         warmup_steps: int = 0,
+        total_updates: int = 0,
+        lr_final_frac: float = 1.0,
         dtype: str = "float32",
         seed: int,
     ) -> None:
@@ -84,7 +86,13 @@ class TrainEngine:
         built = build(model_dir, parallel, DTYPES[dtype], self._device)
         self._model, self._table, self._files, self._layout = built.model, built.table, built.files, built.layout
         self._settings = AdamSettings(
-            lr=lr, weight_decay=weight_decay, betas=betas, clip_grad=clip_grad, warmup_steps=warmup_steps
+            lr=lr,
+            weight_decay=weight_decay,
+            betas=betas,
+            clip_grad=clip_grad,
+            warmup_steps=warmup_steps,
+            total_updates=total_updates,
+            lr_final_frac=lr_final_frac,
         )
         self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
         self._ddp = wrap(self._model, self._model.config)

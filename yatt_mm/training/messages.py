@@ -20,6 +20,8 @@ class TrainSpec:
     betas: tuple[float, float]
     clip_grad: float
     warmup_steps: int
+    total_updates: int
+    lr_final_frac: float
     temperature: float
     clip_low: float
     clip_high: float

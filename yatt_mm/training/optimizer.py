@@ -34,9 +34,16 @@ class AdamSettings:
     warmup_steps: int
     """Updates over which the learning rate rises linearly to `lr`."""
 
+    total_updates: int = 0
+    """Updates of the whole run, over which the learning rate falls linearly; 0 keeps it."""
+    lr_final_frac: float = 1.0
+    """Share of `lr` that the last update has."""
+
     def lr_at(self, num_updates: int) -> float:
         """Learning rate of the update that follows `num_updates` others."""
-        return self.lr * min(1.0, (num_updates + 1) / max(1, self.warmup_steps))
+        progress = min(1.0, num_updates / (self.total_updates - 1)) if self.total_updates > 1 else 0.0
+        warm = min(1.0, (num_updates + 1) / max(1, self.warmup_steps))
+        return self.lr * warm * (1 - (1 - self.lr_final_frac) * progress)
 
 
 def wrap(model: MegatronModule, config: TransformerConfig) -> DistributedDataParallel:

@@ -68,6 +68,8 @@ class TrainWorker:
             betas=spec.betas,
             clip_grad=spec.clip_grad,
             warmup_steps=spec.warmup_steps,
+            total_updates=spec.total_updates,
+            lr_final_frac=spec.lr_final_frac,
             dtype=spec.dtype,
             seed=spec.seed,
         )
