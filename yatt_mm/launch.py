@@ -30,6 +30,7 @@ from yatt_mm.config import Config, dump_config
 from yatt_mm.control.calls import fetch
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.control.messages import RunStart
+from yatt_mm.control.prompts import bad_media_error
 from yatt_mm.errors import ConfigError
 from yatt_mm.preflight import check_run
 from yatt_mm.report import METRICS_FILE, Reporter
@@ -79,7 +80,7 @@ def _run(
     scratch = stack.enter_context(_scratch())
     uri = _start_dataplane(stack, config, scratch, console)
     start, cursor = _start_point(config, uri, checkpoint, state)
-    console.print(_plan_of(config, start), highlight=False)
+    console.print(_plan_of(config, start), highlight=False, soft_wrap=True)
     session = ray_session(
         config.ray.address,
         num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
@@ -90,7 +91,7 @@ def _run(
     stack.enter_context(session)
     with console.status("starting engines and training ranks"):
         team = build_team(stack, config, dataplane_uri=uri, cursor=cursor, weights_dir=scratch.weights)
-    console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False)
+    console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(
         Reporter(config.run_dir, num_steps=config.train.steps, first_step=start.step, console=console)
@@ -128,7 +129,9 @@ def _start_dataplane(stack: ExitStack, config: Config, scratch: Scratch, console
             tmp_dir=str(scratch.files),
         )
     )
-    console.print(f"data plane at {node.uri}, {config.dataplane.memory / 2**20:.0f} MiB", highlight=False)
+    console.print(
+        f"data plane at {node.uri}, {config.dataplane.memory / 2**20:.0f} MiB", highlight=False, soft_wrap=True
+    )
     return node.uri
 
 
@@ -138,8 +141,11 @@ def _start_point(
     embedded = config.dataplane.uri is None
     train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
-        num_train = client.ingest(train_set).num_samples
-        num_eval = client.ingest(eval_set).num_samples
+        sets = [client.ingest(train_set), client.ingest(eval_set)]
+    num_train, num_eval = (dataset.num_samples for dataset in sets)
+    flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for dataset in sets for bad in dataset.bad]
+    if flaws and config.data.on_bad_media == "fail":
+        raise bad_media_error(**flaws[0])
     for key, name, num in (("data.train", train_set, num_train), ("data.eval", eval_set, num_eval)):
         if num == 0:
             raise ConfigError(f"{key} ({name}) holds no sample with a media member; wanted at least one")
@@ -160,6 +166,7 @@ def _start_point(
         eval_set=eval_set,
         num_train=num_train,
         num_eval=num_eval,
+        flaws=tuple(flaws),
     )
     return start, cursor
 
@@ -169,7 +176,9 @@ def _prepare_run_dir(config: Config, *, resuming: bool, console: Console) -> Non
     if not resuming and (run_dir / METRICS_FILE).exists():
         aside = run_dir.with_name(f"{run_dir.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         run_dir.rename(aside)
-        console.print(f"{run_dir} held an earlier run; moved to {aside} (--resume would have continued it)")
+        console.print(
+            f"{run_dir} held an earlier run; moved to {aside} (--resume would have continued it)", soft_wrap=True
+        )
     run_dir.mkdir(parents=True, exist_ok=True)
     (run_dir / "config.yaml").write_text(dump_config(config))
     Checkpoints(root=run_dir / "checkpoints", keep=config.checkpoint.keep).clear_partial()
@@ -243,9 +252,11 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
             f"held-out accuracy: {reporter.accuracies[first]:.3f} at step {first}, "
             f"{reporter.accuracies[last]:.3f} at step {last}",
             highlight=False,
+            soft_wrap=True,
         )
     console.print(
         f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
         f"(tensorboard --logdir {config.run_dir})",
         highlight=False,
+        soft_wrap=True,
     )

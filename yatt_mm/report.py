@@ -67,6 +67,7 @@ class Reporter:
             self._console.print(
                 f"[yellow]quarantined[/] {record['key']} in {record['shard']}: {record['reason']}",
                 highlight=False,
+                soft_wrap=True,
             )
             return
         self._metrics.write(json.dumps(record) + "\n")
@@ -79,7 +80,7 @@ class Reporter:
         if "eval/accuracy" in record:
             self.accuracies[step] = record["eval/accuracy"]
         self._progress.update(self._bar, completed=step)
-        self._console.print(_line(record), highlight=False)
+        self._console.print(_line(record), highlight=False, soft_wrap=True)
 
     def _keep_until(self, path: Path, first_step: int) -> None:
         if not path.exists():

@@ -145,6 +145,19 @@ def _reference_logprobs(
     return logprobs.gather(1, torch.tensor(sampled.token_ids)[:, None])[:, 0].numpy()
 
 
+def test_more_prompt_tokens_than_one_step_takes_are_answered_from_seeds(
+    engine: Engine, prompts: Prompts, run: Run
+) -> None:
+    text = [60 + index % 200 for index in range(700)]
+    requests = [
+        dataclasses.replace(request, prompt_token_ids=[*request.prompt_token_ids, 60 + image, *text])
+        for image, request in enumerate(prompts.requests(range(20), num_samples=2))
+    ]
+    first = run(engine.generate_batch(requests))
+    assert [len(group) for group in first] == [2] * 20
+    assert run(engine.generate_batch(requests)) == first
+
+
 def test_requests_that_make_no_sense_are_refused_and_harm_nothing(engine: Engine, prompts: Prompts, run: Run) -> None:
     good = prompts.request(1)
     medium = good.media[0]

@@ -9,7 +9,7 @@ It holds refs, lengths and rewards. No pixel, token or weight passes through it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,6 +53,7 @@ class Controller:
     def steps(self) -> Iterator[int]:
         """The steps that are left; each ends with its record handed over and, when due, a checkpoint."""
         if self._start.checkpoint is None:
+            self._tell(self._start.flaws if self.index == 0 else ())
             self.evaluate()
             self._report()
         while self.step < self.config.train.steps:
@@ -251,7 +252,7 @@ class Controller:
         deadline_s = self.config.controllers.deadline_s * 1.5  # it has a deadline of its own, and says more
         return wait_all([("the rendezvous", call)], what=method, deadline_s=deadline_s)[0]
 
-    def _tell(self, notices: Sequence[dict[str, Any]]) -> None:
+    def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
         for notice in notices:
             self._meter.add_sum("data/num_quarantined", 1)
             self._call("put_record", {"kind": "quarantine", "step": self.step, **notice})

@@ -51,6 +51,8 @@ class RunStart:
     eval_set: str
     num_train: int
     num_eval: int
+    flaws: tuple[Mapping[str, Any], ...] = ()
+    """Notices of what was already unusable when the shards were indexed (torn shards, members that cannot be read)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

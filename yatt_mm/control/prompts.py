@@ -73,18 +73,24 @@ class PromptSource:
                     )
                 )
                 continue
-            notice = {"index": slot.index, "shard": sample.shard, "key": sample.key, "reason": reason}
             if self._fail_on_bad:
-                raise ConfigError(
-                    f"bad sample {sample.key} in {sample.shard}: {reason}; repair it, or set "
-                    "data.on_bad_media=quarantine to go on without it"
-                )
-            notices.append(notice)
+                raise bad_media_error(sample.shard, sample.key, reason)
+            notices.append({"index": slot.index, "shard": sample.shard, "key": sample.key, "reason": reason})
         return prompts, notices
+
+
+def bad_media_error(shard: str, key: str, reason: str) -> ConfigError:
+    """What ends a run with `data.on_bad_media=fail`."""
+    return ConfigError(
+        f"bad sample {key or '(none)'} in {shard}: {reason}; repair it, or set data.on_bad_media=quarantine to go "
+        "on without it"
+    )
 
 
 def _fault(sample: Sample, media: Sequence[Ref | BadMedia]) -> str | None:
     """Why a sample cannot be used; None when it can."""
+    if sample.bad:
+        return sample.bad[0].reason
     for medium in media:
         if isinstance(medium, BadMedia):
             return medium.reason
