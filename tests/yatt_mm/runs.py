@@ -61,6 +61,7 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
         "rollout.group_size=4",
         "rollout.max_tokens=3",
         "train.prompts_per_step=8",
+        "train.num_minibatches=2",
         "reward.function=tests.yatt_mm.any_reward:even_length",
         "eval.every=2",
         "checkpoint.every=2",
