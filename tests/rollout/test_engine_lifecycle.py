@@ -1,10 +1,11 @@
 """An engine comes and goes: what it started ends with it, whether it was well or not."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -18,17 +19,33 @@ from yatt_mm.weights.segment import write_segment
 
 
 @pytest.fixture
-def leftovers() -> Callable[[], set[object]]:
-    """Tells which processes, shared memory and temporary files are new since the test began."""
+def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[object]]]:
+    """Tells which processes, shared memory and temporary files of ours are new since the test began."""
+    with tempfile.TemporaryDirectory(prefix="yt-") as own_tmp_dir:
+        monkeypatch.setattr(tempfile, "tempdir", own_tmp_dir)
+        children_before, shared_memory_before = _children(), set(Path("/dev/shm").iterdir())
+        yield lambda: {
+            *(_children() - children_before),
+            *_abandoned(set(Path("/dev/shm").iterdir()) - shared_memory_before),
+            *Path(own_tmp_dir).iterdir(),
+        }
 
-    def present() -> set[object]:
-        tmp = [name for name in Path(tempfile.gettempdir()).iterdir() if name.name.startswith(("yatt-engine", "vllm"))]
-        # A killed process's locks (sem.mp-*) belong to multiprocessing's tracker, which the shared engine keeps alive.
-        shared_memory = [path for path in Path("/dev/shm").iterdir() if not path.name.startswith("sem.mp-")]
-        return {*psutil.Process().children(recursive=True), *shared_memory, *tmp}
 
-    before = present()
-    return lambda: present() - before
+def _children() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
+
+
+def _abandoned(shared_memory: set[Path]) -> set[Path]:
+    """What no living process maps: the rest belongs to others who are at work on this machine.
+
+    A killed process's locks (sem.mp-*) are left out: multiprocessing's tracker, which the shared engine keeps alive,
+    removes them when it ends.
+    """
+    mapped: set[str] = set()
+    for maps in Path("/proc").glob("[0-9]*/maps"):
+        with contextlib.suppress(OSError):
+            mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm" in line)
+    return {p for p in shared_memory if p.exists() and str(p) not in mapped and not p.name.startswith("sem.mp-")}
 
 
 def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leaves_nothing_behind(

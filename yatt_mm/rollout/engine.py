@@ -8,15 +8,12 @@ nothing behind. Left out: templates, tokenising and refs (`worker`), and what vL
 import asyncio
 import itertools
 import logging
-import shutil
-import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
-from yatt_mm.rollout import environment, processes
+from yatt_mm.rollout import processes
+from yatt_mm.rollout.launched import Launched
 from yatt_mm.rollout.requests import (
     EngineAsleepError,
     EngineConfig,
@@ -30,7 +27,6 @@ from yatt_mm.rollout.requests import (
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
-    from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 __all__ = ["Engine", "EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled"]
@@ -48,7 +44,7 @@ class Engine:
     Waits for: vLLM's core process, never longer than the config's deadlines.  Unblocked by: its outputs, or its death.
     """
 
-    def __init__(self, config: EngineConfig, launched: "_Launched") -> None:
+    def __init__(self, config: EngineConfig, launched: Launched) -> None:
         self.config = config
         self._launched = launched
         self._llm = launched.llm
@@ -68,7 +64,7 @@ class Engine:
     @classmethod
     async def start(cls, config: EngineConfig) -> "Engine":
         """Start vLLM. What was started is ended again when that fails or takes longer than the config allows."""
-        launched = _Launched()
+        launched = Launched()
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 await asyncio.to_thread(launched.launch, config)
@@ -325,41 +321,3 @@ class _Flight:
         self.prefix = prefix
         self.digests = digests
         self.queues: list[RequestOutputCollector] = []
-
-
-class _Launched:
-    """What one start brought into the world: kept apart from Engine so that a failed start can be undone."""
-
-    llm: "AsyncLLM"
-    backend: Any
-    processes: set[psutil.Process]
-
-    def __init__(self) -> None:
-        self._tmp_dir: str | None = None
-        self._others = processes.children()
-        self._had_tracker = processes.tracker_pid() is not None
-
-    def launch(self, config: EngineConfig) -> None:
-        """Start vLLM; blocks."""
-        self._tmp_dir = tempfile.mkdtemp(prefix="yatt-engine-")
-        with environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir):
-            from yatt_mm.rollout import backend
-
-            self.backend = backend
-            self.llm = backend.start_llm(config)
-        self.processes = self._started()
-
-    def end(self, timeout_s: float) -> None:
-        """Shut down, then make sure: no process, no file."""
-        started = self._started()
-        if "llm" in self.__dict__:
-            self.llm.shutdown(timeout=timeout_s / 2)
-            del self.llm
-        if not self._had_tracker:
-            processes.stop_tracker()
-        processes.end(started, timeout_s)
-        if self._tmp_dir is not None:
-            shutil.rmtree(self._tmp_dir, ignore_errors=True)
-
-    def _started(self) -> set[psutil.Process]:
-        return {process for process in processes.children() - self._others if process.pid != processes.tracker_pid()}

@@ -1,0 +1,60 @@
+"""What one start of an engine brings into the world, kept apart from it so that a failed start can be undone."""
+
+import shutil
+import tempfile
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from yatt_mm.rollout import environment, processes
+from yatt_mm.rollout.requests import EngineConfig
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+MAX_TMP_DIR_LENGTH = 107 - 37
+"""A socket's path holds 107 characters, of which vLLM takes a slash and a UUID."""
+
+
+class Launched:
+    """vLLM's frontend, the processes behind it, and their files."""
+
+    llm: "AsyncLLM"
+    backend: Any
+    processes: set[psutil.Process]
+    """Those of the engine alone: what the caller starts later is not ours to end."""
+
+    def __init__(self) -> None:
+        self._tmp_dir: str | None = None
+        self._others = processes.children()
+        self._had_tracker = processes.tracker_pid() is not None
+
+    def launch(self, config: EngineConfig) -> None:
+        """Start vLLM; blocks."""
+        self._tmp_dir = tempfile.mkdtemp(prefix="yatt-engine-")
+        if len(self._tmp_dir) > MAX_TMP_DIR_LENGTH:
+            raise ValueError(
+                f"the temporary directory {self._tmp_dir} has {len(self._tmp_dir)} characters; names of Unix sockets "
+                f"leave room for {MAX_TMP_DIR_LENGTH}: set TMPDIR to a shorter one"
+            )
+        with environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir):
+            from yatt_mm.rollout import backend
+
+            self.backend = backend
+            self.llm = backend.start_llm(config)
+        self.processes = self._started()
+
+    def end(self, timeout_s: float) -> None:
+        """Shut down, then make sure: no process, no file."""
+        started = self.processes if "processes" in self.__dict__ else self._started()
+        if "llm" in self.__dict__:
+            self.llm.shutdown(timeout=timeout_s / 2)
+            del self.llm
+        if not self._had_tracker:
+            processes.stop_tracker()
+        processes.end(started, timeout_s)
+        if self._tmp_dir is not None:
+            shutil.rmtree(self._tmp_dir, ignore_errors=True)
+
+    def _started(self) -> set[psutil.Process]:
+        return {process for process in processes.children() - self._others if process.pid != processes.tracker_pid()}
