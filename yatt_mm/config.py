@@ -126,7 +126,7 @@ class RewardSection(Section):
     num_workers: Count = 1
     """Reward processes."""
     deadline_s: Seconds = 60.0
-    """How long scoring a handful of groups may take before its worker is restarted."""
+    """How long the function may take over one response before it is interrupted and scored 0."""
 
 
 class AlgorithmSection(Section):

@@ -19,5 +19,9 @@ class WorkerError(YattError, RuntimeError):
     """A worker process failed or did not answer in time; the message names it and what it was doing."""
 
 
+class DataError(YattError, ValueError):
+    """The data cannot be trained on; the message names the shard, the key and the reason."""
+
+
 class CheckpointError(YattError, RuntimeError):
     """A checkpoint is missing, incomplete, or does not belong to this run."""

@@ -31,6 +31,17 @@ def check_run(config: Config) -> None:
             f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
         )
+    rollout, train = config.rollout, config.train
+    if rollout.max_tokens >= rollout.max_model_len:
+        raise ConfigError(
+            f"rollout.max_tokens is {rollout.max_tokens} and rollout.max_model_len {rollout.max_model_len}; the "
+            "second holds prompt and response, so make it larger"
+        )
+    if train.max_tokens_per_microbatch < rollout.max_model_len:
+        raise ConfigError(
+            f"train.max_tokens_per_microbatch is {train.max_tokens_per_microbatch}, less than "
+            f"rollout.max_model_len ({rollout.max_model_len}); the longest sample must fit into a microbatch"
+        )
     if config.train.prompts_per_step < config.controllers.num:
         raise ConfigError(
             f"train.prompts_per_step is {config.train.prompts_per_step}, fewer than the "

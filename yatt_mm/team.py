@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import secrets
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,8 @@ def build_team(
         num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, cursor=cursor
     )
     router = _create(stack, Router, concurrency=1)(num_engines=len(engines))
-    store = ray.get(ranks[0].address.remote(), timeout=START_DEADLINE_S)
+    address = ("training rank 0", ranks[0].address.remote())
+    (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
     calls = [(f"engine {e}", engine.start.remote()) for e, engine in enumerate(engines)]
     calls += [(f"training rank {r}", rank.start.remote(store)) for r, rank in enumerate(ranks)]
     stack.callback(_stop_engines, engines)
@@ -69,6 +71,7 @@ def build_team(
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
         generation=0,
+        run_id=f"{config.run.name}-{secrets.token_hex(4)}",
     )
 
 
@@ -152,6 +155,7 @@ def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str)
             function=config.reward.function,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
+            deadline_s=config.reward.deadline_s,
         )
         for _ in range(config.reward.num_workers)
     ]

@@ -91,3 +91,15 @@ def test_records_reach_the_watcher_once() -> None:
         assert await meeting.take_records(0.01) == []
 
     asyncio.run(run())
+
+
+def test_a_busy_controller_that_shows_signs_of_life_is_waited_for() -> None:
+    async def run() -> list:
+        meeting = make(2, deadline_s=0.3)
+        first = asyncio.ensure_future(meeting.gather(key(), 0, "early"))
+        for _ in range(4):
+            await asyncio.sleep(0.15)
+            await meeting.seen(1)
+        return await asyncio.gather(first, meeting.gather(key(), 1, "late"))
+
+    assert asyncio.run(run()) == [["early", "late"]] * 2

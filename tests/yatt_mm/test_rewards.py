@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 from yatt_mm.errors import ConfigError
 from yatt_mm.rewards.functions import exact_match, regex_match
 from yatt_mm.rewards.loading import load_reward_function
+from yatt_mm.rewards.messages import GroupRewards, RewardTask
+from yatt_mm.rewards.worker import RewardWorker
+from yatt_mm.rollout.record import GroupRecord, SampleRecord
 
 
 def test_exact_match_ignores_white_space_only() -> None:
@@ -40,3 +44,34 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
 def test_a_reward_function_that_cannot_be_used_is_refused(path: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_reward_function(path)
+
+
+def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
+    """A worker's rewards of one group, without a data plane."""
+    worker = object.__new__(RewardWorker)
+    worker._name, worker._function, worker._deadline_s = function, load_reward_function(function), deadline_s
+    samples = tuple(
+        SampleRecord(
+            token_ids=np.zeros(1),
+            logprobs=np.zeros(1),
+            policy_versions=np.zeros(1),
+            text=text,
+            finish_reason="stop",
+        )
+        for text in texts
+    )
+    task = RewardTask(group=None, answer="7", fields={})  # type: ignore[arg-type]
+    return worker._score_group(task, GroupRecord(prompt_token_ids=np.zeros(1), samples=samples))
+
+
+def test_what_a_reward_function_cannot_judge_scores_zero_and_is_counted() -> None:
+    got = score("tests.yatt_mm.any_reward:even_length", "ab", "", "abc")
+    assert got == GroupRewards(rewards=(1.0, 0.0, 0.0), num_errors=1)
+
+
+def test_a_reward_that_is_no_finite_number_scores_zero_and_is_counted() -> None:
+    assert score("tests.yatt_mm.any_reward:not_a_number", "7") == GroupRewards(rewards=(0.0,), num_errors=1)
+
+
+def test_a_reward_function_that_hangs_is_interrupted() -> None:
+    assert score("tests.yatt_mm.any_reward:endless", "7", deadline_s=0.2).num_errors == 1

@@ -21,6 +21,8 @@ from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
 CHUNK_SIZE = 8
 """Prompts per call to an engine when groups may finish in any order."""
 POLL_S = 1.0
+MAX_ATTEMPTS = 3
+"""How often the rewards of a chunk are asked for when reward workers die."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +37,7 @@ class _Scoring:
     chunk: _Chunk
     groups: tuple[GroupRef, ...]
     worker: int
-    started: float
+    num_attempts: int
 
     def tasks(self) -> list[RewardTask]:
         return [
@@ -76,18 +78,24 @@ class Generation:
         while generating or scoring:
             done, _ = ray.wait([*generating, *scoring], num_returns=1, timeout=POLL_S)
             if not done:
-                self._check_deadlines(generating, scoring, last_progress, phase)
+                last_progress = self._check_progress(generating, scoring, last_progress, phase)
                 continue
             last_progress = time.monotonic()
+            self._team.rendezvous.seen.remote(self._controller)
             if done[0] in generating:
                 chunk = generating.pop(done[0])
                 groups = fetch(done[0], name=self._team.engine_name(chunk.engine), what=phase)
                 self._team.router.finish.remote(chunk.engine, chunk.size)
-                call, work = self._score(chunk, groups)
+                call, work = self._score(chunk, groups, num_attempts=1)
                 scoring[call] = work
             else:
                 work = scoring.pop(done[0])
-                scored += work.scored(self._rewards(done[0], work, phase))
+                rewards = self._rewards(done[0], work, phase)
+                if rewards is None:
+                    call, work = self._score(work.chunk, work.groups, num_attempts=work.num_attempts + 1)
+                    scoring[call] = work
+                else:
+                    scored += work.scored(rewards)
         return sorted(scored, key=lambda group: group.prompt.slot.position)
 
     def _chunks(self, prompts: Sequence[Prompt], num_samples: int, sampling: Sampling) -> list[_Chunk]:
@@ -128,7 +136,7 @@ class Generation:
                 media=prompt.media,
                 num_samples=num_samples,
                 seed=_seed(self._config.run.seed, prompt),
-                name=f"rollout/{self._config.run.name}/{self._team.generation}/{phase}/{prompt.slot.position}",
+                name=f"rollout/{self._team.run_id}/{phase}/{prompt.slot.position}",
             )
             for prompt in chunk.prompts
         ]
@@ -137,41 +145,45 @@ class Generation:
             return engine.generate_together.remote(phase, self._controller, tasks, sampling)
         return engine.generate.remote(tasks, sampling)
 
-    def _score(self, chunk: _Chunk, groups: Sequence[GroupRef]) -> tuple[ray.ObjectRef, _Scoring]:
+    def _score(self, chunk: _Chunk, groups: Sequence[GroupRef], *, num_attempts: int) -> tuple[Any, _Scoring]:
         worker = self._next_reward_worker % len(self._team.reward_workers)
         self._next_reward_worker += 1
-        work = _Scoring(chunk=chunk, groups=tuple(groups), worker=worker, started=time.monotonic())
+        work = _Scoring(chunk=chunk, groups=tuple(groups), worker=worker, num_attempts=num_attempts)
         return self._team.reward_workers[worker].score.remote(work.tasks()), work
 
-    def _rewards(self, call: ray.ObjectRef, work: _Scoring, phase: str) -> list[GroupRewards]:
-        """The rewards of a finished call; a worker that died is asked once more (Ray restarts it)."""
-        name = f"reward worker {work.worker}"
+    def _rewards(self, call: ray.ObjectRef, work: _Scoring, phase: str) -> list[GroupRewards] | None:
+        """The rewards of a finished call; None when its worker died (Ray restarts it) and may be asked once more."""
         try:
-            return fetch(call, name=name, what=f"rewards of {phase}")
+            return fetch(call, name=f"reward worker {work.worker}", what=f"the rewards of {phase}")
         except WorkerError as error:
-            if not isinstance(error.__cause__, ray.exceptions.RayActorError):
+            has_died = isinstance(error.__cause__, ray.exceptions.RayActorError)
+            if not has_died or work.num_attempts == MAX_ATTEMPTS:
                 raise
-        again = self._team.reward_workers[work.worker].score.remote(work.tasks())
-        deadline_s = 2 * self._config.reward.deadline_s  # its restart counts in
-        return wait_all([(name, again)], what=f"the rewards of {phase}, asked again", deadline_s=deadline_s)[0]
+            return None
 
-    def _check_deadlines(
+    def _check_progress(
         self,
         generating: Mapping[Any, _Chunk],
         scoring: Mapping[Any, _Scoring],
         last_progress: float,
         phase: str,
-    ) -> None:
-        now = time.monotonic()
-        if generating and now - last_progress > self._config.controllers.deadline_s:
+    ) -> float:
+        """The time from which the next deadline counts; restarts reward workers that hang.
+
+        Raises:
+            WorkerError: engines have finished nothing for `controllers.deadline_s`.
+        """
+        deadline_s = self._config.controllers.deadline_s
+        if time.monotonic() - last_progress < deadline_s:
+            return last_progress
+        if not scoring:
             engines = sorted({self._team.engine_name(chunk.engine) for chunk in generating.values()})
             raise WorkerError(
-                f"{', '.join(engines)} finished nothing of {phase} for {self._config.controllers.deadline_s:g} s "
-                "(controllers.deadline_s)"
+                f"{', '.join(engines)} finished nothing of {phase} for {deadline_s:g} s (controllers.deadline_s)"
             )
-        late = {work.worker for work in scoring.values() if now - work.started > self._config.reward.deadline_s}
-        for worker in late:
+        for worker in {work.worker for work in scoring.values()}:
             ray.kill(self._team.reward_workers[worker], no_restart=False)  # its calls fail, and are asked again
+        return time.monotonic()
 
 
 def _seed(run_seed: int, prompt: Prompt) -> int:

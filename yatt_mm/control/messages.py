@@ -74,6 +74,8 @@ class Team:
     """Folder in shared memory through which weights are published."""
     checkpoints: Checkpoints
     generation: int
+    run_id: str
+    """Unlike that of any other run: the names of its objects in a data plane that several runs share begin with it."""
 
     @property
     def num_replicas(self) -> int:

@@ -11,10 +11,12 @@ from dataplane.refs import BadMedia, Ref, Sample
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot
 from yatt_mm.control.messages import Prompt, RunStart
-from yatt_mm.errors import ConfigError
+from yatt_mm.errors import DataError
 
 QUESTION_FIELD = "question"
 ANSWER_FIELD = "answer"
+DERIVE_CHUNK = 64
+"""Media per call to the data plane."""
 
 
 class PromptSource:
@@ -27,48 +29,48 @@ class PromptSource:
         self._recipe = recipe
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
-        self._answer_of = list(range(start.num_train))
+        self._limits = config.rollout
+        self._answer_of: list[int] | None = None
         if config.data.shuffle_answers:
+            self._answer_of = list(range(start.num_train))
             random.Random(f"answers {config.run.seed}").shuffle(self._answer_of)
         self._eval_indices = range(controller, start.num_eval, config.controllers.num)
         self._eval_prompts: list[Prompt] | None = None
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Training prompts of the slots, and a notice for each one that had to be left out."""
-        indices = [slot.index for slot in slots]
-        answers = [self._answer_of[index] for index in indices]
-        samples = self._client.samples(self._start.train_set, indices)
-        if answers != indices:
-            answered = self._client.samples(self._start.train_set, answers)
-        else:
-            answered = samples
-        return self._prompts(slots, samples, [sample.fields for sample in answered])
+        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
+        donors = samples
+        if self._answer_of is not None:
+            answers = [self._answer_of[slot.index] for slot in slots]
+            donors = self._client.samples(self._start.train_set, answers)
+        return self._prompts(slots, samples, donors)
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """This controller's share of the held-out prompts; notices come with the first call only."""
+        """This controller's share of the held-out prompts; notices come with a fresh run's first call only."""
         if self._eval_prompts is not None:
             return self._eval_prompts, []
         slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]
         samples = self._client.samples(self._start.eval_set, list(self._eval_indices))
-        self._eval_prompts, notices = self._prompts(slots, samples, [sample.fields for sample in samples])
-        return self._eval_prompts, notices
+        self._eval_prompts, notices = self._prompts(slots, samples, samples)
+        return self._eval_prompts, notices if self._start.checkpoint is None else []
 
     def _prompts(
-        self, slots: Sequence[Slot], samples: Sequence[Sample], answered: Sequence[Mapping[str, Any]]
+        self, slots: Sequence[Slot], samples: Sequence[Sample], donors: Sequence[Sample]
     ) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        sources = [ref for sample in samples for ref in sample.media]
-        derived = iter(self._client.derive(sources, self._recipe))
+        derived = iter(self._derive([ref for sample in samples for ref in sample.media]))
         prompts, notices = [], []
-        for slot, sample, fields in zip(slots, samples, answered):
+        for slot, sample, donor in zip(slots, samples, donors):
             media = [next(derived) for _ in sample.media]
-            reason = _fault(sample, media)
+            reason = self._fault(sample, donor, media)
             if reason is None:
+                answer = str(donor.fields[ANSWER_FIELD])
                 prompts.append(
                     Prompt(
                         slot=slot,
                         question=str(sample.fields[QUESTION_FIELD]),
-                        answer=str(fields[ANSWER_FIELD]),
-                        fields=sample.fields,
+                        answer=answer,
+                        fields={**sample.fields, ANSWER_FIELD: answer},
                         media=tuple(ref for ref in media if isinstance(ref, Ref)),
                     )
                 )
@@ -78,23 +80,37 @@ class PromptSource:
             notices.append({"index": slot.index, "shard": sample.shard, "key": sample.key, "reason": reason})
         return prompts, notices
 
+    def _derive(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:
+        """Patches of all refs; in several calls, so that each is well within its deadline."""
+        starts = range(0, len(refs), DERIVE_CHUNK)
+        return [
+            result
+            for start in starts
+            for result in self._client.derive(refs[start : start + DERIVE_CHUNK], self._recipe)
+        ]
 
-def bad_media_error(shard: str, key: str, reason: str) -> ConfigError:
+    def _fault(self, sample: Sample, donor: Sample, media: Sequence[Ref | BadMedia]) -> str | None:
+        """Why a sample cannot be used; None when it can."""
+        for bad in (*sample.bad, *donor.bad, *(medium for medium in media if isinstance(medium, BadMedia))):
+            return bad.reason
+        for name, fields in ((QUESTION_FIELD, sample.fields), (ANSWER_FIELD, donor.fields)):
+            if name not in fields:
+                return f"the .json member lacks {name}; it has {sorted(fields)}"
+        if len(media) > self._limits.max_images_per_prompt:
+            return f"{len(media)} images; rollout.max_images_per_prompt is {self._limits.max_images_per_prompt}"
+        num_tokens = sum(int(ref.meta["num_tokens"]) for ref in media if isinstance(ref, Ref))
+        room = self._limits.max_model_len - self._limits.max_tokens
+        if num_tokens >= room:
+            return (
+                f"its images make {num_tokens} tokens; rollout.max_model_len ({self._limits.max_model_len}) less "
+                f"rollout.max_tokens ({self._limits.max_tokens}) leaves {room} for the whole prompt"
+            )
+        return None
+
+
+def bad_media_error(shard: str, key: str, reason: str) -> DataError:
     """What ends a run with `data.on_bad_media=fail`."""
-    return ConfigError(
+    return DataError(
         f"bad sample {key or '(none)'} in {shard}: {reason}; repair it, or set data.on_bad_media=quarantine to go "
         "on without it"
     )
-
-
-def _fault(sample: Sample, media: Sequence[Ref | BadMedia]) -> str | None:
-    """Why a sample cannot be used; None when it can."""
-    if sample.bad:
-        return sample.bad[0].reason
-    for medium in media:
-        if isinstance(medium, BadMedia):
-            return medium.reason
-    missing = [name for name in (QUESTION_FIELD, ANSWER_FIELD) if name not in sample.fields]
-    if missing:
-        return f"the .json member lacks {', '.join(missing)}; it has {sorted(sample.fields)}"
-    return None

@@ -8,6 +8,8 @@ it. This is what keeps a crash in one process from becoming a hang in the others
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,7 +46,8 @@ class Rendezvous:
     """Body of a Ray actor with asyncio concurrency.
 
     Consumes: one call per controller and meeting.  Produces: the same result for all of them.
-    Waits for: the other controllers, up to `deadline_s`.  Unblocked by: the last arrival, or `abort`.
+    Waits for: the other controllers, up to `deadline_s` after their last sign of life.
+    Unblocked by: the last arrival, or `abort`.
     """
 
     def __init__(self, *, num_controllers: int, deadline_s: float, cursor: PromptCursor, generation: int = 0) -> None:
@@ -54,6 +57,7 @@ class Rendezvous:
         self._generation = generation
         self._rooms: dict[int, _Room] = {}
         self._aborted: str | None = None
+        self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._news = asyncio.Event()
 
@@ -72,6 +76,10 @@ class Rendezvous:
         """
         shares = await self._meet(key, controller, (wanted, bad), self._deal)
         return shares[controller]
+
+    async def seen(self, controller: int) -> None:
+        """A controller that is busy says so; the others' deadline counts from its last sign of life."""
+        self._last_seen[controller] = time.monotonic()
 
     async def abort(self, controller: int, reason: str) -> None:
         """Give up the current and all later phases of this generation; everyone waiting gets the reason."""
@@ -110,18 +118,27 @@ class Rendezvous:
         if len(room.values) == self._num:
             room.result = finish([room.values[c] for c in range(self._num)])
             room.done.set()
-        try:
-            await asyncio.wait_for(room.done.wait(), self._deadline_s)
-        except TimeoutError:
-            missing = sorted(set(range(self._num)) - set(room.values))
-            late = ", ".join(str(c) for c in missing)
-            await self.abort(missing[0], f"controller(s) {late} did not reach {key} in {self._deadline_s:g} s")
+        await self._wait(room)
         if len(room.values) < self._num or room.result is None:
             raise PhaseAbortedError(str(self._aborted))
         room.num_left += 1
         if room.num_left == self._num:
             del self._rooms[key.sequence]
         return room.result
+
+    async def _wait(self, room: _Room) -> None:
+        """Until the last controller is there, or one of those missing has given no sign of life for too long."""
+        arrived = time.monotonic()
+        while not room.done.is_set():
+            missing = sorted(set(range(self._num)) - set(room.values))
+            left_s = {c: max(arrived, self._last_seen[c]) + self._deadline_s - time.monotonic() for c in missing}
+            late = [c for c in missing if left_s[c] <= 0]
+            if late:
+                names = ", ".join(str(c) for c in late)
+                await self.abort(late[0], f"controller(s) {names} did not reach {room.key} in {self._deadline_s:g} s")
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(room.done.wait(), min(left_s.values()))
 
     def _check(self, key: Key, controller: int) -> None:
         if key.generation != self._generation:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
 class RewardActor:
     """Body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
 
-    def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float) -> None:
+    def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
         from yatt_mm.rewards.worker import RewardWorker
 
-        self._worker: RewardWorker = RewardWorker(function=function, dataplane_uri=dataplane_uri, timeout_s=timeout_s)
+        self._worker: RewardWorker = RewardWorker(
+            function=function, dataplane_uri=dataplane_uri, timeout_s=timeout_s, deadline_s=deadline_s
+        )
 
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
         """Rewards of the groups, in order."""
