@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,8 +57,11 @@ class CheckpointFiles:
         return torch.empty(0, dtype=_DTYPES[first.get_dtype()]).dtype
 
     def write_like(self, directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write a folder of the same files: names, dtypes, shards and companions as here, values from `tensors`."""
-        directory.mkdir(parents=True, exist_ok=True)
+        """Write a folder of the same files: names, dtypes, shards and companions as here, values from `tensors`.
+
+        All of `tensors` is taken before anything is written. The folder appears whole or not at all: an older one in
+        its place is replaced when the new one is complete.
+        """
         contents: dict[str, dict[str, torch.Tensor]] = {file: {} for file in self.file_of.values()}
         for name, tensor in tensors:
             contents[self.file_of[name]][name] = tensor.detach().to("cpu", self.dtype(name), copy=True).contiguous()
@@ -67,11 +71,12 @@ class CheckpointFiles:
                 f"the checkpoint at {self.model_dir} holds {sorted(missing)[:3]} and {len(missing)} such tensors in "
                 "all, which the model does not have; remove them from the folder"
             )
-        for file, tensors_of_file in contents.items():
-            save_file(tensors_of_file, directory / file, metadata={"format": "pt"})
-        for companion in (INDEX, *COMPANIONS):
-            if (self.model_dir / companion).is_file():
-                shutil.copyfile(self.model_dir / companion, directory / companion)
+        with _replaced_whole(directory) as partial:
+            for file, tensors_of_file in contents.items():
+                save_file(tensors_of_file, partial / file, metadata={"format": "pt"})
+            for companion in (INDEX, *COMPANIONS):
+                if (self.model_dir / companion).is_file():
+                    shutil.copyfile(self.model_dir / companion, partial / companion)
 
     def _file_with(self, name: str) -> safe_open:
         if name not in self.file_of:
@@ -83,6 +88,21 @@ class CheckpointFiles:
         if file not in self._open:
             self._open[file] = safe_open(self.model_dir / file, "pt")
         return self._open[file]
+
+
+@contextmanager
+def _replaced_whole(directory: Path) -> Iterator[Path]:
+    """An empty folder beside `directory` that takes its place at the end; what an earlier end left is removed."""
+    partial, old = (directory.with_name(f".{directory.name}.{state}") for state in ("partial", "old"))
+    for leftover in (partial, old):
+        if leftover.exists():
+            shutil.rmtree(leftover)
+    partial.mkdir(parents=True)
+    yield partial
+    if directory.exists():
+        directory.rename(old)
+    partial.rename(directory)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _files_by_tensor(model_dir: Path) -> dict[str, str]:

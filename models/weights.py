@@ -34,6 +34,8 @@ class Rule:
     hugging_face: Sequence[str]
     kind: Kind
     is_exported: bool = True
+    copies: Sequence[str] = ()
+    """Further names under which the checkpoint keeps the same single tensor: written, not read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,7 @@ class _Match:
     names: list[str]
     kind: Kind
     is_exported: bool
+    copies: Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,22 @@ class WeightTable:
             found = pattern.fullmatch(name)
             if found:
                 names = [template.format(**found.groupdict()) for template in rule.hugging_face]
-                return _Match(names, rule.kind, rule.is_exported)
+                return _Match(names, rule.kind, rule.is_exported, rule.copies)
         raise KeyError(f"no rule for the parameter {name}")
+
+    def check_names(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
+        """Raise ValueError, on all ranks alike, unless `export` gives exactly the checkpoint's tensors. Collective."""
+        matches = [self.match(item.name) for item in _place(dict(global_names(model)))]
+        exported = {name for match in matches if match.is_exported for name in (*match.names, *match.copies)}
+        for names, what in (
+            (set(files.names) - exported, "holds tensors that the model of its config.json does not have"),
+            (exported - set(files.names), "lacks tensors that the model of its config.json has"),
+        ):
+            if names:
+                raise ValueError(
+                    f"the checkpoint at {files.model_dir} {what}: {', '.join(sorted(names)[:3])} ({len(names)} in "
+                    "all); its config.json and weights do not belong together, so choose a complete model folder"
+                )
 
     def load(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
         """Fill this rank's parameters from a checkpoint."""
@@ -128,7 +145,9 @@ class WeightTable:
             match = self.match(item.name)
             if match.is_exported:
                 shaped = [shard.view(item.shape) for shard in shards]
-                exported += zip(match.names, join(match.kind, shaped, self.shapes))
+                tensors = join(match.kind, shaped, self.shapes)
+                exported += zip(match.names, tensors)
+                exported += ((copy, tensors[0]) for copy in match.copies)
         return exported
 
 

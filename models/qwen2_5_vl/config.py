@@ -13,6 +13,16 @@ from models.parallel import Parallel
 VOCAB_MULTIPLE = 8
 """Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
 
+UNFUSED = {
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "apply_rope_fusion": False,
+    "persist_layer_norm": False,
+}
+"""Fused kernels exist on CUDA only, and with extra packages."""
+
 
 def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
     """The decoder's configuration. Raises ValueError for what this version's attention cannot do."""
@@ -51,13 +61,7 @@ def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: t
         perform_initialization=False,
         # the loss is a sum with global weights: nothing divides gradients
         calculate_per_token_loss=True,
-        # fused kernels exist on CUDA only, and with extra packages
-        bias_activation_fusion=False,
-        bias_dropout_fusion=False,
-        masked_softmax_fusion=False,
-        gradient_accumulation_fusion=False,
-        apply_rope_fusion=False,
-        persist_layer_norm=False,
+        **UNFUSED,
     )
 
 

@@ -19,8 +19,9 @@ def rules(checkpoint_names: Collection[str], *, is_head_tied: bool) -> list[Rule
     attention, mlp = layer + "self_attn.", layer + "mlp."
     qkv = [attention + part for part in ("q_proj.", "k_proj.", "v_proj.")]
     embedding, head = text + "embed_tokens.weight", "lm_head.weight"
+    copies = [head] if is_head_tied and head in checkpoint_names else []
     return [
-        Rule("language_model.embedding.word_embeddings.weight", [embedding], "vocab"),
+        Rule("language_model.embedding.word_embeddings.weight", [embedding], "vocab", copies=copies),
         # the last pipeline stage has its own copy of a tied head: loaded, not exported
         Rule("language_model.output_layer.weight", [embedding if is_head_tied else head], "vocab", not is_head_tied),
         Rule("language_model.decoder.final_layernorm.weight", [text + "norm.weight"], "rep"),

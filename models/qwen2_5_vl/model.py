@@ -68,6 +68,7 @@ def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch
         padded_vocab_size=padded,
     )
     table = WeightTable(rules(files.names, is_head_tied=model.share_embeddings_and_output_weights), shapes)
+    table.check_names(model, files)
     table.load(model, files)
     layout = TokenLayout(
         image_token_id=hf_config.image_token_id,

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from models.parallel import Parallel
@@ -77,6 +78,33 @@ def test_the_saved_folder_has_the_trained_bits_and_loads_in_transformers(
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert np.array_equal(model.lm_head.weight.detach().numpy(), trained["lm_head.weight"])
+
+
+def test_a_tied_head_that_the_folder_saved_too_is_written_again(
+    ranks: RankPool, tied_folder: Path, tmp_path: Path
+) -> None:
+    folder = with_tensor(tied_folder, tmp_path / "model", "lm_head.weight", like="model.embed_tokens.weight")
+    ranks.run(2, jobs.train_and_save, folder, Parallel(pp=2), tmp_path)
+    saved = load_file(tmp_path / "hf" / "model.safetensors")
+    assert saved.keys() == load_file(folder / "model.safetensors").keys()
+    assert np.array_equal(saved["lm_head.weight"], saved["model.embed_tokens.weight"])
+
+
+def test_a_folder_with_tensors_that_the_model_lacks_is_refused_at_the_start_on_every_rank(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    folder = with_tensor(untied_folder, tmp_path / "model", "model.layers.0.adapter", like="model.norm.weight")
+    with pytest.raises(AssertionError, match=r"(?s)does not have: model\.layers\.0\.adapter \(1 in all\)") as said:
+        ranks.run(2, jobs.place, folder, Parallel(pp=2))
+    assert str(said.value).count("ValueError: the checkpoint at") == 2
+
+
+def with_tensor(source: Path, folder: Path, name: str, *, like: str) -> Path:
+    """A copy of a model folder with one more tensor."""
+    shutil.copytree(source, folder)
+    weights = load_file(source / "model.safetensors")
+    save_file(weights | {name: weights[like].copy()}, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
 def test_an_unfinished_checkpoint_is_named(ranks: RankPool, untied_folder: Path, tmp_path: Path) -> None:

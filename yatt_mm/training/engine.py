@@ -142,14 +142,19 @@ class TrainEngine:
         self._num_updates = checkpoint.load_checkpoint(directory, self._model, self._optimizer)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face folder like the one the model came from, with today's weights."""
+        """Write a Hugging Face folder like the one the model came from, with today's weights, whole or not at all.
+
+        Raises on rank 0 alone where it cannot be written: the other ranks have then given their part and go on.
+        """
         tensors = (item for bucket in self.export() for item in bucket)
-        if dist.get_rank() == 0:
-            self._files.write_like(directory, tensors)
-        else:
-            for _ in tensors:
-                pass
-        dist.barrier()
+        try:
+            if dist.get_rank() == 0:
+                self._files.write_like(directory, tensors)
+            else:
+                for _ in tensors:
+                    pass
+        finally:
+            dist.barrier()
 
     def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
         """Forward, and backward with a loss; what the last stage scored, per microbatch."""

@@ -1,0 +1,69 @@
+"""A folder written like another: the same files, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from models import checkpoint_files
+from models.checkpoint_files import INDEX, SINGLE, CheckpointFiles
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> CheckpointFiles:
+    """Two shards and one companion."""
+    folder = tmp_path / "source"
+    folder.mkdir()
+    save_file({"a": torch.zeros(2)}, folder / "1.safetensors")
+    save_file({"b": torch.zeros(3, dtype=torch.bfloat16)}, folder / "2.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "1.safetensors", "b": "2.safetensors"}}))
+    (folder / "config.json").write_text("{}")
+    return CheckpointFiles(folder)
+
+
+def filled(value: float) -> list[tuple[str, torch.Tensor]]:
+    return [("a", torch.full((2,), value)), ("b", torch.full((3,), value))]
+
+
+def test_a_written_folder_replaces_an_older_one_and_leaves_nothing_beside_it(
+    source: CheckpointFiles, tmp_path: Path
+) -> None:
+    folder = tmp_path / "deep" / "hf"
+    source.write_like(folder, filled(1))
+    (folder / SINGLE).write_bytes(b"of an older model")
+    source.write_like(folder, filled(2))
+    assert {path.name for path in folder.iterdir()} == {"1.safetensors", "2.safetensors", INDEX, "config.json"}
+    assert load_file(folder / "1.safetensors")["a"].tolist() == [2, 2]
+    assert load_file(folder / "2.safetensors")["b"].dtype == torch.bfloat16
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_an_interrupted_write_leaves_the_older_folder_as_it_was_and_the_next_one_cleans_up(
+    source: CheckpointFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "out" / "hf"
+    source.write_like(folder, filled(1))
+
+    def interrupted(tensors: dict[str, torch.Tensor], path: Path, **settings: object) -> None:
+        if path.name == "2.safetensors":
+            raise KeyboardInterrupt
+        save_file(tensors, path)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint_files, "save_file", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            source.write_like(folder, filled(2))
+    assert load_file(folder / "1.safetensors")["a"].tolist() == [1, 1]
+    source.write_like(folder, filled(3))
+    assert load_file(folder / "1.safetensors")["a"].tolist() == [3, 3]
+    assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_nothing_is_written_when_a_tensor_is_missing(source: CheckpointFiles, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"holds \['b'\]"):
+        source.write_like(tmp_path / "hf", filled(1)[:1])
+    assert not (tmp_path / "hf").exists()
