@@ -1,9 +1,9 @@
 # make train   install what is missing, make the digits example, train on it
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
-# On a machine with CUDA:  make train EXTRA=gpu ARGS="..."
+# On a machine with CUDA:  make train EXTRA=gpu CONFIG=... ARGS="..."
 EXTRA ?= cpu
-CONFIG ?= configs/digits_$(EXTRA).yaml
+CONFIG ?= configs/digits_cpu.yaml
 ARGS ?=
 VENV := .venv
 PYTHON := $(VENV)/bin/python

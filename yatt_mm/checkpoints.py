@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,17 @@ class Checkpoints:
         names = (re.fullmatch(r"step_(\d+)", path.name) for path in self.root.iterdir())
         found = (int(match[1]) for match in names if match)
         return sorted(step for step in found if (self._final(step) / STATE_FILE).is_file())
+
+    def set_aside_after(self, step: int) -> Path | None:
+        """Move checkpoints of later steps out of the way: the run goes on from `step` on another path."""
+        later = [other for other in self.steps() if other > step]
+        if not later:
+            return None
+        aside = self.root / f"abandoned-{time.strftime('%Y%m%d-%H%M%S')}"
+        aside.mkdir()
+        for other in later:
+            self._final(other).rename(aside / self._final(other).name)
+        return aside
 
     def clear_partial(self) -> None:
         """Drop what an interrupted run left half written."""

@@ -14,7 +14,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from yatt_mm.errors import WorkerError
+from yatt_mm.errors import ConfigError, WorkerError
 
 OBJECT_STORE_BYTES = 100 * 2**20
 """Ray carries calls and refs; what is heavy goes through the data plane."""
@@ -28,31 +28,42 @@ def ray_session(
 
     `env` holds in every worker process.
     """
+    before = dict(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {
         "logging_level": logging.ERROR,
         "log_to_driver": False,
         "configure_logging": False,
     }
-    if address is not None:
-        ray.init(address=address, runtime_env={"env_vars": dict(env)}, **common)
-    else:
-        os.environ.update(env)  # a local Ray hands the environment on to its workers
-        ray.init(
-            num_cpus=num_cpus,
-            include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
-            _temp_dir=str(scratch / "ray"),
-            **common,
-        )
     try:
+        if address is not None:
+            _connect(address, runtime_env={"env_vars": dict(env)}, **common)
+        else:
+            os.environ.update(env)  # a local Ray hands the environment on to its workers
+            ray.init(
+                num_cpus=num_cpus,
+                include_dashboard=False,
+                object_store_memory=OBJECT_STORE_BYTES,
+                _temp_dir=str(scratch / "ray"),
+                **common,
+            )
         yield
     finally:
         ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
         if address is None:
             _keep_logs(scratch / "ray", log_dir)
+
+
+def _connect(address: str, **options: Any) -> None:
+    try:
+        ray.init(address=address, **options)
+    except (ConnectionError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address is {address!r}: {error}; name a running cluster, or leave it out to start Ray here"
+        ) from error
 
 
 @contextmanager

@@ -41,7 +41,7 @@ class Section(BaseModel):
 
 
 class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9._-]+$")]
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
     """Folder of the run's results inside `dir`."""
     dir: str = "runs"
     """Folder of all runs."""
@@ -77,7 +77,7 @@ class DataplaneSection(Section):
     num_workers: Count = 1
     """Processes that decode media and cut patches in the embedded node."""
     timeout_s: Seconds = 120.0
-    """How long one call to the data plane may take."""
+    """How long one call of a controller, a reward worker or a training rank to the data plane may take."""
 
 
 class RaySection(Section):

@@ -10,7 +10,6 @@ import contextlib
 import glob
 import os
 import shutil
-import signal
 import tempfile
 import time
 from collections.abc import Iterator
@@ -24,20 +23,25 @@ from rich.console import Console
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
-from yatt_mm.checkpoints import Checkpoints, find_checkpoint, read_state
+from dataplane.errors import DatasetError
+from dataplane.refs import Dataset
+from yatt_mm import run_dir
+from yatt_mm.checkpoints import find_checkpoint, read_state
 from yatt_mm.cluster import ray_session
-from yatt_mm.config import Config, dump_config
-from yatt_mm.control.calls import fetch
+from yatt_mm.config import Config
+from yatt_mm.control.calls import fetch, wait_all
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import bad_media_error
 from yatt_mm.errors import ConfigError
 from yatt_mm.preflight import check_run
 from yatt_mm.report import METRICS_FILE, Reporter
+from yatt_mm.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.team import build_team, start_controllers
 
 SHARED_MEMORY = Path("/dev/shm")
 POLL_S = 0.2
+RECORDS_DEADLINE_S = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,13 +65,13 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     check_run(config)
     checkpoint = find_checkpoint(config.run_dir, resume) if resume else None
     state = read_state(checkpoint) if checkpoint else None
-    _prepare_run_dir(config, resuming=checkpoint is not None, console=console)
     started = time.perf_counter()
-    with _termination_as_interrupt(), ExitStack() as stack:
+    with signals_restored(), ExitStack() as stack:
+        interrupt_on_signals()
         try:
             reporter = _run(stack, config, checkpoint, state, console)
         finally:
-            _ignore_interrupts(console)
+            say_on_signals(console)
     _summarise(config, reporter, time.perf_counter() - started, console)
     return reporter.accuracies
 
@@ -77,9 +81,11 @@ def _run(
 ) -> Reporter:
     """Start everything on `stack` and watch the run to its end."""
     started = time.perf_counter()
+    stack.enter_context(run_dir.locked(config))
     scratch = stack.enter_context(_scratch())
     uri = _start_dataplane(stack, config, scratch, console)
     start, cursor = _start_point(config, uri, checkpoint, state)
+    run_dir.prepare(config, checkpoint, start.step, console)
     console.print(_plan_of(config, start), highlight=False, soft_wrap=True)
     session = ray_session(
         config.ray.address,
@@ -88,7 +94,9 @@ def _run(
         log_dir=config.run_dir / "logs",
         env=_env(scratch),
     )
-    stack.enter_context(session)
+    with signals_held():
+        stack.enter_context(session)
+    interrupt_on_signals()  # Ray has put a handler of its own
     with console.status("starting engines and training ranks"):
         team = build_team(stack, config, dataplane_uri=uri, cursor=cursor, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
@@ -106,11 +114,15 @@ def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter) -> None:
     left = list(runs)
     while left:
         done, left = ray.wait(left, num_returns=len(left), timeout=0)
-        for record in ray.get(rendezvous.take_records.remote(0.0 if done else POLL_S)):
-            reporter.take(record)
+        _take_records(rendezvous, reporter, wait_s=0.0 if done else POLL_S)
         for run in done:
             fetch(run, name=runs[run], what="the run")
-    for record in ray.get(rendezvous.take_records.remote(0.0)):
+    _take_records(rendezvous, reporter, wait_s=0.0)
+
+
+def _take_records(rendezvous: Any, reporter: Reporter, *, wait_s: float) -> None:
+    call = ("the rendezvous", rendezvous.take_records.remote(wait_s))
+    for record in wait_all([call], what="handing over records", deadline_s=RECORDS_DEADLINE_S)[0]:
         reporter.take(record)
 
 
@@ -135,20 +147,24 @@ def _start_dataplane(stack: ExitStack, config: Config, scratch: Scratch, console
     return node.uri
 
 
+def _ingest(client: Client, key: str, name: str) -> Dataset:
+    try:
+        return client.ingest(name)
+    except DatasetError as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
 def _start_point(
     config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
 ) -> tuple[RunStart, PromptCursor]:
     embedded = config.dataplane.uri is None
     train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
-        sets = [client.ingest(train_set), client.ingest(eval_set)]
+        sets = [_ingest(client, "data.train", train_set), _ingest(client, "data.eval", eval_set)]
     num_train, num_eval = (dataset.num_samples for dataset in sets)
     flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for dataset in sets for bad in dataset.bad]
     if flaws and config.data.on_bad_media == "fail":
         raise bad_media_error(**flaws[0])
-    for key, name, num in (("data.train", train_set, num_train), ("data.eval", eval_set, num_eval)):
-        if num == 0:
-            raise ConfigError(f"{key} ({name}) holds no sample with a media member; wanted at least one")
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
     cursor = PromptCursor(num_samples=num_train, seed=config.run.seed)
@@ -171,19 +187,6 @@ def _start_point(
     return start, cursor
 
 
-def _prepare_run_dir(config: Config, *, resuming: bool, console: Console) -> None:
-    run_dir = config.run_dir
-    if not resuming and (run_dir / METRICS_FILE).exists():
-        aside = run_dir.with_name(f"{run_dir.name}.{time.strftime('%Y%m%d-%H%M%S')}")
-        run_dir.rename(aside)
-        console.print(
-            f"{run_dir} held an earlier run; moved to {aside} (--resume would have continued it)", soft_wrap=True
-        )
-    run_dir.mkdir(parents=True, exist_ok=True)
-    (run_dir / "config.yaml").write_text(dump_config(config))
-    Checkpoints(root=run_dir / "checkpoints", keep=config.checkpoint.keep).clear_partial()
-
-
 @contextmanager
 def _scratch() -> Iterator[Scratch]:
     files = Path(tempfile.mkdtemp(prefix="yatt-"))
@@ -194,32 +197,6 @@ def _scratch() -> Iterator[Scratch]:
     finally:
         shutil.rmtree(weights, ignore_errors=True)
         shutil.rmtree(files, ignore_errors=True)
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """SIGTERM ends the run the way Ctrl-C does."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-
-
-def _ignore_interrupts(console: Console) -> None:
-    """While things are being stopped, a second Ctrl-C must not leave some of them behind."""
-
-    def say(signum: int, frame: object) -> None:
-        console.print("stopping what this run started; one moment")
-
-    signal.signal(signal.SIGINT, say)
-    signal.signal(signal.SIGTERM, say)
 
 
 def _env(scratch: Scratch) -> dict[str, str]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -31,11 +33,14 @@ class Reporter:
         self.accuracies: dict[int, float] = {}
         """Held-out accuracy by step, as seen so far."""
         self._console = console
-        self._keep_until(run_dir / METRICS_FILE, first_step)
-        self._keep_until(run_dir / QUARANTINE_FILE, first_step)
+        kept = _keep_until(run_dir / METRICS_FILE, first_step)
+        _keep_until(run_dir / QUARANTINE_FILE, first_step)
         self._metrics = (run_dir / METRICS_FILE).open("a")
         self._quarantine = (run_dir / QUARANTINE_FILE).open("a")
+        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)  # written anew from the records that are kept
         self._writer = Writer(str(run_dir / "tensorboard"))
+        for record in kept:
+            self._plot(record)
         self._progress = Progress(
             TextColumn("[bold]step"),
             BarColumn(),
@@ -65,33 +70,35 @@ class Reporter:
             self._quarantine.write(json.dumps(record) + "\n")
             self._quarantine.flush()
             self._console.print(
-                f"[yellow]quarantined[/] {record['key']} in {record['shard']}: {record['reason']}",
+                f"[yellow]quarantined[/] {escape(record['key'])} in {escape(record['shard'])}: "
+                f"{escape(record['reason'])}",
                 highlight=False,
                 soft_wrap=True,
             )
             return
         self._metrics.write(json.dumps(record) + "\n")
         self._metrics.flush()
-        step = record["step"]
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, step)
-        self._writer.flush()
-        if "eval/accuracy" in record:
-            self.accuracies[step] = record["eval/accuracy"]
-        self._progress.update(self._bar, completed=step)
+        self._plot(record)
+        self._progress.update(self._bar, completed=record["step"])
         self._console.print(_line(record), highlight=False, soft_wrap=True)
 
-    def _keep_until(self, path: Path, first_step: int) -> None:
-        if not path.exists():
-            return
-        lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-        kept = [line for line in lines if json.loads(line)["step"] <= first_step]
-        path.write_text("".join(line + "\n" for line in kept))
-        for line in kept:
-            record = json.loads(line)
-            if "eval/accuracy" in record:
-                self.accuracies[record["step"]] = record["eval/accuracy"]
+    def _plot(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+        if "eval/accuracy" in record:
+            self.accuracies[record["step"]] = record["eval/accuracy"]
+
+
+def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Drop later steps from a file of records, and a last line that was cut off; what is left."""
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    kept = [record for record in map(json.loads, lines) if record["step"] <= last_step]
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    return kept
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -100,7 +100,6 @@ def _create_engines(
         kv_cache_bytes=config.rollout.kv_cache_memory,
         max_images_per_prompt=config.rollout.max_images_per_prompt,
         deadline_s=config.controllers.deadline_s,
-        seed=config.run.seed,
     )
     return [
         _create(stack, RolloutActor, concurrency=1000, **on_device(group, devices[0], use_gpus=use_gpus))(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 
 from yatt_mm.config import Config
 from yatt_mm.control.controller import Controller
 from yatt_mm.control.messages import RunStart, Team
+from yatt_mm.errors import YattError
 from yatt_mm.train import train
 
 FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.reader")
@@ -30,7 +32,8 @@ class ControllerActor:
         try:
             train(self._controller)
         except Exception as error:  # the edge of the process: the other controllers must not wait for this one
-            self._controller.abort(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(YattError):  # the rendezvous may be gone; the first error says more
+                self._controller.abort(f"{type(error).__name__}: {error}")
             raise
         _check_nothing_heavy_was_held()
 

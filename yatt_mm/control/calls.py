@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,4 +39,5 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        raise WorkerError(f"{name} was lost during {what}: {error}") from error
+        words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
+        raise WorkerError(f"{name} was lost during {what}: {words}") from error

@@ -14,18 +14,18 @@ from contextlib import contextmanager
 from typing import Any
 
 from dataplane.client import Client
-from yatt_mm.algorithms.advantages import group_advantages, has_signal
+from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.config import Config
 from yatt_mm.control.calls import wait_all
 from yatt_mm.control.generation import Generation
 from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
-from yatt_mm.control.metrics import Meter, merge, resident_bytes
+from yatt_mm.control.metrics import Meter, add_groups, add_update, merge, resident_bytes
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.control.rendezvous import Key
+from yatt_mm.errors import DataError
 from yatt_mm.placement import Phase, Role, State
 from yatt_mm.rollout.messages import Sampling
-from yatt_mm.training.messages import UpdateReport
-from yatt_mm.training.plan import Minibatch, PlannedSample, SampleSize, UpdatePlan, balance
+from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
 
 
 class Controller:
@@ -63,9 +63,9 @@ class Controller:
             is_last = self.step == self.config.train.steps
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
+            self._report()  # before the checkpoint: what resumes after it finds the step's record
             if is_last or _is_due(self.step, self.config.checkpoint.every):
                 self.checkpoint()
-            self._report()
 
     @contextmanager
     def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[None]:
@@ -101,49 +101,28 @@ class Controller:
         groups = self._generation.run(
             prompts, sampling, num_samples=self.config.rollout.group_size, phase=f"step {self.step}"
         )
-        for group in groups:
-            rewards, lengths = group.rewards, group.group.lengths
-            self._meter.add_mean("reward/mean", sum(rewards), len(rewards))
-            self._meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
-            self._meter.add_sum("reward/num_errors", group.num_errors)
-            self._meter.add_sum("rollout/num_tokens", sum(lengths))
-            self._meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
-            truncated = group.group.finish_reasons.count("length")
-            self._meter.add_mean("rollout/truncated_frac", truncated, len(lengths))
-            oldest = min(low for low, _ in group.group.policy_versions)
-            self._meter.add_max("rollout/staleness_max", self.step - 1 - oldest)
+        add_groups(self._meter, groups, step=self.step)
         return groups
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """[my replica] what its ranks train, balanced over all controllers' samples."""
-        facts = [
-            (
-                group.prompt.slot.position,
-                group.group,
-                group_advantages(group.rewards, normalize_std=self.config.algorithm.normalize_std),
+        normalize_std = self.config.algorithm.normalize_std
+        mine = [
+            PlannedGroup(
+                position=group.prompt.slot.position,
+                group=group.group,
+                advantages=tuple(group_advantages(group.rewards, normalize_std=normalize_std)),
             )
             for group in groups
         ]
-        everyone = sorted((fact for part in self._meet(facts) for fact in part), key=lambda fact: fact[0])
-        sizes = [
-            SampleSize(
-                position=position,
-                row=row,
-                num_tokens=group.num_prompt_tokens + length,
-                num_sampled=length,
-                num_patches=sum(ref.shape[0] for ref in group.media),
-            )
-            for position, group, _ in everyone
-            for row, length in enumerate(group.lengths)
-        ]
-        train = self.config.train
-        shares = balance(
-            sizes,
+        everyone = [group for part in self._meet(mine) for group in part]
+        plans = plan_step(
+            everyone,
             num_replicas=self._team.num_replicas,
-            num_minibatches=train.num_minibatches,
-            max_tokens=train.max_tokens_per_microbatch,
+            num_minibatches=self.config.train.num_minibatches,
+            max_tokens=self.config.train.max_tokens_per_microbatch,
         )
-        return [_replica_plan(replica, shares, sizes, everyone) for replica in self._my_replicas]
+        return [plans[replica] for replica in self._my_replicas]
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train my replicas' ranks; afterwards the step's rollouts may go."""
@@ -153,7 +132,7 @@ class Controller:
             for name, rank in self._team.ranks_of(replica)
         ]
         for report in self._wait(calls, "update"):
-            self._add_update(report)
+            add_update(self._meter, report)
         self._meet(None)
         self._client.release([group.group.ref for group in groups])
 
@@ -176,6 +155,8 @@ class Controller:
         with self.phase(Phase.ROLLOUT, clock="eval"):
             prompts, notices = self._prompts.load_eval()
             self._tell(notices)
+            if not sum(self._meet(len(prompts))):
+                raise DataError("every held-out sample is quarantined (quarantine.jsonl says why); check data.eval")
             sampling = Sampling(max_tokens=self.config.rollout.max_tokens, greedy=True)
             groups = self._generation.run(prompts, sampling, num_samples=1, phase=f"evaluation {self.step}")
             self._client.release([group.group.ref for group in groups])
@@ -257,17 +238,6 @@ class Controller:
             self._meter.add_sum("data/num_quarantined", 1)
             self._call("put_record", {"kind": "quarantine", "step": self.step, **notice})
 
-    def _add_update(self, report: UpdateReport) -> None:
-        self._meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
-        if not report.is_loss_rank:
-            return
-        for name, value in report.loss_metrics.items():
-            self._meter.add_sum(f"train/{name}", value)
-        self._meter.add_max("train/grad_norm", report.grad_norm)
-        self._meter.add_max("time/update_s", report.seconds)
-        self._meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_sampled)
-        self._meter.add_max("rollout/logprob_diff_max", report.difference_max)
-
     def _report(self) -> None:
         """Merge all controllers' numbers into the step's record; controller 0 hands it over."""
         self._phase = "report"
@@ -298,30 +268,3 @@ class Controller:
 
 def _is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
-
-
-def _replica_plan(
-    replica: int,
-    shares: list[list[list[list[int]]]],
-    sizes: Sequence[SampleSize],
-    everyone: Sequence[tuple[int, Any, list[float]]],
-) -> UpdatePlan:
-    used = sorted({sizes[i].position for minibatch in shares for micro in minibatch[replica] for i in micro})
-    by_position = {position: (group, advantages) for position, group, advantages in everyone}
-    place = {position: k for k, position in enumerate(used)}
-    minibatches = []
-    for minibatch in shares:
-        num_tokens = sum(sizes[i].num_sampled for part in minibatch for micro in part for i in micro)
-        microbatches = tuple(
-            tuple(
-                PlannedSample(
-                    group=place[sizes[i].position],
-                    row=sizes[i].row,
-                    advantage=by_position[sizes[i].position][1][sizes[i].row],
-                )
-                for i in micro
-            )
-            for micro in minibatch[replica]
-        )
-        minibatches.append(Minibatch(microbatches=microbatches, token_weight=1 / max(1, num_tokens)))
-    return UpdatePlan(groups=tuple(by_position[p][0] for p in used), minibatches=tuple(minibatches))

@@ -9,6 +9,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.control.messages import ScoredGroup
+from yatt_mm.training.messages import UpdateReport
+
 
 @dataclass(slots=True)
 class Meter:
@@ -59,6 +63,32 @@ def merge(meters: Sequence[Meter]) -> dict[str, float]:
         elif total.counts[name]:
             record[name] = value / total.counts[name]
     return record
+
+
+def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> None:
+    """What the answers of one step were like."""
+    for group in groups:
+        rewards, lengths = group.rewards, group.group.lengths
+        meter.add_mean("reward/mean", sum(rewards), len(rewards))
+        meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
+        meter.add_sum("reward/num_errors", group.num_errors)
+        meter.add_sum("rollout/num_tokens", sum(lengths))
+        meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
+        meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
+        meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
+
+
+def add_update(meter: Meter, report: UpdateReport) -> None:
+    """What one training rank reported of a step."""
+    meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
+    if not report.is_loss_rank:
+        return
+    for name, value in report.loss_metrics.items():
+        meter.add_sum(f"train/{name}", value)
+    meter.add_max("train/grad_norm", report.grad_norm)
+    meter.add_max("time/update_s", report.seconds)
+    meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_sampled)
+    meter.add_max("rollout/logprob_diff_max", report.difference_max)
 
 
 def resident_bytes() -> int:

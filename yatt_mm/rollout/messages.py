@@ -68,4 +68,3 @@ class EngineSpec:
     kv_cache_bytes: int
     max_images_per_prompt: int
     deadline_s: float
-    seed: int

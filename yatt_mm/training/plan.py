@@ -6,15 +6,26 @@ Imported in controllers: no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from yatt_mm.rollout.messages import GroupRef
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """A group to train on, as every controller tells all others of it."""
+
+    position: int
+    """The prompt's position in the run's order."""
+    group: GroupRef
+    advantages: tuple[float, ...]
+    """[G]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SampleSize:
-    """What balancing needs to know of a sample; every controller sends these to all others."""
+    """What balancing needs to know of a sample."""
 
     position: int
     """The prompt's position in the run's order."""
@@ -54,6 +65,30 @@ class UpdatePlan:
 
     groups: tuple[GroupRef, ...]
     minibatches: tuple[Minibatch, ...]
+
+
+def plan_step(
+    groups: Sequence[PlannedGroup], *, num_replicas: int, num_minibatches: int, max_tokens: int
+) -> list[UpdatePlan]:
+    """[replica] what it trains in a step: the samples of all controllers, balanced.
+
+    Raises:
+        ValueError: a sample is longer than a microbatch may be.
+    """
+    sizes = [
+        SampleSize(
+            position=group.position,
+            row=row,
+            num_tokens=group.group.num_prompt_tokens + length,
+            num_sampled=length,
+            num_patches=sum(ref.shape[0] for ref in group.group.media),
+        )
+        for group in sorted(groups, key=lambda group: group.position)
+        for row, length in enumerate(group.group.lengths)
+    ]
+    shares = balance(sizes, num_replicas=num_replicas, num_minibatches=num_minibatches, max_tokens=max_tokens)
+    by_position = {group.position: group for group in groups}
+    return [_replica_plan(replica, shares, sizes, by_position) for replica in range(num_replicas)]
 
 
 def balance(
@@ -131,3 +166,24 @@ def _pack(samples: Sequence[SampleSize], units: list[list[int]], max_tokens: int
         microbatches[k] += unit
         room[k] -= num_tokens
     return microbatches
+
+
+def _replica_plan(
+    replica: int,
+    shares: list[list[list[list[int]]]],
+    sizes: Sequence[SampleSize],
+    groups: Mapping[int, PlannedGroup],
+) -> UpdatePlan:
+    used = sorted({sizes[i].position for minibatch in shares for micro in minibatch[replica] for i in micro})
+    place = {position: k for k, position in enumerate(used)}
+
+    def planned(size: SampleSize) -> PlannedSample:
+        advantage = groups[size.position].advantages[size.row]
+        return PlannedSample(group=place[size.position], row=size.row, advantage=advantage)
+
+    minibatches = []
+    for minibatch in shares:
+        num_tokens = sum(sizes[i].num_sampled for part in minibatch for micro in part for i in micro)
+        microbatches = tuple(tuple(planned(sizes[i]) for i in micro) for micro in minibatch[replica])
+        minibatches.append(Minibatch(microbatches=microbatches, token_weight=1 / max(1, num_tokens)))
+    return UpdatePlan(groups=tuple(groups[position].group for position in used), minibatches=tuple(minibatches))

@@ -75,7 +75,7 @@ class TrainWorker:
         )
 
     def set_state(self, state: State) -> None:
-        """Go to sleep or wake up. On the CPU the tensors stay where they are; work while asleep is an error."""
+        """Go to sleep or wake up: work in another state is an error. The tensors stay where they are, for now."""
         self._state = state
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
