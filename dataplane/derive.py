@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,17 +20,29 @@ from dataplane.digests import content_digest, source_name
 from dataplane.errors import (
     BadMediaError,
     ChecksumError,
+    DataPlaneError,
     DatasetError,
     MissingObjectError,
     NodeTimeoutError,
 )
-from dataplane.lineages import checked_ref, derived_ref, file_job, source_job, source_ref
+from dataplane.lineages import check_claim, checked_ref, derived_ref, file_job, source_job, source_ref
 from dataplane.pool import Pool, Result
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.store import Store
 
+Wanted = tuple[str, tuple[str, ...]]
+"""What is asked for: an object's name, and the formats that the name of its source's file promises."""
+
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is remembered of a derived object when it is evicted."""
+
+    ref: Ref
+    source_format: str
 
 
 class Deriver:
@@ -47,8 +59,8 @@ class Deriver:
         self._node_id = node_id
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[Ref]] = {}
-        self._made: dict[str, Ref] = {}
-        self._quarantine: dict[str, BadMedia] = {}
+        self._made: dict[str, _Made] = {}
+        self._quarantine: dict[Wanted, BadMedia] = {}
 
     def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> list[Ref | BadMedia]:
         """What `recipe` makes of each source, made now where it is not resident; BadMedia in the place of the rest.
@@ -58,19 +70,21 @@ class Deriver:
         checked = parse_recipe(recipe).model_dump()
         wanted = [derived_ref(ref, checked, self._node_id) for ref in refs]
         made = self._make_all(wanted, deadline)
-        return [self._as_asked(made[ref.name], ref) for ref in wanted]
+        return [self._as_asked(made[self._key(ref)], ref) for ref in wanted]
 
     def make_resident(self, refs: Sequence[Ref], deadline: float) -> None:
         """Make again what was evicted, or what only another node made. Raises what makes it impossible."""
-        for made in self._make_all([checked_ref(ref) for ref in refs], deadline).values():
+        for made in self._make_all([checked_ref(ref, self._node_id) for ref in refs], deadline).values():
             if isinstance(made, BadMedia):
                 raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
 
     def start(self, refs: Sequence[Ref], deadline: float) -> None:
         """Begin to make objects side by side, without waiting; `make_resident` collects what comes of it."""
         for ref in refs:
-            if ref.kind != "plain" and ref.name not in self._quarantine:
-                self._start(checked_ref(ref), deadline)
+            if ref.kind != "plain":
+                checked = checked_ref(ref, self._node_id)
+                if self._key(checked) not in self._quarantine:
+                    self._start(checked, deadline)
 
     def quarantine(self) -> list[BadMedia]:
         """Every medium that could not be made into what was asked."""
@@ -89,51 +103,90 @@ class Deriver:
                 "pixel_bytes": self.pixel_bytes,
             }
 
-    def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[str, Ref | BadMedia]:
-        made: dict[str, Ref | BadMedia] = {}
-        waiting: dict[str, Future[Ref]] = {}
+    def _key(self, ref: Ref) -> Wanted:
+        """A medium may be good under one file name and mislabelled under another."""
+        lineage = ref.lineage
+        if lineage is None or lineage.recipe is None or not lineage.dataset:
+            return ref.name, ()
+        try:
+            return ref.name, self._datasets.locate(lineage).formats
+        except DatasetError:
+            return ref.name, ()  # whoever makes it meets the error again
+
+    def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
+        made: dict[Wanted, Ref | BadMedia] = {}
+        waiting: dict[Wanted, tuple[Ref, Future[Ref], bool]] = {}
         for ref in refs:
-            if ref.name in made or ref.name in waiting:
+            key = self._key(ref)
+            if key in made or key in waiting:
                 continue
             entry = self._store.find(ref.name)
-            bad = self._quarantine.get(ref.name)
-            if entry is not None:
-                made[ref.name] = entry.ref
-            elif bad is not None:
-                made[ref.name] = bad
+            bad = self._quarantine.get(key)
+            if bad is not None:
+                made[key] = bad
+            elif entry is not None:
+                made[key] = self._as_labelled(entry.ref, ref, key)
             else:
-                waiting[ref.name] = self._start(ref, deadline)
-        for name, future in waiting.items():
+                waiting[key] = (ref, *self._start(ref, deadline))
+        for num_done, (key, (ref, future, is_own)) in enumerate(waiting.items()):
             try:
-                made[name] = future.result(timeout=max(0.0, deadline - time.monotonic()))
-            except FutureTimeoutError as error:
-                num_done = sum(other.done() for other in waiting.values())
+                made[key] = self._wait(ref, key, future, is_own, deadline)
+            except _OverdueError as error:
+                num_done += sum(other.done() for _, other, _ in list(waiting.values())[num_done:])
                 raise NodeTimeoutError(
-                    f"made {num_done} of {len(waiting)} objects before the deadline, waiting for {name}; ask for fewer "
-                    "at once, raise timeout_s, or start the node with more --workers"
+                    f"made {num_done} of {len(waiting)} objects before the deadline, waiting for {ref.name}; ask for "
+                    "fewer at once, raise timeout_s, or start the node with more --workers"
                 ) from error
-            except _Quarantined:
-                made[name] = self._quarantine[name]
         return made
 
-    def _start(self, ref: Ref, deadline: float) -> "Future[Ref]":
-        """The future of an object; starts making it unless somebody else does."""
+    def _wait(self, ref: Ref, key: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
+        """What becomes of an object. Where somebody else's try failed, on their deadline or their ref, try again."""
+        while True:
+            try:
+                made = future.result(timeout=max(0.0, deadline - time.monotonic()))
+                return self._as_labelled(made, ref, key)
+            except _Quarantined:
+                key = self._key(ref)  # anew: the dataset may have been ingested again
+                if key in self._quarantine:
+                    return self._quarantine[key]
+            except FutureTimeoutError as error:  # also what the task itself may have raised
+                if not future.done():
+                    raise _OverdueError from error
+                if is_own or time.monotonic() >= deadline:
+                    raise
+            except DataPlaneError:
+                if is_own or time.monotonic() >= deadline:
+                    raise
+            future, is_own = self._start(ref, deadline)
+
+    def _start(self, ref: Ref, deadline: float) -> "tuple[Future[Ref], bool]":
+        """The future of an object, and whether it was started for this caller: it is not if somebody else makes it."""
         with self._lock:
             future = self._in_flight.get(ref.name)
             if future is not None:
-                return future
+                return future, False
             make: Callable[[Ref, float], Ref] = self._make_derived if ref.kind == "derived" else self._make_source
             future = self._pool.submit(self._run, make, ref, deadline)
             self._in_flight[ref.name] = future
-            return future
+            return future, True
 
     def _run(self, make: Callable[[Ref, float], Ref], ref: Ref, deadline: float) -> Ref:
         try:
             entry = self._store.find(ref.name)
+            if self._key(ref) in self._quarantine:
+                raise _Quarantined
             return entry.ref if entry is not None else make(ref, deadline)
         finally:
             with self._lock:
                 self._in_flight.pop(ref.name, None)
+
+    def _as_labelled(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
+        """The object, unless this caller's file name promises another format than its source has."""
+        before, formats, lineage = self._made.get(made.name), key[1], wanted.lineage
+        if before is None or not formats or before.source_format in formats or lineage is None:
+            return made
+        reason = f"mislabelled: named as {formats[0]}, holds {before.source_format}"
+        return self._put_in_quarantine(wanted, lineage, key, self._datasets.locate(lineage).key, reason)
 
     def _as_asked(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
         """The same object as this caller's sample names it: equal images share bytes, not shards."""
@@ -158,7 +211,9 @@ class Deriver:
             result = self._run_on_resident_source(lineage, place, deadline)
         key = place.key if place else source_name(lineage.source)
         if result.bad:
-            self._put_in_quarantine(ref, lineage, key, result.bad)
+            formats = place.formats if place else ()
+            self._put_in_quarantine(ref, lineage, (ref.name, formats), key, result.bad)
+            raise _Quarantined
         if result.failed or result.slab is None:
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
         return self._publish(ref, result)
@@ -197,38 +252,36 @@ class Deriver:
 
     def _publish(self, ref: Ref, result: Result) -> Ref:
         assert result.slab is not None and result.meta is not None
+        meta = {**result.meta, "checksum": result.checksum}
+        made = replace(ref, shape=result.shape, nbytes=result.slab.nbytes, meta=meta)
         before = self._made.get(ref.name)
-        known = before.meta.get("checksum") if before else ref.meta.get("checksum")
-        if known is not None and known != result.checksum:
+        try:
+            for claim in [ref, before.ref] if before else [ref]:
+                check_claim(claim, made)
+        except ChecksumError:
             self._store.abort(result.slab)
-            raise ChecksumError(
-                f"{ref.name} was made again with checksum {result.checksum}, before it was {known}; "
-                "its kernel or Pillow changed: start with fresh refs"
-            )
-        made = replace(
-            ref,
-            shape=result.shape,
-            nbytes=result.slab.nbytes,
-            meta={**result.meta, "checksum": result.checksum},
-            node=self._node_id,
-        )
+            raise
         with self._lock:
             self.num_processed += 1
             self.num_recomputed += before is not None
             self.processed_bytes += made.nbytes
             self.pixel_bytes += result.pixel_bytes
-            self._made[ref.name] = made
+            self._made[ref.name] = _Made(made, result.format)
         return self._store.seal(result.slab, made, is_held=False).ref
 
-    def _put_in_quarantine(self, ref: Ref, lineage: Lineage, key: str, reason: str) -> None:
+    def _put_in_quarantine(self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str) -> BadMedia:
         log.warning("bad media: %s %s: %s", lineage.shard or "put by hand", key, reason)
         bad = BadMedia(
             dataset=lineage.dataset, shard=lineage.shard, key=key, reason=reason, name=ref.name, offset=lineage.offset
         )
         with self._lock:
-            self._quarantine[ref.name] = bad
-        raise _Quarantined(reason)
+            self._quarantine[wanted] = bad
+        return bad
 
 
 class _Quarantined(Exception):
     """The object is now in the quarantine table."""
+
+
+class _OverdueError(Exception):
+    """The caller's deadline passed while the object was being made."""

@@ -15,10 +15,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
+from dataplane.lineages import check_claim
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
 from dataplane.store import INTERNAL_SESSION, Leased, Slab
-from dataplane.wire import ITEM_BYTES, LOCATORS, dump, parse, take, take_timeout_s
+from dataplane.wire import ITEM_BYTES, LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -31,37 +32,47 @@ log = logging.getLogger(__name__)
 
 
 def session(
-    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+    node: "Node",
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
 ) -> None:
     """Hold a reader's leases for as long as this stream is open. Waits for: the end of the stream."""
     token = secrets.token_hex(8)
     node.store.open_session(token)
     try:
         writer.write_metadata(pa.py_buffer(dump({"session": token, "node": node.node_id, "segments": node.segments})))
-        for _ in _messages(reader, "a message of the session"):
+        for _ in _Messages(reader, context, "a message of the session"):
             pass
     finally:
         node.store.end_session(token)
 
 
 def resolve(
-    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+    node: "Node",
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
 ) -> None:
     """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each.
 
     Names that are not resident get offset -1; refs are made again first, all or none. The leases belong to the session
-    named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases.
+    named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases. The leases of an answer that
+    may never have arrived (writing it failed, or the stream broke before the next message) end here.
     """
     own = take(body, "resolve", "session", str, default="")
     token = own or secrets.token_hex(8)
     if not own:
         node.store.open_session(token)
+    requests = _Messages(reader, context, "resolve")
     try:
         writer.begin(LOCATORS)
         if not own:
             writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
-        for request in _messages(reader, "resolve"):
-            node.store.end_leases(take(request, "resolve", "end", list, default=[]), token)
+        for request in requests:
+            node.store.end_leases(take_list(request, "resolve", "end", int, default=[]), token)
             if "names" not in request and "refs" not in request:
                 continue
             try:
@@ -72,20 +83,26 @@ def resolve(
                 answer = {"error": type(error).__name__, "message": str(error)}
                 writer.write_metadata(pa.py_buffer(dump(answer)))
             else:
+                requests.unconfirmed = [item.lease for item in leased if item]
                 writer.write_batch(locators(leased))
     finally:
+        node.store.end_leases(requests.unconfirmed, token)
         if not own:
             node.store.end_session(token)
 
 
 def put(
-    node: "Node", body: Mapping[str, Any], reader: fl.MetadataRecordBatchReader, writer: fl.MetadataRecordBatchWriter
+    node: "Node",
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
 ) -> None:
     """Writers on this machine: `{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written."""
     slab: Slab | None = None
     writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
     try:
-        for request in _messages(reader, "put"):
+        for request in _Messages(reader, context, "put"):
             try:
                 if "seal" in request and slab is not None:
                     checked = PutRequest.from_body(take(request, "put", "seal", dict))
@@ -112,7 +129,7 @@ def lease_made(node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SE
     while True:
         leased = node.store.lease([ref.name], token)[0]
         if leased is not None:
-            return leased
+            return _as_claimed(node, ref, leased, token)
         if time.monotonic() > deadline:
             raise OutOfSpaceError(
                 f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
@@ -140,34 +157,55 @@ def locators(leased: Sequence[Leased | None]) -> pa.RecordBatch:
     )
 
 
-def _messages(reader: fl.MetadataRecordBatchReader, what: str) -> Iterator[dict[str, Any]]:
+class _Messages:
     """The JSON requests of a stream, until it ends for whatever reason."""
-    while True:
+
+    def __init__(self, reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str) -> None:
+        self.unconfirmed: list[int] = []
+        """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
+        self._reader = reader
+        self._context = context
+        self._what = what
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self
+
+    def __next__(self) -> dict[str, Any]:
         try:
-            chunk = reader.read_chunk()
+            chunk = self._reader.read_chunk()
         except StopIteration:
-            return
+            if not self._context.is_cancelled():
+                self.unconfirmed = []
+            raise
         except pa.ArrowException as error:
             log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
-            return
-        yield parse(chunk.app_metadata, what)
+            raise StopIteration from error
+        self.unconfirmed = []
+        return parse(chunk.app_metadata, self._what)
+
+
+def _as_claimed(node: "Node", ref: Ref, leased: Leased, token: str) -> Leased:
+    """The lease, unless the ref claims another checksum: that is its bearer's error, and nobody else's."""
+    try:
+        check_claim(ref, leased.entry.ref)
+    except DataPlaneError:
+        node.store.end_leases([leased.lease], token)
+        raise
+    return leased
 
 
 def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence[Leased | None]:
     if "names" in request:
-        names = take(request, "resolve", "names", list)
-        if not all(isinstance(name, str) for name in names):
-            raise BadRequestError("resolve.names holds something else than strings; wanted a list of names")
-        return node.store.lease(names, token)
-    try:
-        refs = [Ref.from_dict(item) for item in take(request, "resolve", "refs", list)]
-    except ValueError as error:
-        raise BadRequestError(f"resolve: {error}") from error
+        return node.store.lease(take_list(request, "resolve", "names", str), token)
+    refs = take_refs(request, "resolve")
     deadline = time.monotonic() + take_timeout_s(request, "resolve")
     leased: list[Leased] = []
     try:
         ordered: list[Leased | None] = list(node.store.lease([ref.name for ref in refs], token))
         leased += [item for item in ordered if item]
+        for ref, item in zip(refs, ordered, strict=True):
+            if item:
+                check_claim(ref, item.entry.ref)
         missing = [at for at, item in enumerate(ordered) if item is None]
         node.deriver.start([refs[at] for at in missing], deadline)
         for at in missing:

@@ -5,6 +5,7 @@ no sense gets a Flight error that says so, and the node stays up.
 """
 
 import functools
+import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,7 @@ from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
 from dataplane.store import Leased, Slab, Store
-from dataplane.wire import BATCH_BYTES, ITEM_BYTES, dump, parse, take, take_timeout_s, to_flight
+from dataplane.wire import BATCH_BYTES, ITEM_BYTES, dump, parse, take, take_list, take_refs, take_timeout_s, to_flight
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -28,14 +29,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 log = logging.getLogger(__name__)
-
-
-def parse_refs(body: dict[str, Any], what: str) -> list[Ref]:
-    """The refs of a request."""
-    try:
-        return [Ref.from_dict(item) for item in take(body, what, "refs", list)]
-    except ValueError as error:
-        raise BadRequestError(f"{what}: {error}") from error
 
 
 def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
@@ -97,7 +90,7 @@ class FlightServer(fl.FlightServerBase):
             "name": ref.name,
             "kind": ref.kind,
             "dtype": ref.dtype,
-            "shape": dump_list(ref.shape),
+            "shape": json.dumps(ref.shape),
             "meta": dump(dict(ref.meta)).decode(),
         }
         schema = pa.schema([("data", pa.uint8())], metadata=metadata)
@@ -137,7 +130,7 @@ class FlightServer(fl.FlightServerBase):
         streams = {"session": exchanges.session, "resolve": exchanges.resolve, "put": exchanges.put}
         if verb not in streams:
             raise BadRequestError(f"verb {verb!r} of DoExchange is unknown; wanted one of {', '.join(streams)}")
-        streams[verb](self._node, body, reader, writer)
+        streams[verb](self._node, context, body, reader, writer)
 
     # -- actions ---------------------------------------------------------------------------------------------------
 
@@ -145,24 +138,19 @@ class FlightServer(fl.FlightServerBase):
         return self._node.stat()
 
     def _release(self, body: dict[str, Any]) -> dict[str, Any]:
-        names = take(body, "release", "names", list)
-        if not all(isinstance(name, str) for name in names):
-            raise BadRequestError("release.names holds something else than strings; wanted a list of names")
-        return {"num_released": self._node.store.release(names)}
+        return {"num_released": self._node.store.release(take_list(body, "release", "names", str))}
 
     def _ingest(self, body: dict[str, Any]) -> dict[str, Any]:
         return self._node.datasets.ingest(take(body, "ingest", "dataset", str)).to_dict()
 
     def _samples(self, body: dict[str, Any]) -> dict[str, Any]:
-        indices = take(body, "samples", "indices", list)
-        if not all(isinstance(index, int) and not isinstance(index, bool) for index in indices):
-            raise BadRequestError("samples.indices holds something else than whole numbers; wanted a list of them")
+        indices = take_list(body, "samples", "indices", int)
         samples = self._node.datasets.samples(take(body, "samples", "dataset", str), indices)
         return {"samples": [sample.to_dict() for sample in samples]}
 
     def _derive(self, body: dict[str, Any]) -> dict[str, Any]:
         deadline = time.monotonic() + take_timeout_s(body, "derive")
-        refs = parse_refs(body, "derive")
+        refs = take_refs(body, "derive")
         made = self._node.deriver.derive(refs, take(body, "derive", "recipe", dict), deadline)
         return {
             "results": [{"ref": item.to_dict()} if isinstance(item, Ref) else {"bad": item.to_dict()} for item in made]
@@ -172,13 +160,13 @@ class FlightServer(fl.FlightServerBase):
         return {"bad": [bad.to_dict() for bad in self._node.deriver.quarantine()]}
 
     def _end_leases(self, body: dict[str, Any]) -> dict[str, Any]:
-        leases = take(body, "end_leases", "leases", list)
+        leases = take_list(body, "end_leases", "leases", int)
         self._node.store.end_leases(leases, take(body, "end_leases", "session", str))
         return {}
 
     def _lease_for_get(self, body: dict[str, Any]) -> Leased:
         if "ref" in body:
-            ref = parse_refs({"refs": [body["ref"]]}, "the ticket")[0]
+            ref = take_refs({"refs": [body["ref"]]}, "the ticket")[0]
             deadline = time.monotonic() + take_timeout_s(body, "the ticket")
             return exchanges.lease_made(self._node, ref, deadline)
         name = take(body, "the ticket", "name", str)
@@ -201,11 +189,6 @@ class _StreamLease:
 
     def __del__(self) -> None:
         self._store.end_later(self._lease)
-
-
-def dump_list(shape: tuple[int, ...]) -> str:
-    """A shape as JSON."""
-    return "[" + ",".join(map(str, shape)) + "]"
 
 
 def _column_dtype(schema: pa.Schema) -> str:

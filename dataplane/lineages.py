@@ -6,7 +6,7 @@ from typing import Any
 
 from dataplane.datasets import Place
 from dataplane.digests import derived_name, source_name
-from dataplane.errors import BadRequestError, MissingObjectError
+from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError
 from dataplane.pool import Job
 from dataplane.recipes import parse_recipe
 from dataplane.refs import Lineage, Ref
@@ -45,20 +45,33 @@ def source_ref(lineage: Lineage, node_id: str) -> Ref:
     )
 
 
-def checked_ref(ref: Ref) -> Ref:
-    """A ref that somebody sent and that may be made again: its name must follow from its lineage."""
+def checked_ref(ref: Ref, node_id: str) -> Ref:
+    """What a ref that somebody sent stands for, built anew from its lineage, from which its name must follow.
+
+    Of the rest only the checksum is kept: what its bearer claims the bytes are.
+    """
     lineage = ref.lineage
     if ref.kind == "plain" or lineage is None:
         raise MissingObjectError(
             f"{ref.name} is not on this node: a plain object is lost when it is released or its node stops"
         )
-    if lineage.recipe is None:
-        expected = source_name(lineage.source)
-    else:
-        expected = derived_name(lineage.source, parse_recipe(lineage.recipe).model_dump())
-    if ref.name != expected or (ref.kind == "derived") != (lineage.recipe is not None):
-        raise BadRequestError(f"{ref.name} does not match its lineage, which makes {expected}; refs are not edited")
-    return ref
+    rebuilt = source_ref(lineage, node_id)
+    if lineage.recipe is not None:
+        rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).model_dump(), node_id)
+    if (ref.name, ref.kind) != (rebuilt.name, rebuilt.kind):
+        raise BadRequestError(f"{ref.name} does not match its lineage, which makes {rebuilt.name}; refs are not edited")
+    checksum = ref.meta.get("checksum") if ref.kind == "derived" else None
+    return rebuilt if checksum is None else replace(rebuilt, meta={"checksum": checksum})
+
+
+def check_claim(ref: Ref, there: Ref) -> None:
+    """Raise ChecksumError where a ref claims other bytes than those of the object of its name."""
+    claimed = ref.meta.get("checksum")
+    if ref.kind == "derived" and claimed is not None and claimed != there.meta.get("checksum"):
+        raise ChecksumError(
+            f"{ref.name} was made again with checksum {there.meta.get('checksum')}, before it was {claimed}; "
+            "its kernel or Pillow changed: start with fresh refs"
+        )
 
 
 def file_job(lineage: Lineage, place: Place) -> Job:

@@ -40,6 +40,12 @@ def decode_image(data: bytes, formats: Sequence[str] = ()) -> Image.Image:
         return _to_rgb(image)
 
 
+def image_format(data: bytes) -> str:
+    """Pillow's name of what the bytes are, from their header."""
+    with _open(data) as image:
+        return image.format or ""
+
+
 def _open(data: bytes) -> Image.Image:
     try:
         return Image.open(io.BytesIO(data), formats=ALL_FORMATS)

@@ -52,6 +52,8 @@ class Result:
     meta: Mapping[str, Any] | None = None
     checksum: str = ""
     pixel_bytes: int = 0
+    format: str = ""
+    """What the source is, by Pillow's name."""
     bad: str = ""
     """The medium is at fault."""
     failed: str = ""
@@ -159,8 +161,9 @@ class _Worker:
                     slab = allocate(frame["need"])
                 except OutOfSpaceError:
                     self._send({"offset": None})
-                    self._receive(deadline)
+                    self._receive(time.monotonic() + JOB_TIMEOUT_S)
                     raise
+                deadline = time.monotonic() + JOB_TIMEOUT_S  # waiting for room is not the medium's fault
                 self._send({"offset": slab.offset})
                 frame = self._receive(deadline)
         except WorkerDiedError:
@@ -176,6 +179,7 @@ class _Worker:
                 meta=done["meta"],
                 checksum=done["checksum"],
                 pixel_bytes=done["pixel_bytes"],
+                format=done["format"],
             )
         return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
 

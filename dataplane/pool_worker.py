@@ -19,7 +19,7 @@ import numpy as np
 
 from dataplane.byte_ranges import read_local
 from dataplane.digests import content_digest
-from dataplane.media import MAX_SOURCE_BYTES, UndecodableError, decode_image
+from dataplane.media import MAX_SOURCE_BYTES, UndecodableError, decode_image, image_format
 from dataplane.process import signal_on_parent_death
 from dataplane.recipes import parse_recipe
 
@@ -67,6 +67,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame) -> Frame:
         return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
     try:
         image = decode_image(data, job["formats"])
+        found = image_format(data)
         grid = recipe.grid(image.height, image.width)
     except UndecodableError as error:
         return {"bad": str(error)}
@@ -87,6 +88,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame) -> Frame:
             "meta": recipe.meta(grid),
             "checksum": content_digest(out),
             "pixel_bytes": pixel_bytes,
+            "format": found,
         }
     }
 

@@ -10,7 +10,7 @@ import pyarrow.flight as fl
 
 from dataplane.digests import content_digest, source_name
 from dataplane.errors import BadRequestError, ChecksumError
-from dataplane.refs import Kind, Lineage, Ref
+from dataplane.refs import Kind, Lineage, Ref, check_shape
 from dataplane.store import Slab, Store
 from dataplane.wire import ITEM_BYTES, MAX_META_BYTES, check_array, check_plain_name, dump, parse, take, take_timeout_s
 
@@ -63,8 +63,11 @@ class PutRequest:
         nbytes = take(body, "put", "nbytes", int, type(None), default=None)
         if nbytes is not None and nbytes < 0:
             raise BadRequestError(f"put.nbytes is {nbytes}; wanted 0 or more")
-        if shape is not None and not all(type(dim) is int and dim >= 0 for dim in shape):
-            raise BadRequestError(f"put.shape is {shape!r}; wanted numbers that are not negative")
+        if shape is not None:
+            try:
+                check_shape(shape, "put.shape")
+            except ValueError as error:
+                raise BadRequestError(str(error)) from error
         meta = take(body, "put", "meta", dict, type(None), default=None) or {}
         if len(dump(meta)) > MAX_META_BYTES:
             raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")

@@ -7,7 +7,8 @@ stops the process; copy it first. A reader and its views do not survive a fork.
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import numpy as np
@@ -33,14 +34,15 @@ class _Owner:
     __slots__ = ("__array_interface__", "_lease", "_session")
 
     def __init__(self, address: int, ref: Ref, lease: int, session: ReaderSession) -> None:
+        typestr = _TYPE_CODES[ref.dtype]
+        self._lease = lease
+        self._session = session  # also keeps the mapping
         self.__array_interface__ = {
             "data": (address, True),  # True: read-only
             "shape": ref.shape,
-            "typestr": _TYPE_CODES[ref.dtype],
+            "typestr": typestr,
             "version": 3,
         }
-        self._lease = lease
-        self._session = session  # also keeps the mapping
 
     def __del__(self) -> None:
         self._session.ended.put(self._lease)  # SimpleQueue.put is reentrant and never blocks
@@ -55,6 +57,7 @@ class Reader:
         self._session = ReaderSession(uri, timeout_s)
         self._lock = threading.Lock()
         self._idle: list[ResolveStream] = []
+        self._is_closed = False
 
     def __enter__(self) -> Self:
         return self
@@ -74,9 +77,42 @@ class Reader:
         """
         if not refs:
             return []
-        if self._session.address is None:
-            return [self._session.fetch(ref) for ref in refs]
-        stream = self._take_stream()
+        self._session.begin()
+        try:
+            if self._session.address is None:
+                return [self._session.fetch(ref) for ref in refs]
+            with self._stream() as stream:
+                return self._resolve(stream, refs)
+        finally:
+            self._session.finish()
+
+    def close(self) -> None:
+        """Close the connection; leases of views that are still alive end when the last of them is collected."""
+        with self._lock:
+            self._is_closed = True
+            streams, self._idle = self._idle, []
+        for stream in streams:
+            stream.close()
+        self._session.close()
+
+    @contextmanager
+    def _stream(self) -> Iterator[ResolveStream]:
+        """A stream for this thread alone; it is used again unless it broke."""
+        with self._lock:
+            stream = self._idle.pop() if self._idle else None
+        if stream is None:
+            stream = self._session.open_stream()
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                is_kept = not (stream.is_broken or self._is_closed)
+                if is_kept:
+                    self._idle.append(stream)
+            if not is_kept:
+                stream.close()
+
+    def _resolve(self, stream: ResolveStream, refs: Sequence[Ref]) -> list[np.ndarray]:
         views = self._views(refs, self._ask(stream, {"names": [ref.name for ref in refs]}))
         missing = [at for at, view in enumerate(views) if view is None]
         if missing:
@@ -84,54 +120,54 @@ class Reader:
             request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": self.timeout_s}
             for at, view in zip(missing, self._views(wanted, self._ask(stream, request)), strict=True):
                 views[at] = view
-        with self._lock:
-            self._idle.append(stream)
         return views  # type: ignore[return-value]  # none is None any more
 
-    def close(self) -> None:
-        """Close the connection; leases of views that are still alive end when the last of them is collected."""
-        with self._lock:
-            streams, self._idle = self._idle, []
-        for stream in streams:
-            stream.close()
-        self._session.close()
-
-    def _take_stream(self) -> ResolveStream:
-        self._session.check_usable()
-        with self._lock:
-            if self._idle:
-                return self._idle.pop()
-        return self._session.open_stream()
-
     def _ask(self, stream: ResolveStream, request: dict[str, Any]) -> pa.RecordBatch:
-        """One round trip; a stream that failed is not used again."""
+        """One round trip."""
         try:
             batch, metadata = stream.ask(dump(request), self.timeout_s)
         except pa.ArrowException as raised:
-            stream.close()
             cause = fl.FlightTimedOutError("no answer") if stream.is_overdue else raised
             raise from_flight(cause, self.uri, "resolve", self.timeout_s) from raised
         except StopIteration:
-            stream.close()
             raise NodeUnavailableError(f"{self.uri} ended the resolve stream; is the node running?") from None
         if batch is None:
-            with self._lock:
-                self._idle.append(stream)
             error = from_body(parse(metadata, "the answer to resolve"))
+            if isinstance(error, NodeUnavailableError):
+                self._session.is_lost = True
+                self._session.check_usable()
             raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
         return batch
 
     def _views(self, refs: Sequence[Ref], locators: pa.RecordBatch) -> list[np.ndarray | None]:
-        offsets = locators.column(1).to_pylist()
-        sizes = locators.column(2).to_pylist()
-        leases = locators.column(6).to_pylist()
+        """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
+        offsets: list[int] = locators.column(1).to_pylist()
+        leases: list[int] = locators.column(6).to_pylist()
         session, base = self._session, self._session.address
+        assert base is not None
         session.add_leases(len(offsets) - offsets.count(-1))
-        views = [
-            None if offset < 0 else np.asarray(_Owner(base + offset, ref, lease, session))
-            for ref, offset, lease in zip(refs, offsets, leases, strict=True)
-        ]
-        for ref, nbytes, offset in zip(refs, sizes, offsets, strict=True):
-            if nbytes != ref.nbytes and offset >= 0:
-                raise ChecksumError(f"{ref.name} has {nbytes} bytes on {self.uri}, its ref says {ref.nbytes}")
-        return views
+        owners: list[_Owner | None] = []
+        try:
+            self._check(refs, offsets, locators)
+            for ref, offset, lease in zip(refs, offsets, leases, strict=True):
+                owners.append(None if offset < 0 else _Owner(base + offset, ref, lease, session))
+            return [None if owner is None else np.asarray(owner) for owner in owners]
+        except BaseException:
+            for offset, lease in list(zip(offsets, leases, strict=True))[len(owners) :]:
+                if offset >= 0:
+                    session.ended.put(lease)
+            raise
+
+    def _check(self, refs: Sequence[Ref], offsets: Sequence[int], locators: pa.RecordBatch) -> None:
+        """Raise unless what lies there has the dtype, shape and size that the refs say."""
+        sizes = locators.column(2).to_pylist()
+        dtypes, codes = locators.column(3).dictionary.to_pylist(), locators.column(3).indices.to_pylist()
+        dims, ends = locators.column(4).values.to_pylist(), locators.column(4).offsets.to_pylist()
+        for at, ref in enumerate(refs):
+            found = (dtypes[codes[at]], tuple(dims[ends[at] : ends[at + 1]]), sizes[at])
+            if offsets[at] >= 0 and found != (ref.dtype, ref.shape, ref.nbytes):
+                raise ChecksumError(
+                    f"{ref.name} is {found[0]} {list(found[1])} of {found[2]} bytes on {self.uri}, its ref says "
+                    f"{ref.dtype} {str(list(ref.shape))[:200]} of {ref.nbytes}: the name was released and used again, "
+                    "or the ref was edited; get a fresh ref"
+                )

@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import NodeUnavailableError
+from dataplane.errors import BadRequestError, NodeUnavailableError
 from dataplane.place_writer import close_quietly
 from dataplane.refs import Ref
 from dataplane.wire import CLIENT_OPTIONS, dump, from_flight, parse
@@ -38,22 +38,37 @@ class ResolveStream:
     def __init__(self, writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
         self._writer = writer
         self._reader = reader
+        self._lock = threading.Lock()
         self._deadline: float | None = None
         self.is_overdue = False
+        self.is_broken = False
 
     def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
-        """Send a request, wait for its answer. The session's thread cuts the stream when that takes too long."""
-        self._deadline = time.monotonic() + timeout_s + GRACE_S
-        self._writer.write_metadata(pa.py_buffer(request))
-        chunk = self._reader.read_chunk()
-        self._deadline = None
+        """Send a request, wait for its answer. The session's thread cuts the stream when that takes too long.
+
+        A stream over which it raised is cut: the node then ends the leases of an answer that nobody has.
+        """
+        try:
+            self._deadline = time.monotonic() + timeout_s + GRACE_S
+            self._writer.write_metadata(pa.py_buffer(request))
+            chunk = self._reader.read_chunk()
+            with self._lock:
+                self._deadline = None
+                if self.is_overdue:
+                    raise fl.FlightTimedOutError("the answer came after the stream was cut")
+        except BaseException:
+            self.is_broken = True
+            self._deadline = None
+            self._reader.cancel()
+            raise
         return chunk.data, chunk.app_metadata
 
     def cut_if_overdue(self, now: float) -> None:
         """Make a waiting `ask` raise when its deadline has passed."""
-        if self._deadline is not None and now > self._deadline:
-            self.is_overdue = True
-            self._reader.cancel()
+        with self._lock:
+            if self._deadline is not None and now > self._deadline:
+                self.is_overdue = self.is_broken = True
+                self._reader.cancel()
 
     def close(self) -> None:
         """Close the stream; its leases belong to the session and stay."""
@@ -72,9 +87,15 @@ class ReaderSession:
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._num_leases = 0
+        self._num_in_flight = 0
         self._is_closing = False
+        self.is_lost = False
+        """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
-        self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
+        try:
+            self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
+        except pa.ArrowException as error:
+            raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
         hello = self._open()
         self._token = str(hello["session"])
         self._map(hello)
@@ -87,6 +108,19 @@ class ReaderSession:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
         if self._is_closing:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
+        if self.is_lost:
+            raise NodeUnavailableError(f"the node at {self.uri} restarted, or lost this reader: make a new Reader")
+
+    def begin(self) -> None:
+        """A resolve begins: the session stays open until `finish`. Raises if it can resolve nothing any more."""
+        with self._lock:
+            self.check_usable()
+            self._num_in_flight += 1
+
+    def finish(self) -> None:
+        """The reverse of `begin`; the leases that were granted are counted by now."""
+        with self._lock:
+            self._num_in_flight -= 1
 
     def add_leases(self, count: int) -> None:
         """Count leases that were granted; each comes back through `ended`."""
@@ -96,9 +130,12 @@ class ReaderSession:
     def open_stream(self) -> ResolveStream:
         """A new stream whose leases belong to this session."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
-        stream = ResolveStream(*self._flight.do_exchange(descriptor))
+        try:
+            stream = ResolveStream(*self._flight.do_exchange(descriptor))
+        except pa.ArrowException as error:
+            raise from_flight(error, self.uri, "resolve", self.timeout_s) from error
         with self._lock:
-            self._streams = [*(other for other in self._streams if not other.is_overdue), stream]
+            self._streams = [*(other for other in self._streams if not other.is_broken), stream]
         return stream
 
     def fetch(self, ref: Ref) -> np.ndarray:
@@ -115,9 +152,11 @@ class ReaderSession:
 
     def close(self) -> None:
         """End the session when no view is left; at once if there is none."""
-        self._is_closing = True
+        with self._lock:
+            self._is_closing = True
+            is_idle = not self._num_leases and not self._num_in_flight
         self.ended.put(None)
-        if not self._num_leases and threading.current_thread() is not self._thread:
+        if is_idle and threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * TICK_S)
 
     def _open(self) -> dict[str, Any]:
@@ -159,10 +198,11 @@ class ReaderSession:
         while True:
             leases = self._collect()
             if leases and not self._end(leases):
+                self.is_lost = True
                 break  # no node, no leases
             with self._lock:
                 self._num_leases -= len(leases)
-                if self._is_closing and self._num_leases <= 0:
+                if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
                     break
                 streams = list(self._streams)
             now = time.monotonic()

@@ -3,13 +3,14 @@
 Standard library only. Everything here is immutable, picklable and JSON-safe (`to_dict` / `from_dict`).
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
 
 Kind = Literal["source", "derived", "plain"]
 KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
+MAX_DIMS = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +96,7 @@ class Ref:
             raise ValueError(f"ref.kind is {kind!r}; wanted one of {', '.join(KINDS)}")
         lineage = _take(data, "ref", "lineage", dict, NoneType)
         shape = _take(data, "ref", "shape", list, tuple)
-        if not all(isinstance(dim, int) and dim >= 0 for dim in shape):
-            raise ValueError(f"ref.shape is {shape!r}; wanted a list of numbers that are not negative")
+        check_shape(shape, "ref.shape")
         return cls(
             name=_take(data, "ref", "name", str),
             kind=kind,
@@ -207,6 +207,15 @@ class Dataset:
             num_shards=_take(data, "dataset", "num_shards", int),
             bad=tuple(BadMedia.from_dict(bad) for bad in _take(data, "dataset", "bad", list)),
         )
+
+
+def check_shape(shape: Sequence[object], what: str = "shape") -> None:
+    """ValueError unless an array can have this shape."""
+    if len(shape) > MAX_DIMS:
+        raise ValueError(f"{what} has {len(shape)} dimensions; wanted at most {MAX_DIMS}")
+    if not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in shape):
+        found = str(list(shape))[:80]
+        raise ValueError(f"{what} is {found}; wanted numbers that are not negative and fit 64 bits")
 
 
 def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:

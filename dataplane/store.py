@@ -5,6 +5,7 @@ that can be made again (its lineage names a dataset, or it is derived) is evicte
 is wanted and nobody leases it. A *held* object (plain, or a source that somebody put by hand) stays until released.
 """
 
+import secrets
 import threading
 import time
 from collections import OrderedDict
@@ -15,13 +16,14 @@ from queue import SimpleQueue
 import numpy as np
 
 from dataplane.allocator import Allocator, slab_bytes
-from dataplane.errors import MissingObjectError, OutOfSpaceError
+from dataplane.errors import NodeUnavailableError, OutOfSpaceError
 from dataplane.leases import Leases
 from dataplane.refs import Ref
 from dataplane.segment import Segment
 from dataplane.sizes import format_bytes
 
-INTERNAL_SESSION = "node"
+INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
+"""A secret: whoever knew it could end leases that the node itself relies on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +135,10 @@ class Store:
         granted: list[Leased | None] = []
         with self._room:
             if not self._leases.has_session(session):
-                raise MissingObjectError(f"session {session!r} is not open; open one with DoExchange")
+                raise NodeUnavailableError(
+                    f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
+                    "make a new Reader"
+                )
             for name in names:
                 entry = self._entries.get(name)
                 if entry is None:

@@ -108,7 +108,7 @@ def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
             return
         data = offset + BLOCK
         is_extra = info.type in _EXTRA_TYPES
-        path, nbytes = ("", info.size) if is_extra else (names.path(info), names.nbytes(info))
+        path, nbytes = ("", info.size) if is_extra else (names.path(info).removeprefix("./"), names.nbytes(info))
         has_data = is_extra or info.isreg() or info.type not in tarfile.SUPPORTED_TYPES
         key = TarMember(path, data, nbytes).key
         if has_data and data + nbytes > file.nbytes:
@@ -125,7 +125,7 @@ def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
         if names.is_sparse(info):
             yield Flaw(data, key, "a sparse member; write the tar without --sparse")
         elif info.isreg():
-            yield TarMember(path.removeprefix("./"), data, nbytes)
+            yield TarMember(path, data, nbytes)
         names = _Names()
 
 
@@ -137,9 +137,12 @@ def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw 
     if not header.strip(b"\0"):
         return None
     try:
-        return tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
+        info = tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")
     except tarfile.HeaderError as error:
         return Flaw(offset, "", f"no tar header at {offset} ({error}); what follows is unreadable")
+    if info.size < 0:
+        return Flaw(offset, "", f"a member of {info.size} bytes at {offset}; what follows is unreadable")
+    return info
 
 
 class _Names:
@@ -172,15 +175,19 @@ def _parse_pax(body: bytes) -> dict[str, str]:
     at = 0
     while at < len(body):
         length, _, rest = body[at : at + 32].partition(b" ")
-        if not length.isdigit() or not rest or int(length) <= len(length) + 1:
+        if not _is_number(length.decode("latin-1")) or not rest or int(length) <= len(length) + 1:
             break
         record = body[at + len(length) + 1 : at + int(length) - 1]
         key, _, value = record.partition(b"=")
         records[key.decode("utf-8", "replace")] = value.decode("utf-8", "surrogateescape")
         at += int(length)
-    if not records.get("size", "0").isdigit():
+    if not _is_number(records.get("size", "0")):
         del records["size"]
     return records
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 20
 
 
 def _group(members: list[TarMember]) -> Iterator[list[TarMember]]:

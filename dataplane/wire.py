@@ -18,6 +18,7 @@ from dataplane.errors import (
     NodeTimeoutError,
     NodeUnavailableError,
 )
+from dataplane.refs import Ref, check_shape
 
 DEFAULT_PORT = 8815
 MAX_BODY_BYTES = 64 << 20
@@ -93,6 +94,25 @@ def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: An
     return value
 
 
+_PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted a list of them"}
+
+
+def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default: Any = ...) -> list[Any]:
+    """body[key] as a list of nothing but strings, or of nothing but whole numbers."""
+    items: list[Any] = take(body, what, key, list, default=default)
+    if not all(type(item) is kind for item in items):
+        raise BadRequestError(f"{what}.{key} holds something else than {_PLURALS[kind]}")
+    return items
+
+
+def take_refs(body: Mapping[str, Any], what: str) -> list[Ref]:
+    """The refs of a request."""
+    try:
+        return [Ref.from_dict(item) for item in take(body, what, "refs", list)]
+    except ValueError as error:
+        raise BadRequestError(f"{what}: {error}") from error
+
+
 def take_timeout_s(body: Mapping[str, Any], what: str) -> float:
     """How long the caller is willing to wait: above 0, at most a day; 60 s if it does not say."""
     timeout_s = take(body, what, "timeout_s", int, float, default=60.0)
@@ -110,8 +130,10 @@ def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[i
         if nbytes % item:
             raise BadRequestError(f"{nbytes} bytes are no whole number of {dtype} ({item} bytes each); give the dtype")
         return (nbytes // item,)
-    if not all(isinstance(dim, int) and not isinstance(dim, bool) and dim >= 0 for dim in shape):
-        raise BadRequestError(f"shape is {list(shape)!r}; wanted numbers that are not negative")
+    try:
+        check_shape(shape)
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error
     if math.prod(shape) * item != nbytes:
         raise BadRequestError(
             f"shape {list(shape)} of {dtype} takes {math.prod(shape) * item} bytes, found {nbytes}: change one of them"

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import numpy as np
@@ -12,11 +13,19 @@ from PIL import Image
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadMediaError, BadRequestError, ChecksumError, DatasetError, MissingObjectError
+from dataplane.errors import (
+    BadMediaError,
+    BadRequestError,
+    ChecksumError,
+    DatasetError,
+    MissingObjectError,
+    NodeTimeoutError,
+    OutOfSpaceError,
+)
 from dataplane.node import Node, NodeConfig
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
-from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
+from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard, write_tar
 from tests.dataplane.test_kernel import run_kernel
 
 
@@ -199,3 +208,79 @@ def test_a_quarantined_object_cannot_be_resolved(small_node: tuple[EmbeddedNode,
         client.release([source])
         with pytest.raises(MissingObjectError):
             reader.resolve([Ref.from_dict(source.to_dict() | {"kind": "plain", "lineage": None, "name": "nope"})])
+
+
+@pytest.fixture
+def one_node(tmp_path: Path) -> Iterator[Node]:
+    """A node of 1 MiB in this process, over a shard of three images whose patches take 300 KB each."""
+    shard = write_shard(tmp_path / "one.tar", {f"{at}": encode(noise(at, 224, 224)) for at in range(3)})
+    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(shard)]}))
+    yield node
+    node.stop()
+
+
+def derive_in(node: Node, number: int, timeout_s: float) -> list[Ref | BadMedia]:
+    media = node.datasets.samples("a", [number])[0].media
+    return node.deriver.derive(media, RECIPE, time.monotonic() + timeout_s)
+
+
+def test_a_caller_with_time_left_does_not_fail_with_another_callers_deadline(one_node: Node) -> None:
+    slab = one_node.store.allocate(900_000, time.monotonic())
+    failed: list[Exception] = []
+    made: list[Ref | BadMedia] = []
+
+    def ask(timeout_s: float) -> None:
+        try:
+            made.extend(derive_in(one_node, 0, timeout_s))
+        except (OutOfSpaceError, NodeTimeoutError) as error:
+            failed.append(error)
+            one_node.store.abort(slab)
+
+    threads = [threading.Thread(target=ask, args=(timeout_s,)) for timeout_s in (1.0, 30.0)]
+    threads[0].start()
+    wait_until(lambda: bool(one_node.deriver._in_flight))
+    threads[1].start()
+    for thread in threads:
+        thread.join(40)
+    assert len(failed) == 1 and len(good(made)) == 1
+
+
+def test_waiting_for_room_is_not_the_mediums_fault(one_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    good(derive_in(one_node, 0, 60))
+    one_node.store.release([ref.name for ref in good(derive_in(one_node, 0, 60))])
+    monkeypatch.setattr("dataplane.pool.JOB_TIMEOUT_S", 1.0)
+    slab = one_node.store.allocate(1_000_000, time.monotonic())
+    threading.Timer(1.3, one_node.store.abort, [slab]).start()
+    good(derive_in(one_node, 1, 30))
+
+
+def test_what_a_ref_claims_beside_its_lineage_poisons_nothing(small_node: tuple[EmbeddedNode, Path]) -> None:
+    node, shard = small_node
+    with Client(node.uri) as client:
+        source = client.samples("a", [1])[0].media[0]
+        ref = good(client.derive([source], RECIPE))[0]
+    edits: list[dict[str, Any]] = [{"dtype": "float32"}, {"shape": [7], "nbytes": 7}, {"meta": {"checksum": "0" * 32}}]
+    for item, edit in [(ref, edit) for edit in edits] + [(source, edits[0]), (source, edits[1])]:
+        with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as other, Reader(other.uri) as reader:
+            with pytest.raises(ChecksumError):
+                reader.resolve([Ref.from_dict(item.to_dict() | edit)])
+            assert reader.resolve([item])[0].shape == item.shape
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_equal_bytes_under_a_right_and_a_wrong_name_are_judged_by_the_name(
+    tmp_path: Path, order: tuple[int, int]
+) -> None:
+    write_tar(tmp_path / "a.tar", {"a.png": encode(noise(0), "JPEG"), "b.jpg": encode(noise(0), "JPEG")})
+    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(tmp_path / "a.tar")]}))
+    try:
+        found = {at: derive_in(node, at, 60)[0] for at in order}
+        wrong, right = found[0], found[1]
+        assert isinstance(wrong, BadMedia) and wrong.key == "a" and "named as PNG, holds JPEG" in wrong.reason
+        assert isinstance(right, Ref)
+        media = [sample.media[0] for sample in node.datasets.samples("a", order)]
+        again = node.deriver.derive(media, RECIPE, time.monotonic() + 60)
+        assert again == [found[at] for at in order]
+        assert node.stat()["num_quarantined"] == 1
+    finally:
+        node.stop()

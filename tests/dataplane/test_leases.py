@@ -3,11 +3,14 @@
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,7 +18,7 @@ import pytest
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
-from dataplane.errors import NodeUnavailableError
+from dataplane.errors import ChecksumError, NodeUnavailableError
 from dataplane.reader import Reader
 from dataplane.torch_view import as_tensor
 from tests.dataplane.shards import wait_until
@@ -202,7 +205,80 @@ def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: 
             assert time.monotonic() - started < 15
         finally:
             os.kill(node.pid, signal.SIGCONT)
-        assert Client(node.uri).stat()["num_leases"] >= 1
+        wait_until(lambda: num_leases(client) == 1)
         assert reader.resolve([ref])[0].tobytes() == held[0].tobytes()
         del held
         reader.close()
+
+
+def test_a_reader_that_is_closed_in_the_middle_of_a_resolve_keeps_the_leases(
+    node: EmbeddedNode, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ref = client.put(b"late", name="late")
+    reader = Reader(node.uri)
+    real = reader._views
+
+    def closed_meanwhile(*args: Any) -> Any:
+        reader.close()
+        reader._session._thread.join(1.2)
+        return real(*args)
+
+    monkeypatch.setattr(reader, "_views", closed_meanwhile)
+    view = reader.resolve([ref])[0]
+    client.release([ref])
+    assert num_leases(client) == 1 and view.tobytes() == b"late"
+    monkeypatch.undo()
+    del view
+    wait_until(lambda: client.stat()["num_readers"] == 0)
+
+
+def test_a_stale_or_forged_ref_is_refused_and_leaves_no_lease(client: Client, reader: Reader) -> None:
+    other = client.put(b"other", name="other")
+    stale = client.put(np.zeros((2, 2), np.float32), name="again", dtype="float32", shape=(2, 2))
+    client.release([stale])
+    fresh = client.put(np.arange(4, dtype=np.int32), name="again", dtype="int32")
+    edits: list[dict[str, Any]] = [{"shape": (1,) * 100}, {"dtype": "object"}, {"shape": (5,), "nbytes": 20}]
+    for ref in (stale, *(replace(fresh, **edit) for edit in edits)):
+        with pytest.raises(ChecksumError, match=r"again is int32 \[4\] of 16 bytes"):
+            reader.resolve([other, ref])
+        wait_until(lambda: client.stat()["num_leases"] == 0)
+    assert len(reader._idle) == 1
+    assert reader.resolve([fresh])[0].tolist() == [0, 1, 2, 3]
+    client.release([other, fresh])
+
+
+def test_a_reader_of_a_node_that_restarted_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    command = [sys.executable, "-m", "dataplane", "serve", "--port", str(port), "--memory", "1MiB"]
+    nodes: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        nodes.append(subprocess.Popen(command, stdout=subprocess.PIPE))
+        assert b"serving" in nodes[-1].stdout.readline()  # type: ignore[union-attr]
+
+    try:
+        start()
+        client, reader = (
+            Client(f"grpc://127.0.0.1:{port}", timeout_s=5),
+            Reader(f"grpc://127.0.0.1:{port}", timeout_s=5),
+        )
+        view = reader.resolve([client.put(b"x", name="x")])[0]
+        nodes[0].terminate()
+        nodes[0].wait(20)
+        start()
+        ref = client.put(b"y", name="y")
+        with pytest.raises(NodeUnavailableError):
+            reader.resolve([ref])
+        for _ in range(2):
+            with pytest.raises(NodeUnavailableError, match="make a new Reader"):
+                reader.resolve([ref])
+        assert view.tobytes() == b"x"
+        del view
+        reader.close()
+        client.close()
+    finally:
+        for node in nodes:
+            node.kill()
+            node.wait()
+            node.stdout.close()  # type: ignore[union-attr]

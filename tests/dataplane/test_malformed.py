@@ -35,6 +35,8 @@ def flight(node: EmbeddedNode) -> fl.FlightClient:
         ("derive", b'{"refs": [], "timeout_s": -1}', "timeout_s is -1"),
         ("derive", b"[" * 100_000, "is not JSON"),
         ("end_leases", b'{"session": "x"}', "end_leases has no 'leases'"),
+        ("end_leases", b'{"session": "x", "leases": [5, []]}', "end_leases.leases holds something else than whole"),
+        ("end_leases", b'{"session": "x", "leases": [true]}', "end_leases.leases holds something else than whole"),
     ],
 )
 def test_a_malformed_action_is_answered_with_what_was_wanted(
@@ -72,6 +74,8 @@ def test_a_malformed_ticket_is_answered(flight: fl.FlightClient, ticket: bytes, 
             "dtype is 'object'; wanted one of bool",
         ),
         ({"name": "x", "shape": [2, 2]}, {"data": pa.array([1], pa.uint8())}, "takes 4 bytes, found 1"),
+        ({"name": "x", "shape": [0, 10**30]}, {"data": pa.array([], pa.uint8())}, "fit 64 bits"),
+        ({"name": "x", "shape": [1] * 100}, {"data": pa.array([1], pa.uint8())}, "at most 32"),
         ({"name": "x", "nbytes": 5}, {"data": pa.array([1], pa.uint8())}, "announced 5 bytes and sent 1"),
         ({"name": "x", "nbytes": 1}, {"data": pa.array([1, 2], pa.uint8())}, "announced 1 bytes and sent more"),
         ({"name": "x", "checksum": "0" * 32}, {"data": pa.array([1], pa.uint8())}, "arrived with checksum"),
@@ -105,6 +109,8 @@ def test_a_malformed_put_is_answered_and_takes_no_room(
         (b'{"verb": "resolve"}', b'{"names": [1]}', "something else than strings"),
         (b'{"verb": "resolve"}', b'{"refs": [1]}', "ref is int; wanted a JSON object"),
         (b'{"verb": "resolve", "session": "nope"}', b'{"names": ["x"]}', "session 'nope' is not open"),
+        (b'{"verb": "resolve", "session": "node"}', b'{"names": ["x"]}', "session 'node' is not open"),
+        (b'{"verb": "resolve"}', b'{"end": [1, []]}', "resolve.end holds something else than whole numbers"),
     ],
 )
 def test_a_malformed_exchange_is_answered(

@@ -36,6 +36,9 @@ def test_a_ref_survives_json_and_pickle_and_stays_small() -> None:
         ({"nbytes": "12"}, r"ref.nbytes is '12' \(str\); wanted int"),
         ({"nbytes": True}, "ref.nbytes is 'True'"),
         ({"shape": [1, -2]}, "ref.shape"),
+        ({"shape": [True, 2]}, "ref.shape"),
+        ({"shape": [0, 10**30]}, "ref.shape.*fit 64 bits"),
+        ({"shape": [1] * 33}, "ref.shape has 33 dimensions"),
         ({"lineage": {"dataset": "a"}}, "lineage.recipe is missing"),
     ],
 )

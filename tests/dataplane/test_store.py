@@ -10,7 +10,7 @@ import pytest
 from dataplane.errors import OutOfSpaceError
 from dataplane.refs import Kind, Ref
 from dataplane.segment import Segment
-from dataplane.store import Store
+from dataplane.store import INTERNAL_SESSION, Store
 
 BLOCK = 64 * 1024
 
@@ -40,7 +40,7 @@ def test_the_least_recently_used_object_is_evicted_first(store: Store) -> None:
         add(store, name)
     leased = store.lease_one("a")
     assert leased is not None
-    store.end_leases([leased.lease], "node")
+    store.end_leases([leased.lease], INTERNAL_SESSION)
     add(store, "e")
     add(store, "f")
     assert names(store) == {"a", "d", "e", "f"}

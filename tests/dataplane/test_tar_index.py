@@ -45,8 +45,10 @@ def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
     assert [member.path for sample in index(tmp_path / "a.tar").samples for member in sample] == ["0.png"]
 
 
-def test_a_torn_shard_keeps_the_samples_before_the_tear(tmp_path: Path) -> None:
-    path = write_tar(tmp_path / "a.tar", {f"{at}.{ext}": b"x" * 600 for at in range(4) for ext in ("png", "json")})
+@pytest.mark.parametrize("folder", ["", "./"])
+def test_a_torn_shard_keeps_the_samples_before_the_tear(tmp_path: Path, folder: str) -> None:
+    members = {f"{folder}{at}.{ext}": b"x" * 600 for at in range(4) for ext in ("png", "json")}
+    path = write_tar(tmp_path / "a.tar", members)
     whole = index(path)
     assert keys(whole) == ["0", "1", "2", "3"]
     last = whole.samples[3][1]
@@ -87,3 +89,23 @@ def test_what_is_no_uncompressed_tar_is_refused(tmp_path: Path, data: bytes, mes
     (tmp_path / "a.tar").write_bytes(data)
     with pytest.raises(DatasetError, match=message):
         index(tmp_path / "a.tar")
+
+
+def test_a_member_of_negative_size_ends_the_scan_with_a_flaw(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", {f"{at}.png": b"x" * 512 for at in range(3)})
+    data = bytearray(path.read_bytes())
+    data[1024 + 124 : 1024 + 136] = tarfile.itn(-512, 12, tarfile.GNU_FORMAT)  # type: ignore[attr-defined]
+    checksum = sum(data[1024 : 1024 + 148]) + sum(data[1024 + 156 : 1536]) + 8 * 32
+    data[1024 + 148 : 1024 + 156] = b"%06o\0 " % checksum
+    path.write_bytes(data)
+    found = index(path)
+    assert keys(found) == ["0"]
+    assert "-512 bytes" in found.flaws[0].reason
+
+
+def test_a_pax_size_of_odd_digits_is_ignored(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        info = tarfile.TarInfo("0.png")
+        info.pax_headers = {"size": "\u00b2"}
+        tar.addfile(info)
+    assert keys(index(tmp_path / "a.tar")) == ["0"]
