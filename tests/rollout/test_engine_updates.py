@@ -128,7 +128,7 @@ def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
 ) -> None:
     async def update_in_the_middle() -> list[Sampled]:
         task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=2, max_tokens=800)))
-        while not engine._num_in_flight:
+        while not engine.num_in_flight:
             await asyncio.sleep(0)
         await engine.update_weights(segment(tmp_path / "same", weights), engine.policy_version + 1)
         return await task

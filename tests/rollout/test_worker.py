@@ -104,7 +104,7 @@ def test_no_lease_is_held_while_the_engine_computes(
         task = dataclasses.replace(tasks_for(media, "long")[0], num_samples=8)
         rollout = asyncio.create_task(worker.generate(task, Sampling(max_tokens=1500)))
         async with asyncio.timeout(60):
-            while not worker.engine._num_in_flight:
+            while not worker.engine.num_in_flight:
                 await asyncio.sleep(0)
             num_leases = 1
             while num_leases and not rollout.done():

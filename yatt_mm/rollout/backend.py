@@ -119,13 +119,14 @@ class InputBuilder:
     num_ipc_bytes: int
     """Bytes of media handed over to be sent to the engine process."""
 
-    def __init__(self, llm: AsyncLLM, model_dir: str) -> None:
+    def __init__(self, llm: AsyncLLM, config: EngineConfig) -> None:
         multimodal = llm.model_config.multimodal_config
         assert multimodal is not None
         self.num_ipc_bytes = 0
         self._cache = llm.renderer.mm_processor_cache
         self.normalizes_on_device = bool(multimodal.mm_device_do_normalize)
-        self._affine = None if self.normalizes_on_device else pixel_affine(Path(model_dir))
+        self._affine = None if self.normalizes_on_device else pixel_affine(Path(config.model_dir))
+        self._max_images = config.max_images_per_prompt
         self._max_model_len = int(llm.model_config.max_model_len)
         hf_config = llm.model_config.hf_config
         self.image_token_id = int(hf_config.image_token_id)
@@ -138,6 +139,11 @@ class InputBuilder:
             raise ValueError(
                 f"a prompt of {len(token_ids)} tokens and {request.max_tokens} to be sampled exceed max_model_len "
                 f"{self._max_model_len}: raise rollout.max_model_len, or lower rollout.max_tokens or the images' size"
+            )
+        if len(request.media) > self._max_images:  # vLLM does not count the media of ready inputs
+            raise ValueError(
+                f"a prompt has {len(request.media)} images and rollout.max_images_per_prompt is {self._max_images}: "
+                "raise it, or leave such samples out"
             )
         if not request.media:
             return tokens_input(token_ids)

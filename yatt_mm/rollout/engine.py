@@ -6,13 +6,13 @@ nothing behind. Left out: templates, tokenising and refs (`worker`), and what vL
 """
 
 import asyncio
-import itertools
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
 
 from yatt_mm.rollout import processes
+from yatt_mm.rollout.flights import Flights
 from yatt_mm.rollout.launched import Launched
 from yatt_mm.rollout.requests import (
     EngineAsleepError,
@@ -20,28 +20,21 @@ from yatt_mm.rollout.requests import (
     EngineError,
     EngineTimeoutError,
     GenerateRequest,
-    MediaDroppedError,
     Medium,
     Sampled,
 )
-
-if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
-    from vllm.v1.engine.output_processor import RequestOutputCollector
+from yatt_mm.rollout.waits import Waits
 
 __all__ = ["Engine", "EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled"]
 
 logger = logging.getLogger(__name__)
-
-OnDone = Callable[[int, Sampled], None]
-"""Called with a sample's index in its group as soon as it is finished."""
 
 
 class Engine:
     """Made by `start`; every method belongs to the event loop that started it.
 
     Consumes: requests with views of media.  Produces: sampled responses.
-    Waits for: vLLM's core process, never longer than the config's deadlines.  Unblocked by: its outputs, or its death.
+    Waits for: vLLM's core process, never longer than the config says.  Unblocked by: its outputs, or its death.
     """
 
     def __init__(self, config: EngineConfig, launched: Launched) -> None:
@@ -49,15 +42,16 @@ class Engine:
         self._launched = launched
         self._llm = launched.llm
         self._backend = launched.backend
-        self._inputs = launched.backend.InputBuilder(launched.llm, config.model_dir)
+        self._inputs = launched.backend.InputBuilder(launched.llm, config)
         self._sending = asyncio.Lock()  # held while requests enter the core, and while its caches or weights change
-        self._request_ids = itertools.count()
-        self._num_in_flight = 0
+        self._flights = Flights(
+            config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
+        )
         self._is_asleep = False
         self._is_shut_down = False
         self._has_said_resident = False
         self._failure: str | None = None
-        self._deadlines: set[asyncio.Timeout] = set()
+        self._waits = Waits()
         self._stop_watching = processes.watch(launched.processes, self._on_death)
         self.policy_version = config.policy_version
 
@@ -85,6 +79,11 @@ class Engine:
         return self._inputs.num_ipc_bytes
 
     @property
+    def num_in_flight(self) -> int:
+        """Samples that are being computed or wait for it."""
+        return self._flights.num_samples
+
+    @property
     def normalizes_on_device(self) -> bool:
         """Whether the engine takes uint8 patches; else the frontend rescales and normalises them."""
         return self._inputs.normalizes_on_device
@@ -99,18 +98,18 @@ class Engine:
         """The Hugging Face tokenizer of the model's folder."""
         return self._llm.get_tokenizer()
 
-    async def generate(self, request: GenerateRequest, *, on_done: OnDone | None = None) -> list[Sampled]:
+    async def generate(self, request: GenerateRequest) -> list[Sampled]:
         """The group's samples, in the order of its seeds, computed together with whatever else is in flight.
 
         The request's media are let go as soon as they were sent. Raises MediaDroppedError when the core had dropped
         media it had been sent before: the same request, made once more, sends them again.
         """
         self._check_usable()
-        async with self._flights() as flights, self._deadline(f"a group of {len(request.seeds)}"):
+        async with self._flights.together() as flights, self._progress(f"a group of {len(request.seeds)}"):
             async with self._sending:
-                await self._send(request, flights)
+                await self._flights.send(request, flights)
             del request
-            return await self._collect(flights[0], on_done)
+            return await self._flights.collect(flights[0], self._waits.note_progress)
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Sampled]]:
         """All requests' groups, computed as one batch: the same list gives the same bits, whatever came before.
@@ -120,22 +119,22 @@ class Engine:
         flight; raises EngineError otherwise, and MediaDroppedError as `generate` does.
         """
         self._check_usable()
-        if self._num_in_flight:
+        if self.num_in_flight:
             raise EngineError(
-                f"engine {self.config.name} has {self._num_in_flight} samples in flight; a deterministic batch needs "
+                f"engine {self.config.name} has {self.num_in_flight} samples in flight; a deterministic batch needs "
                 "an idle engine: await what was started first"
             )
-        async with self._flights() as flights, self._deadline(f"a batch of {len(requests)} groups"):
+        async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
                 try:
                     await self._forget_computed()
                     for request in requests:
-                        await self._send(request, flights)
+                        await self._flights.send(request, flights)
                 finally:
                     await self._llm.resume_generation()
             del request, requests
-            return [await self._collect(flight, None) for flight in flights]
+            return [await self._flights.collect(flight, self._waits.note_progress) for flight in flights]
 
     async def update_weights(self, path: str, version: int) -> None:
         """Load the segment at `path` and give its `version` to every token sampled from now on.
@@ -166,6 +165,7 @@ class Engine:
             self._failure = f"its update to version {version} was cancelled"
             raise
         self.policy_version = version
+        self._waits.note_progress()  # what was held meanwhile has its whole time again
 
     async def reset_caches(self) -> None:
         """Empty the prefix, encoder and media caches: nothing that was computed or sent before is used again."""
@@ -208,66 +208,8 @@ class Engine:
         self._give_up("it was shut down")
         if (handler := self._llm.output_handler) is not None:
             handler.cancel()  # else it logs the end of the core as a failure
-        del self._llm
+        del self._llm, self._flights
         await asyncio.to_thread(self._launched.end, self.config.shutdown_timeout_s)
-
-    @asynccontextmanager
-    async def _flights(self) -> AsyncIterator[list["_Flight"]]:
-        """Where groups are noted as they are sent; whatever ends the block early ends them too."""
-        flights: list[_Flight] = []
-        try:
-            yield flights
-        except BaseException:
-            if self._failure is None:
-                await self._llm.abort([q.request_id for flight in flights for q in flight.queues], internal=True)
-            raise
-        finally:
-            self._num_in_flight -= sum(len(flight.queues) for flight in flights)
-
-    async def _send(self, request: GenerateRequest, flights: list["_Flight"]) -> None:
-        """Hand the group's samples to the core, in order."""
-        prefix = f"{self.config.name}-{next(self._request_ids)}"
-        flight = _Flight(prefix, tuple(medium.digest for medium in request.media))
-        flights.append(flight)
-        try:
-            for index, seed in enumerate(request.seeds):
-                params = self._backend.sampling_params(request, seed)
-                sample = self._inputs.build(request)
-                flight.queues.append(await self._llm.add_request(f"{prefix}-{index}", sample, params))
-                self._num_in_flight += 1
-        except BaseException:
-            self._inputs.forget(flight.digests)  # whether they were sent is not known
-            raise
-
-    async def _collect(self, flight: "_Flight", on_done: OnDone | None) -> list[Sampled]:
-        """Wait for the group's samples."""
-        samples = (self._sampled(flight, index, queue, on_done) for index, queue in enumerate(flight.queues))
-        return await asyncio.gather(*samples)
-
-    async def _sampled(
-        self, flight: "_Flight", index: int, queue: "RequestOutputCollector", on_done: OnDone | None
-    ) -> Sampled:
-        output = queue.get_nowait() or await queue.get()
-        sampled = self._to_sampled(flight, output)  # type: ignore[arg-type]
-        if on_done is not None:
-            on_done(index, sampled)
-        return sampled
-
-    def _to_sampled(self, flight: "_Flight", output: "RequestOutput") -> Sampled:
-        (completion,) = output.outputs
-        if completion.finish_reason == "error":
-            self._inputs.forget(flight.digests)
-            raise MediaDroppedError(
-                f"engine {self.config.name} failed request {flight.prefix}: its process no longer held the media "
-                f"{', '.join(flight.digests) or 'none'}; send the request once more"
-            )
-        return Sampled(
-            token_ids=tuple(completion.token_ids),
-            logprobs=self._backend.logprobs_of(completion),
-            text=self.tokenizer.decode(completion.token_ids, skip_special_tokens=True),
-            finish_reason=str(completion.finish_reason),
-            policy_versions=self._backend.versions_of(completion),
-        )
 
     async def _forget_computed(self) -> None:
         """Drop keys, values and vision embeddings; samples that are held while paused are computed again."""
@@ -287,19 +229,26 @@ class Engine:
     def _give_up(self, reason: str) -> None:
         """End every wait now: vLLM itself would let them hang."""
         self._failure = self._failure or reason
-        for deadline in self._deadlines:
-            deadline.reschedule(0)
+        self._waits.end_all()
+
+    def _deadline(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Bounds a wait by the clock."""
+        seconds = self.config.answer_timeout_s
+        return self._bounded(self._waits.at_most(seconds), what, f"did not finish {what} within {seconds:g} s")
+
+    def _progress(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Bounds a wait by what the engine finishes, since requests queue behind others."""
+        seconds = self.config.answer_timeout_s
+        late = f"finished nothing for {seconds:g} s while it had {what} to answer"
+        return self._bounded(self._waits.while_progressing(seconds), what, late)
 
     @asynccontextmanager
-    async def _deadline(self, what: str) -> AsyncIterator[None]:
-        """Bounds a wait, and names the engine in what ends it."""
+    async def _bounded(self, bound: AbstractAsyncContextManager[object], what: str, late: str) -> AsyncIterator[None]:
+        """Names the engine in what ends a wait."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
-        seconds = self.config.answer_timeout_s
-        deadline = asyncio.timeout(seconds)
         try:
-            async with deadline:
-                self._deadlines.add(deadline)
+            async with bound:
                 yield
         except (TimeoutError, EngineDeadError) as error:
             if self._failure is None and isinstance(error, EngineDeadError):
@@ -307,17 +256,6 @@ class Engine:
             if self._failure is not None:
                 raise EngineError(f"engine {self.config.name} gave up {what}: {self._failure}") from error
             raise EngineTimeoutError(
-                f"engine {self.config.name} did not finish {what} within {seconds:g} s "
-                f"({self._num_in_flight} samples in flight, policy version {self.policy_version})"
+                f"engine {self.config.name} {late} "
+                f"({self.num_in_flight} samples in flight, policy version {self.policy_version})"
             ) from error
-        finally:
-            self._deadlines.discard(deadline)
-
-
-class _Flight:
-    """A group on its way through the core."""
-
-    def __init__(self, prefix: str, digests: tuple[str, ...]) -> None:
-        self.prefix = prefix
-        self.digests = digests
-        self.queues: list[RequestOutputCollector] = []

@@ -46,6 +46,7 @@ class EngineConfig:
     block_size: int = 32
     """Tokens of one block of the KV cache: what prefix caching shares. vLLM's CPU attention wants multiples of 32."""
     max_images_per_prompt: int = 1
+    """Requests with more are refused."""
     media_cache_bytes: int = 2**28
     """Patches that the engine process keeps, so that a group's samples and later steps need not send them again."""
     num_threads: int = 1
@@ -57,7 +58,7 @@ class EngineConfig:
     """Version of the weights in `model_dir`."""
     start_timeout_s: float = 300.0
     answer_timeout_s: float = 600.0
-    """How long one request, one batch, one update may take."""
+    """How long the engine may finish nothing while it has samples to compute; also how long one update may take."""
     shutdown_timeout_s: float = 20.0
 
 

@@ -1,0 +1,55 @@
+"""Bounds on waits, on a real event loop with times of milliseconds."""
+
+import asyncio
+
+import pytest
+
+from yatt_mm.rollout.waits import Waits
+
+
+def test_a_wait_goes_on_while_anything_is_finished_and_ends_when_nothing_is() -> None:
+    async def elapsed_s() -> float:
+        waits, loop = Waits(), asyncio.get_running_loop()
+        started = loop.time()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(10), waits.while_progressing(0.2):
+                for _ in range(10):
+                    await asyncio.sleep(0.05)
+                    waits.note_progress()
+                await asyncio.Event().wait()
+        return loop.time() - started
+
+    assert 0.7 <= asyncio.run(elapsed_s()) < 5
+
+
+def test_progress_does_not_lengthen_a_wait_by_the_clock() -> None:
+    async def wait() -> None:
+        waits = Waits()
+        async with asyncio.timeout(10), waits.at_most(0.1):
+            while True:
+                await asyncio.sleep(0.01)
+                waits.note_progress()
+
+    with pytest.raises(TimeoutError):
+        asyncio.run(wait())
+
+
+def test_ending_all_waits_reaches_those_that_are_not_ending_yet() -> None:
+    async def late_cleanup(waits: Waits) -> None:
+        async with waits.at_most(0):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                waits.end_all()  # this very wait is expiring
+
+    async def both() -> list[BaseException | None]:
+        waits = Waits()
+
+        async def endless() -> None:
+            async with waits.while_progressing(60):
+                await asyncio.Event().wait()
+
+        async with asyncio.timeout(10):
+            return await asyncio.gather(endless(), late_cleanup(waits), return_exceptions=True)
+
+    assert [type(error) for error in asyncio.run(both())] == [TimeoutError, TimeoutError]
