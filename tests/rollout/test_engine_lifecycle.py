@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tests.rollout.conftest import Prompts, Run, engine_config
 from yatt_mm.rollout.engine import Engine, EngineError
+from yatt_mm.rollout.launched import Launched
 from yatt_mm.weights.segment import write_segment
 
 
@@ -39,13 +40,14 @@ def _abandoned(shared_memory: set[Path]) -> set[Path]:
     """What no living process maps: the rest belongs to others who are at work on this machine.
 
     A killed process's locks (sem.mp-*) are left out: multiprocessing's tracker, which the shared engine keeps alive,
-    removes them when it ends.
+    removes them when it ends. So are the weights that runs publish (yatt-weights-*): no engine makes any.
     """
+    others = ("sem.mp-", "yatt-weights-")
     mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):
             mapped.update(line.split(maxsplit=5)[-1] for line in maps.read_text().splitlines() if "/dev/shm" in line)
-    return {p for p in shared_memory if p.exists() and str(p) not in mapped and not p.name.startswith("sem.mp-")}
+    return {p for p in shared_memory if p.exists() and str(p) not in mapped and not p.name.startswith(others)}
 
 
 def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leaves_nothing_behind(
@@ -64,7 +66,7 @@ def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leave
                 assert sampled.token_ids == wanted_sample.token_ids
                 assert sampled.logprobs == pytest.approx(wanted_sample.logprobs, abs=1e-5)
         task = asyncio.create_task(other.generate(prompts.request(1, max_tokens=1500)))
-        while not other._num_in_flight:
+        while not other.num_in_flight:
             await asyncio.sleep(0)
         await other.shutdown()
         with pytest.raises(EngineError, match="gave up a group of 4: it was shut down"):
@@ -89,6 +91,34 @@ def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     assert leftovers() == set()
 
 
+@pytest.mark.parametrize("after_s", [0.0, 0.3, 1.0, 2.5])
+def test_a_start_that_is_cancelled_leaves_nothing_behind(
+    after_s: float, tiny_dir: Path, run: Run, leftovers: Callable[[], set[object]]
+) -> None:
+    environment = dict(os.environ)
+
+    async def cancelled_start() -> None:
+        start = asyncio.create_task(Engine.start(engine_config(tiny_dir, name="cancelled")))
+        await asyncio.wait([start], timeout=after_s)
+        start.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await start
+
+    run(cancelled_start())
+    assert leftovers() == set()
+    assert dict(os.environ) == environment
+
+
+def test_a_launch_that_begins_after_its_end_starts_nothing(
+    tiny_dir: Path, leftovers: Callable[[], set[object]]
+) -> None:
+    launched = Launched()
+    launched.end(1.0)
+    with pytest.raises(RuntimeError, match="was given up"):
+        launched.launch(engine_config(tiny_dir))
+    assert leftovers() == set()
+
+
 def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_nothing_behind(
     prompts: Prompts, tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
 ) -> None:
@@ -103,7 +133,7 @@ def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_
             await dying.generate(prompts.request(1))
         dying._failure = None
         task = asyncio.create_task(dying.generate_batch([prompts.request(1, max_tokens=1500)]))
-        while not dying._num_in_flight:
+        while not dying.num_in_flight:
             await asyncio.sleep(0)
         for process in dying._launched.processes:
             process.kill()

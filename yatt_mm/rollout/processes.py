@@ -1,6 +1,7 @@
 """The processes that an engine started: known by handle from the moment they exist, ended within a deadline."""
 
 import asyncio
+import contextlib
 import logging
 import os
 from collections.abc import Callable
@@ -51,6 +52,13 @@ def end(processes: set[psutil.Process], timeout_s: float) -> None:
         _, alive = psutil.wait_procs(alive, timeout=timeout_s / 3)
     if alive:
         logger.error("processes %s could not be ended", sorted(process.pid for process in alive))
+
+
+def ask_to_end(processes: set[psutil.Process]) -> None:
+    """Send SIGTERM to those that are still there; returns at once."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.terminate()
 
 
 def tracker_pid() -> int | None:
