@@ -26,6 +26,7 @@ from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.messages import EngineSpec
 from yatt_mm.training.actor import TrainActor
+from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.messages import TrainSpec
 
 START_DEADLINE_S = 600.0
@@ -126,13 +127,15 @@ def _create_ranks(
     spec = TrainSpec(
         model_dir=config.model.path,
         dtype=config.model.dtype,
-        lr=train.lr,
-        weight_decay=train.weight_decay,
-        betas=train.betas,
-        clip_grad=train.clip_grad,
-        warmup_steps=train.warmup_steps,
-        total_updates=train.steps * train.num_minibatches,
-        lr_final_frac=train.lr_final_frac,
+        optim=AdamSettings(
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            clip_grad=train.clip_grad,
+            warmup_steps=train.warmup_steps,
+            total_updates=train.steps * train.num_minibatches,
+            lr_final_frac=train.lr_final_frac,
+        ),
         temperature=config.rollout.temperature,
         clip_low=config.algorithm.clip_low,
         clip_high=config.algorithm.clip_high,

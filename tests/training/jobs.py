@@ -13,6 +13,7 @@ import torch.distributed as dist
 from models.megatron import parallel_state
 from models.parallel import Parallel
 from tests.training.tiny import make_samples, without_pixels
+from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.samples import TrainSample
 
@@ -20,10 +21,11 @@ GROUPS = ((0, 1), (2,), (3, 4), (5,))
 """Samples of four microbatches: two images, text alone, ..."""
 
 
-def build_engine(model_dir: Path, parallel: Parallel, **settings: Any) -> TrainEngine:
+def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
     """An engine without weight decay or clipping, unless told."""
-    defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0, "seed": 1}
-    return TrainEngine(model_dir=model_dir, parallel=parallel, **(defaults | settings))
+    defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
+    optim = AdamSettings(**(defaults | settings))
+    return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1)
 
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:

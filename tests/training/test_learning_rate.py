@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt_mm.training.optimizer import AdamSettings
+from yatt_mm.training.adam_settings import AdamSettings
 
 
 def settings(**changes: float) -> AdamSettings:

@@ -24,8 +24,9 @@ from models.parallel import Parallel, check_layout
 from models.qwen2_5_vl.model import build
 from models.registry import read_config
 from yatt_mm.training import checkpoint
+from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.distributed import device, init_model_parallel
-from yatt_mm.training.optimizer import AdamSettings, build_optimizer, finish_gradients, wrap
+from yatt_mm.training.optimizer import build_optimizer, finish_gradients, wrap
 from yatt_mm.training.samples import TrainSample
 
 Metrics = Mapping[str, torch.Tensor]
@@ -69,13 +70,7 @@ class TrainEngine:
         *,
         model_dir: Path,
         parallel: Parallel,
-        lr: float,
-        weight_decay: float,
-        betas: tuple[float, float],
-        clip_grad: float,
-        warmup_steps: int = 0,
-        total_updates: int = 0,
-        lr_final_frac: float = 1.0,
+        optim: AdamSettings,
         dtype: str = "float32",
         seed: int,
     ) -> None:
@@ -85,18 +80,10 @@ class TrainEngine:
         self._device = device()
         built = build(model_dir, parallel, DTYPES[dtype], self._device)
         self._model, self._table, self._files, self._layout = built.model, built.table, built.files, built.layout
-        self._settings = AdamSettings(
-            lr=lr,
-            weight_decay=weight_decay,
-            betas=betas,
-            clip_grad=clip_grad,
-            warmup_steps=warmup_steps,
-            total_updates=total_updates,
-            lr_final_frac=lr_final_frac,
-        )
+        self._optim = optim
         self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
         self._ddp = wrap(self._model, self._model.config)
-        self._optimizer = build_optimizer(self._ddp, self._settings, DTYPES[dtype])
+        self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
         self._model.config.finalize_model_grads_func = finish_gradients
         self._num_updates = 0
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
@@ -116,7 +103,7 @@ class TrainEngine:
         self._optimizer.zero_grad()
         outputs = self._run(microbatches, temperature, loss_fn)
         for group in self._optimizer.param_groups:
-            group["lr"] = self._settings.lr_at(self._num_updates)
+            group["lr"] = self._optim.lr_at(self._num_updates)
         _, grad_norm, _ = self._optimizer.step()
         self._num_updates += 1
         metrics: dict[str, float] = {}

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from yatt_mm.training.adam_settings import AdamSettings
+
 if TYPE_CHECKING:
     import numpy as np
 
@@ -15,13 +17,7 @@ class TrainSpec:
 
     model_dir: str
     dtype: str
-    lr: float
-    weight_decay: float
-    betas: tuple[float, float]
-    clip_grad: float
-    warmup_steps: int
-    total_updates: int
-    lr_final_frac: float
+    optim: AdamSettings
     temperature: float
     clip_low: float
     clip_high: float

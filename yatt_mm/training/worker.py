@@ -63,13 +63,7 @@ class TrainWorker:
         self._engine = TrainEngine(
             model_dir=Path(spec.model_dir),
             parallel=self._parallel,
-            lr=spec.lr,
-            weight_decay=spec.weight_decay,
-            betas=spec.betas,
-            clip_grad=spec.clip_grad,
-            warmup_steps=spec.warmup_steps,
-            total_updates=spec.total_updates,
-            lr_final_frac=spec.lr_final_frac,
+            optim=spec.optim,
             dtype=spec.dtype,
             seed=spec.seed,
         )
