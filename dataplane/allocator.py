@@ -17,6 +17,12 @@ def slab_bytes(nbytes: int) -> int:
     return max(align, -(-nbytes // align) * align)
 
 
+def fits(start: int, end: int, nbytes: int) -> bool:
+    """Whether an object of `nbytes` has room, at its alignment, in a free range."""
+    align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
+    return -(-start // align) * align + slab_bytes(nbytes) <= end
+
+
 class Allocator:
     """Hands out [offset, offset + slab_bytes(n)) ranges of one arena and merges what comes back."""
 
@@ -63,6 +69,16 @@ class Allocator:
     def largest_free_bytes(self) -> int:
         """The longest free range: what the next object can have without eviction."""
         return self._by_size[-1][0] if self._by_size else 0
+
+    @property
+    def free_ranges(self) -> list[tuple[int, int]]:
+        """Start and end of every free range."""
+        return [(start, start + size) for start, size in self._size_at.items()]
+
+    def room_around(self, offset: int, nbytes: int) -> tuple[int, int]:
+        """The free range that there would be if the object of `nbytes` at `offset` were freed."""
+        end = offset + slab_bytes(nbytes)
+        return self._start_of_end.get(offset, offset), end + self._size_at.get(end, 0)
 
     def _add(self, start: int, size: int) -> None:
         if size:

@@ -31,6 +31,9 @@ IMAGE_FORMATS: Mapping[str, tuple[str, ...]] = {
     "ppm": ("PPM",),
 }
 """Which formats (Pillow's names) a member's last extension may hold; a member with another content is mislabelled."""
+MAX_MEDIUM_BYTES = 1 << 29
+"""More than any image that would be decoded; a node reads whole media to name them."""
+MAX_FIELDS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +189,15 @@ def _build_index(name: str, files: Sequence[RangeFile]) -> _Index:
     shards, bad = [], []
     for shard_name, file in zip(_shard_names(files), files, strict=True):
         tar = index_tar(file)
-        media = (member for sample in tar.samples for member in sample if _formats(member))
-        shards.append(_Shard(shard_name, file, tar.samples, {member.offset: member for member in media}))
+        huge = [member for sample in tar.samples for member in sample if _is_huge(member)]
+        huge_keys = {member.key for member in huge}
+        samples = tuple(sample for sample in tar.samples if sample[0].key not in huge_keys)
+        media = (member for sample in samples for member in sample if _formats(member))
+        shards.append(_Shard(shard_name, file, samples, {member.offset: member for member in media}))
+        bad += [
+            _bad(name, shard_name, member, f"{member.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}")
+            for member in huge
+        ]
         bad += [
             BadMedia(dataset=name, shard=shard_name, key=flaw.key, reason=flaw.reason, offset=flaw.offset)
             for flaw in tar.flaws
@@ -212,10 +222,16 @@ def _formats(member: TarMember) -> tuple[str, ...] | None:
     return IMAGE_FORMATS.get(member.extension.rpartition(".")[2])
 
 
+def _is_huge(member: TarMember) -> bool:
+    return _formats(member) is not None and member.nbytes > MAX_MEDIUM_BYTES
+
+
 def _read_fields(file: RangeFile, member: TarMember) -> tuple[Mapping[str, Any], str | None]:
+    if member.nbytes > MAX_FIELDS_BYTES:
+        return {}, f"{member.path} has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of JSON"
     try:
         fields = json.loads(file.read(member.offset, member.nbytes))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         return {}, f"{member.path} is not JSON: {error}"
     if not isinstance(fields, dict):
         return {}, f"{member.path} holds a JSON {type(fields).__name__}; wanted an object"

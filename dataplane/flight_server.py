@@ -63,7 +63,10 @@ class FlightServer(fl.FlightServerBase):
             "quarantine": (self._quarantine, '{} -> {"bad": bad media seen so far}'),
             "end_leases": (self._end_leases, '{"session", "leases": [...]} -> {}'),
         }
-        super().__init__(f"grpc://{host}:{port}")
+        try:
+            super().__init__(f"grpc://{host}:{port}")
+        except (pa.ArrowException, OSError) as error:
+            raise BadRequestError(f"port {port} is taken on {host}, or may not be used; choose --port") from error
 
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         """Every action with its body and answer."""

@@ -18,7 +18,7 @@ from dataplane.process import keep_freed_memory
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
 
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost")
 MIN_MEMORY_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)

@@ -7,6 +7,7 @@ place belongs to the stream over which it was asked for, so a writer that dies c
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import NodeUnavailableError
+from dataplane.errors import DataPlaneError, NodeUnavailableError
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
 
@@ -32,54 +33,78 @@ class PlaceWriter:
         self._uri = uri
         self._lock = threading.Lock()
         self._stream: tuple[Any, Any] | None = None
-        self._fd = -1
+        self._path = Path()
         self._is_remote = False
 
     def put(self, view: memoryview, body: Mapping[str, Any], timeout_s: float) -> Ref | None:
-        """The ref, or None where the arena cannot be reached from here (the caller then sends the bytes)."""
-        with self._lock:
-            if self._is_remote or not self._open(timeout_s):
+        """The ref, or None where the arena cannot be reached from here (the caller then sends the bytes).
+
+        Waits for: other puts of this writer, the node, room; all within `timeout_s`.
+        """
+        deadline = time.monotonic() + timeout_s
+        if not self._lock.acquire(timeout=timeout_s):
+            raise fl.FlightTimedOutError("other puts of this client took all the time")
+        try:
+            fd = self._open(deadline)
+            if fd is None:
                 return None
-            place = self._ask({"allocate": view.nbytes, "timeout_s": timeout_s}, timeout_s)
+            try:
+                return self._put(fd, view, body, deadline)
+            finally:
+                os.close(fd)
+        finally:
+            self._lock.release()
+
+    def _put(self, fd: int, view: memoryview, body: Mapping[str, Any], deadline: float) -> Ref:
+        remaining = max(0.01, deadline - time.monotonic())
+        place = self._ask({"allocate": view.nbytes, "timeout_s": remaining}, deadline)
+        try:
             at = 0
             while at < view.nbytes:
-                at += os.pwrite(self._fd, view[at : at + _CHUNK_BYTES], place["offset"] + at)
-            return Ref.from_dict(self._ask({"seal": dict(body)}, timeout_s))
+                at += os.pwrite(fd, view[at : at + _CHUNK_BYTES], place["offset"] + at)
+            sealed = self._ask({"seal": dict(body)}, deadline)
+        except DataPlaneError:
+            raise  # the node's answer: it took the place back, or the stream is gone
+        except BaseException:
+            self._drop_stream()  # and with it the place
+            raise
+        return Ref.from_dict(sealed)
 
     def close(self) -> None:
         """End the stream; an unsealed place goes back to the node."""
         with self._lock:
             self._drop_stream()
 
-    def _open(self, timeout_s: float) -> bool:
-        if self._stream is not None:
-            return True
-        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "put"}))
-        self._stream = self._flight.do_exchange(descriptor)
-        hello = self._read(timeout_s)
+    def _open(self, deadline: float) -> int | None:
+        """The arena, opened for one put: whoever kept it open would keep a stopped node's memory."""
+        if self._is_remote:
+            return None
+        if self._stream is None:
+            descriptor = fl.FlightDescriptor.for_command(dump({"verb": "put"}))
+            self._stream = self._flight.do_exchange(descriptor)
+            self._path = Path(self._read(deadline)["segments"][0]["path"])
         try:
-            self._fd = os.open(Path(hello["segments"][0]["path"]), os.O_WRONLY | os.O_NOFOLLOW)
+            return os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW)
         except OSError as error:
             log.info("the arena of %s is out of reach (%s); big objects go over Flight", self._uri, error)
             self._is_remote = True
             self._drop_stream()
-            return False
-        return True
+            return None
 
-    def _ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+    def _ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         assert self._stream is not None
         try:
             self._stream[0].write_metadata(pa.py_buffer(dump(request)))
         except pa.ArrowException:
             self._drop_stream()
             raise
-        answer = self._read(timeout_s)
+        answer = self._read(deadline)
         error = from_body(answer)
         if error is not None:
             raise error
         return answer
 
-    def _read(self, timeout_s: float) -> dict[str, Any]:
+    def _read(self, deadline: float) -> dict[str, Any]:
         """The next answer; a stream that takes too long is cut, and with it the place it held."""
         assert self._stream is not None
         reader = self._stream[1]
@@ -89,7 +114,7 @@ class PlaceWriter:
             is_overdue.set()
             reader.cancel()
 
-        timer = threading.Timer(timeout_s + _GRACE_S, cut)
+        timer = threading.Timer(max(0.0, deadline - time.monotonic()) + _GRACE_S, cut)
         timer.daemon = True
         timer.start()
         try:
@@ -109,9 +134,6 @@ class PlaceWriter:
         if self._stream is not None:
             writer, self._stream = self._stream[0], None
             close_quietly(writer)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
 
 
 def close_quietly(writer: Any) -> None:

@@ -90,12 +90,17 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     """
     try:
         ref = _ref(store, slab, request, request.dtype or dtype, node_id)
-        _check_same(store, slab, ref)
+        while ref.kind == "plain":
+            if store.seal_new(slab, ref) is not None:
+                return ref
+            there = _same(store, slab, ref)
+            if there is not None:
+                store.abort(slab)
+                return there
     except BaseException:
         store.abort(slab)
         raise
-    sealed = store.seal(slab, ref, is_held=True)
-    return sealed.ref
+    return store.seal(slab, ref, is_held=True).ref
 
 
 def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
@@ -120,11 +125,11 @@ def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     )
 
 
-def _check_same(store: Store, slab: Slab, ref: Ref) -> None:
-    """A plain name that is taken may only be put again with the same content."""
-    leased = store.lease_one(ref.name) if ref.kind == "plain" else None
+def _same(store: Store, slab: Slab, ref: Ref) -> Ref | None:
+    """The object that has the name, None if it was just released; BadRequestError where its content is another."""
+    leased = store.lease_one(ref.name)
     if leased is None:
-        return
+        return None
     there = leased.entry
     try:
         is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and np.array_equal(
@@ -137,3 +142,4 @@ def _check_same(store: Store, slab: Slab, ref: Ref) -> None:
             f"plain object {ref.name!r} exists with other content ({there.ref.nbytes} bytes, {there.ref.dtype} "
             f"{list(there.ref.shape)}); objects are immutable: release it first, or choose another name"
         )
+    return there.ref

@@ -15,8 +15,9 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from dataplane.allocator import Allocator, slab_bytes
+from dataplane.allocator import Allocator, fits, slab_bytes
 from dataplane.errors import NodeUnavailableError, OutOfSpaceError
+from dataplane.eviction import choose_victims
 from dataplane.leases import Leases
 from dataplane.refs import Ref
 from dataplane.segment import Segment
@@ -109,15 +110,16 @@ class Store:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays."""
         with self._room:
             entry = self._entries.get(ref.name)
-            if entry is not None:
-                self._free(slab)
-                self._set_held(entry, entry.is_held or is_held)
-                return entry
-            entry = Entry(ref, slab, is_held)
-            self._entries[ref.name] = entry
-            self._file(entry)
-            self._room.notify_all()
+            if entry is None:
+                return self._publish(slab, ref, is_held)
+            self._free(slab)
+            self._set_held(entry, entry.is_held or is_held)
             return entry
+
+    def seal_new(self, slab: Slab, ref: Ref) -> Entry | None:
+        """Publish a held object if its name is free; None, and nothing done, if it is taken."""
+        with self._room:
+            return None if ref.name in self._entries else self._publish(slab, ref, True)
 
     def view(self, slab: Slab) -> np.ndarray:
         """The slab's bytes, writable: for the node itself only."""
@@ -209,14 +211,29 @@ class Store:
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
 
+    def _publish(self, slab: Slab, ref: Ref, is_held: bool) -> Entry:
+        entry = Entry(ref, slab, is_held)
+        self._entries[ref.name] = entry
+        self._file(entry)
+        self._room.notify_all()
+        return entry
+
     def _evict_for(self, nbytes: int) -> bool:
-        """Evict the least recently used object, if evicting could make enough room at all."""
+        """Evict what makes one long enough range, old objects before young ones; nothing if that cannot be."""
         free = self.segment.capacity - self._allocator.used_bytes
         if not self._evictable or slab_bytes(nbytes) > free + self._evictable_bytes:
             return False
-        self._drop(next(iter(self._evictable.values())))
-        self.num_evicted += 1
-        return True
+        oldest = next(iter(self._evictable.values()))
+        victims = [oldest]
+        if not fits(*self._allocator.room_around(oldest.slab.offset, oldest.slab.nbytes), nbytes):
+            entries = list(self._evictable.values())
+            ranges = [(e.slab.offset, e.slab.offset + slab_bytes(e.slab.nbytes)) for e in entries]
+            chosen = choose_victims(self._allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
+            victims = [entries[at] for at in chosen]
+        for entry in victims:
+            self._drop(entry)
+        self.num_evicted += len(victims)
+        return bool(victims)
 
     def _file(self, entry: Entry) -> None:
         """Put an entry at the young end of the eviction order, if it may be evicted."""

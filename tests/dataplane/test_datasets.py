@@ -117,3 +117,18 @@ def test_only_members_of_registered_shards_can_be_located(tmp_path: Path) -> Non
     with pytest.raises(BadRequestError, match="wanted 0 to 0"):
         datasets.samples("d", [1])
     assert json.dumps(fields)
+
+
+def test_members_that_are_too_big_or_too_deep_are_reported_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.datasets.MAX_MEDIUM_BYTES", 1000)
+    monkeypatch.setattr("dataplane.datasets.MAX_FIELDS_BYTES", 200_000)
+    members = {"a.png": bytes(1001), "b.json": b"[" * 100_000, "c.json": b" " * 200_001, "d.png": bytes(1000)}
+    write_tar(tmp_path / "a.tar", members)
+    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    found = datasets.ingest("d")
+    assert found.num_samples == 3
+    assert [(bad.key, "wanted at most 1000" in bad.reason) for bad in found.bad] == [("a", True)]
+    samples = datasets.samples("d", range(3))
+    assert ["is not JSON" in samples[0].bad[0].reason, "200001 bytes" in samples[1].bad[0].reason] == [True, True]

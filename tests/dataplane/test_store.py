@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.errors import OutOfSpaceError
+from dataplane.errors import BadRequestError, OutOfSpaceError
+from dataplane.puts import PutRequest, seal
 from dataplane.refs import Kind, Ref
 from dataplane.segment import Segment
 from dataplane.store import INTERNAL_SESSION, Store
@@ -130,3 +131,45 @@ def test_a_segment_is_private_and_says_when_shared_memory_is_too_small(store: St
         Segment(1 << 50, "test")
     with pytest.raises(OutOfSpaceError, match="does not exist"):
         Segment(1 << 20, "test", tmp_path / "nowhere")
+
+
+def test_with_holds_in_between_only_what_makes_room_is_evicted(store: Store) -> None:
+    add(store, "a")
+    add(store, "b", kind="plain")
+    add(store, "c")
+    add(store, "d")
+    add_more = [store.lease_one("d")]
+    assert add_more[0] is not None
+    with pytest.raises(OutOfSpaceError):
+        add(store, "e", nbytes=2 * BLOCK)
+    assert names(store) == set("abcd")
+    store.end_leases([add_more[0].lease], INTERNAL_SESSION)
+    add(store, "e", nbytes=2 * BLOCK)
+    assert names(store) == set("abe")
+    assert store.stat()["num_evicted"] == 2
+
+
+def test_of_two_writers_of_one_plain_name_the_loser_is_refused(store: Store) -> None:
+    barrier = threading.Barrier(2, timeout=10)
+    refused: list[str] = []
+    sealed: list[Ref] = []
+
+    def write(turn: int, fill: int) -> None:
+        slab = store.allocate(BLOCK, time.monotonic() + 5)
+        store.view(slab)[:] = fill
+        request = PutRequest.from_body({"name": f"race/{turn}"})
+        barrier.wait()
+        try:
+            sealed.append(seal(store, slab, request, "uint8", "n"))
+        except BadRequestError as error:
+            refused.append(str(error))
+
+    for turn in range(50):
+        threads = [threading.Thread(target=write, args=(turn, fill)) for fill in (1, 2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+        store.release([f"race/{turn}"])
+    assert (len(sealed), len(refused)) == (50, 50)
+    assert "exists with other content" in refused[0]

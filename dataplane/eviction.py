@@ -1,0 +1,51 @@
+"""Which objects to evict so that one free range becomes long enough: a pure choice over ranges of the arena."""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+
+Range = tuple[int, int]
+"""Start and end in the arena."""
+_Item = tuple[int, int, int]
+"""Start, end, and place in the eviction order; -1 for a free range."""
+
+
+def choose_victims(free: Sequence[Range], evictable: Sequence[Range], fits: Callable[[int, int], bool]) -> list[int]:
+    """Indices into `evictable` (oldest first) whose eviction makes room; empty if nothing does.
+
+    Of all ways it takes the one that spares the youngest objects, and of those one that evicts few bytes.
+    """
+    items = sorted([(*span, -1) for span in free] + [(*span, rank) for rank, span in enumerate(evictable)])
+
+    def is_enough(num_oldest: int) -> bool:
+        return any(fits(run[0][0], run[-1][1]) for run in _runs(items, num_oldest))
+
+    num_oldest = bisect_left(range(len(evictable) + 1), True, key=is_enough)
+    if num_oldest > len(evictable):
+        return []
+    windows = (window for run in _runs(items, num_oldest) for window in _windows(run, fits))
+    best = min(windows, key=lambda window: sum(end - start for start, end, rank in window if rank >= 0))
+    return [rank for _, _, rank in best if rank >= 0]
+
+
+def _runs(items: Sequence[_Item], num_oldest: int) -> Iterator[list[_Item]]:
+    """Neighbours without a gap, of free ranges and of the oldest objects alone."""
+    run: list[_Item] = []
+    for item in items:
+        if item[2] >= num_oldest:
+            continue
+        if run and run[-1][1] != item[0]:
+            yield run
+            run = []
+        run.append(item)
+    if run:
+        yield run
+
+
+def _windows(run: Sequence[_Item], fits: Callable[[int, int], bool]) -> Iterator[Sequence[_Item]]:
+    """The pieces of a run that are long enough and have nothing to spare at their left end."""
+    first = 0
+    for last in range(len(run)):
+        while first < last and fits(run[first + 1][0], run[last][1]):
+            first += 1
+        if fits(run[first][0], run[last][1]):
+            yield run[first : last + 1]
