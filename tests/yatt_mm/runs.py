@@ -62,6 +62,7 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
         "rollout.max_tokens=3",
         "train.prompts_per_step=8",
         "train.num_minibatches=2",
+        "train.lr_final_frac=1",
         "reward.function=tests.yatt_mm.any_reward:even_length",
         "eval.every=2",
         "checkpoint.every=2",
@@ -123,6 +124,21 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
         except OSError:
             continue
     return left
+
+
+def wait_for_process(mark: str, name: str, *, deadline_s: float) -> int:
+    """Id of a process of the run whose title contains `name`."""
+    deadline = time.monotonic() + deadline_s
+    while time.monotonic() < deadline:
+        for entry in Path("/proc").iterdir():
+            try:
+                is_ours = entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes()
+                if is_ours and name in (entry / "cmdline").read_text(errors="replace"):
+                    return int(entry.name)
+            except OSError:
+                continue
+        time.sleep(0.05)
+    raise AssertionError(f"no process {name} appeared in {deadline_s:g} s")
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:

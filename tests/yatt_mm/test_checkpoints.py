@@ -35,3 +35,15 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
         find_checkpoint(tmp_path, "auto")
     with pytest.raises(CheckpointError, match=r"has no state\.json"):
         find_checkpoint(tmp_path, str(tmp_path))
+
+
+def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=3)
+    for step in (1, 2, 3):
+        checkpoints.begin(step)
+        checkpoints.commit(step, {"step": step})
+    aside = checkpoints.set_aside_after(1)
+    assert aside is not None
+    assert checkpoints.steps() == [1]
+    assert sorted(path.name for path in aside.iterdir()) == ["step_000002", "step_000003"]
+    assert checkpoints.set_aside_after(1) is None

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
 from tests.yatt_mm import runs
 
 REQUIRED_KEYS = {
@@ -119,20 +121,59 @@ def test_other_layouts_train_alike(layout: str, whole: runs.Finished, folder: Pa
         assert here[key] == there[key]
 
 
-def test_ctrl_c_stops_everything_that_was_started(folder: Path, tiny_dir: Path) -> None:
+def test_a_run_on_a_node_of_ones_own_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
+    """The same seed twice, once with a data-plane node that somebody else started, and several runs may use."""
+    roots = {name: [str(folder / f"{name}-000000.tar")] for name in ("train", "eval")}
+    with EmbeddedNode(memory_bytes=64 * 2**20, roots=roots) as node:
+        where = (f"dataplane.uri={node.uri}", "data.train=train", "data.eval=eval")
+        done = runs.run(runs.arguments(folder, tiny_dir, "external", "train.steps=2", *where))
+        assert done.status == 0, done.output
+        with Client(node.uri) as client:
+            assert client.stat()["num_leases"] == 0
+    assert curve(folder, "external") == curve(folder, "whole")[:3]
+
+
+@pytest.mark.parametrize(
+    ("number", "line"),
+    [(signal.SIGINT, "step    1"), (signal.SIGTERM, "steps 1 to 1000")],
+    ids=["training", "starting"],
+)
+def test_a_signal_stops_everything_that_was_started(
+    folder: Path, tiny_dir: Path, number: signal.Signals, line: str
+) -> None:
     before = runs.shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        command = runs.arguments(folder, tiny_dir, "interrupted", "train.steps=1000")
+        command = runs.arguments(folder, tiny_dir, f"interrupted-{number.name}", "train.steps=1000")
         process, mark = runs.start(command, temporary=Path(temporary))
         assert process.stdout is not None
         seen = []
-        for line in process.stdout:
-            seen.append(line)
-            if "step    1" in line:
+        for said in process.stdout:
+            seen.append(said)
+            if line in said:
                 break
+        if number is signal.SIGTERM:
+            runs.wait_for_process(mark, "EngineCore", deadline_s=60)  # in the middle of vLLM's start
         assert process.poll() is None, "".join(seen)
-        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: everybody in the group hears it
+        if number is signal.SIGINT:
+            os.killpg(process.pid, number)  # what a terminal does: everybody in the group hears it
+        else:
+            process.send_signal(number)
         done = runs.finish(process, mark, before, Path(temporary))
     assert done.status == 130, done.output
     assert "interrupted" in done.output
+    assert done.left_behind == []
+
+
+def test_an_engine_that_dies_is_named_and_ends_the_run(folder: Path, tiny_dir: Path) -> None:
+    before = runs.shared_memory()
+    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
+        process, mark = runs.start(
+            runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000"), temporary=Path(temporary)
+        )
+        assert process.stdout is not None
+        next(said for said in process.stdout if "step    1" in said)
+        os.kill(runs.wait_for_process(mark, "EngineCore", deadline_s=10), signal.SIGKILL)
+        done = runs.finish(process, mark, before, Path(temporary))
+    assert done.status == 1, done.output
+    assert "error: " in done.output and "engine" in done.output
     assert done.left_behind == []

@@ -1,0 +1,96 @@
+"""Samples become prompts: on a real node, with shards in which not everything is as it should be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from models.qwen2_5_vl.recipe import patch_recipe
+from tests.yatt_mm import runs
+from yatt_mm.config import load_config
+from yatt_mm.control.cursor import Slot
+from yatt_mm.control.messages import RunStart
+from yatt_mm.control.prompts import PromptSource
+from yatt_mm.errors import DataError
+
+CORRUPT = 2
+NUM_TRAIN = 6
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
+    folder = tmp_path_factory.mktemp("prompts")
+    runs.write_shard(folder / "train.tar", range(NUM_TRAIN), corrupt=(CORRUPT,))
+    runs.write_shard(folder / "eval.tar", range(10, 13), corrupt=(11,))
+    roots = {name: [str(folder / f"{name}.tar")] for name in ("train", "eval")}
+    with EmbeddedNode(memory_bytes=16 * 2**20, roots=roots) as node:
+        yield node
+
+
+def source(node: EmbeddedNode, model: Path, *overrides: str, checkpoint: str | None = None) -> PromptSource:
+    config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1", *overrides)
+    client = Client(node.uri)
+    sets = {name: client.ingest(name).num_samples for name in ("train", "eval")}
+    start = RunStart(
+        step=0,
+        checkpoint=checkpoint,
+        train_set="train",
+        eval_set="eval",
+        num_train=sets["train"],
+        num_eval=sets["eval"],
+    )
+    loaded = load_config(runs.ROOT / config, rest)
+    return PromptSource(client, loaded, patch_recipe(model), start, controller=0)
+
+
+def slots(*indices: int) -> list[Slot]:
+    return [Slot(position=place, epoch=0, index=index) for place, index in enumerate(indices)]
+
+
+def test_prompts_carry_patches_by_reference_and_bad_media_become_notices(node: EmbeddedNode, tiny_dir: Path) -> None:
+    prompts, notices = source(node, tiny_dir).load(slots(0, CORRUPT, 4))
+    assert [prompt.slot.index for prompt in prompts] == [0, 4]
+    assert all(ref.kind == "derived" and ref.shape == (16, 1176) for prompt in prompts for ref in prompt.media)
+    (notice,) = notices
+    assert (notice["index"], notice["key"], notice["shard"]) == (CORRUPT, f"{CORRUPT:06d}", "train.tar")
+    assert "truncated" in notice["reason"]
+
+
+def test_bad_media_raise_when_the_config_says_so(node: EmbeddedNode, tiny_dir: Path) -> None:
+    with pytest.raises(DataError, match=r"bad sample 000002 in train\.tar: truncated .*on_bad_media=quarantine"):
+        source(node, tiny_dir, "data.on_bad_media=fail").load(slots(CORRUPT))
+
+
+def test_shuffled_answers_come_from_other_samples_in_the_fields_as_well(node: EmbeddedNode, tiny_dir: Path) -> None:
+    own, _ = source(node, tiny_dir).load(slots(*range(NUM_TRAIN)))
+    shuffled, _ = source(node, tiny_dir, "data.shuffle_answers=true").load(slots(*range(NUM_TRAIN)))
+    assert [prompt.answer for prompt in own] != [prompt.answer for prompt in shuffled]
+    assert all(prompt.fields["answer"] == prompt.answer for prompt in shuffled)
+    again, _ = source(node, tiny_dir, "data.shuffle_answers=true").load(slots(*range(NUM_TRAIN)))
+    assert again == shuffled
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("rollout.max_model_len=7", "rollout.max_tokens=3"), "its images make 4 tokens"),
+        (("rollout.max_model_len=256",), None),
+    ],
+)
+def test_what_cannot_fit_is_set_aside_before_it_reaches_an_engine(
+    node: EmbeddedNode, tiny_dir: Path, overrides: tuple[str, ...], reason: str | None
+) -> None:
+    prompts, notices = source(node, tiny_dir, *overrides).load(slots(0))
+    assert (reason is None and len(prompts) == 1) or (reason is not None and reason in notices[0]["reason"])
+
+
+def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: EmbeddedNode, tiny_dir: Path) -> None:
+    fresh = source(node, tiny_dir, "controllers.num=1")
+    prompts, notices = fresh.load_eval()
+    assert (len(prompts), len(notices)) == (2, 1)
+    assert fresh.load_eval() == (prompts, [])
+    assert source(node, tiny_dir, "controllers.num=1", checkpoint="somewhere").load_eval()[1] == []
