@@ -1,4 +1,4 @@
-"""`python -m dataplane serve | put | get | stat | ingest`."""
+"""`python -m dataplane serve | put | get | release | stat | ingest`."""
 
 import sys
 

@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dataplane.client import Client
-from dataplane.errors import BadRequestError, DataPlaneError
+from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.refs import Ref
 from dataplane.sizes import format_bytes, parse_bytes
 from dataplane.wire import DEFAULT_PORT
@@ -45,14 +45,39 @@ def parse_root(text: str) -> tuple[str, str]:
     return name, pattern
 
 
+def parse_seconds(text: str) -> float:
+    """A time to wait: more than 0, at most a day."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 86_400:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time to wait; wanted seconds, more than 0 and at most 86400")
+    return seconds
+
+
+def parse_port(text: str) -> int:
+    """A TCP port; 0 means any."""
+    if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
+        raise argparse.ArgumentTypeError(f"{text!r} is no port; wanted 0 to 65535")
+    return int(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("dataplane", description=__doc__, epilog=_EXAMPLES, formatter_class=formatter)
-    commands = parser.add_subparsers(dest="command", required=True, metavar="serve | put | get | stat | ingest")
+    description = "Run a data-plane node, or store, fetch and look at what one holds."
+    parser = argparse.ArgumentParser(
+        "python -m dataplane", description=description, epilog=_EXAMPLES, formatter_class=formatter
+    )
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="serve | put | get | release | stat | ingest"
+    )
 
     serve = commands.add_parser("serve", help="run a node until Ctrl-C", epilog=_EXAMPLES, formatter_class=formatter)
-    serve.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one")
+    serve.add_argument(
+        "--port", type=parse_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one"
+    )
     serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
     serve.add_argument("--host", default="127.0.0.1", help="loopback only for now: there is no TLS yet")
     serve.add_argument(
@@ -75,6 +100,9 @@ def build_parser() -> argparse.ArgumentParser:
     get.add_argument("name", help="the name that put printed, or a ref as JSON")
     get.add_argument("--output", "-o", type=Path, help="default: standard output")
 
+    release = _add_client_command(commands, "release", "drop a plain object, or let another be evicted first")
+    release.add_argument("name")
+
     stat = _add_client_command(commands, "stat", "counts and bytes of a node")
     stat.add_argument("--json", action="store_true", help="one JSON object")
 
@@ -91,14 +119,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dataplane.serve import serve
 
         return serve(args)
-    commands = {"put": _put, "get": _get, "stat": _stat, "ingest": _ingest}
+    commands = {"put": _put, "get": _get, "release": _release, "stat": _stat, "ingest": _ingest}
     try:
         with Client(args.uri, timeout_s=args.timeout) as client:
             commands[args.command](client, args)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails to flush at its end
+        return 1
+    except KeyboardInterrupt:
+        return 130
     except (DataPlaneError, OSError) as error:
         print(f"dataplane {args.command}: {error}", file=sys.stderr)
-        return 1
-    except BrokenPipeError:
         return 1
     return 0
 
@@ -110,7 +142,7 @@ def _add_client_command(
     parser = commands.add_parser(name, help=text, description=text, epilog=_EXAMPLES, formatter_class=formatter)
     uri = os.environ.get("DATAPLANE_URI", DEFAULT_URI)
     parser.add_argument("--uri", default=uri, help=f"address of the node, default $DATAPLANE_URI or {DEFAULT_URI}")
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds to wait, default 300")
+    parser.add_argument("--timeout", type=parse_seconds, default=300.0, help="seconds to wait, default 300")
     return parser
 
 
@@ -128,13 +160,23 @@ def _get(client: Client, args: argparse.Namespace) -> None:
             target = Ref.from_dict(json.loads(args.name))
         except ValueError as error:
             raise BadRequestError(f"that is no ref: {error}") from error
-    data = client.get(target)
+    try:
+        data = client.get(target)
+    except MissingObjectError as error:
+        if isinstance(target, Ref):
+            raise
+        raise MissingObjectError(f"no object is named {target!r}; put prints the names of what it stores") from error
     if args.output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
         return
     args.output.write_bytes(data)
     print(f"{format_bytes(len(data))} to {args.output}", file=sys.stderr)
+
+
+def _release(client: Client, args: argparse.Namespace) -> None:
+    if not client.release_names([args.name]):
+        raise MissingObjectError(f"no object is named {args.name!r}")
 
 
 def _stat(client: Client, args: argparse.Namespace) -> None:
@@ -164,7 +206,8 @@ def _ingest(client: Client, args: argparse.Namespace) -> None:
         print(json.dumps(dataset.to_dict()))
         return
     console = Console()
-    console.print(f"{dataset.name}: {dataset.num_samples:,} samples in {dataset.num_shards:,} shards")
+    plural = "shard" if dataset.num_shards == 1 else "shards"
+    console.print(f"{dataset.name}: {dataset.num_samples:,} samples in {dataset.num_shards:,} {plural}")
     if dataset.bad:
         table = Table("shard", "offset", "key", "reason", title=f"{len(dataset.bad)} in quarantine")
         for bad in dataset.bad:

@@ -89,7 +89,11 @@ class Client:
 
         Returns how many of them the node held.
         """
-        return int(self._act("release", {"names": [ref.name for ref in refs]})["num_released"])
+        return self.release_names([ref.name for ref in refs])
+
+    def release_names(self, names: Sequence[str]) -> int:
+        """As `release`, where only the names are known."""
+        return int(self._act("release", {"names": list(names)})["num_released"])
 
     def ingest(self, dataset: str) -> Dataset:
         """Index the tar shards of a registered dataset by their headers. Raises DatasetError if nothing is usable."""
@@ -115,14 +119,6 @@ class Client:
         with self._errors("get"):
             reader = self._flight.do_get(self.ticket(ref), self._options())
             return b"".join(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)] for chunk in reader)
-
-    def describe(self, name: str) -> dict[str, Any]:
-        """dtype, shape, kind and meta of a resident object, without its bytes."""
-        with self._errors("get"):
-            reader = self._flight.do_get(self.ticket(name), self._options())
-            found = {key.decode(): value.decode() for key, value in reader.schema.metadata.items()}
-            reader.cancel()
-        return found
 
     def close(self) -> None:
         """Close the connection."""

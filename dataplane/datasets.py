@@ -69,7 +69,6 @@ class Datasets:
     def __init__(self, roots: Mapping[str, Sequence[str]], node_id: str) -> None:
         self._roots = {name: tuple(patterns) for name, patterns in roots.items()}
         self._node_id = node_id
-        self._lock = threading.Lock()
         self._ingesting = {name: threading.Lock() for name in self._roots}
         self._indices: dict[str, _Index] = {}
         self._digests: dict[tuple[RangeFile, int], str] = {}
@@ -103,8 +102,7 @@ class Datasets:
 
     def stat(self) -> dict[str, dict[str, int]]:
         """What was ingested so far; a registered dataset that nobody ingested has no samples yet."""
-        with self._lock:
-            indices = dict(self._indices)
+        indices = dict(self._indices)
         found = {}
         for name in self._roots:
             dataset = indices[name].dataset if name in indices else None

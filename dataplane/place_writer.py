@@ -79,7 +79,8 @@ class PlaceWriter:
         """The arena, opened for one put: whoever kept it open would keep a stopped node's memory."""
         if self._is_remote:
             return None
-        if self._stream is None:
+        is_fresh = self._stream is None
+        if is_fresh:
             descriptor = fl.FlightDescriptor.for_command(dump({"verb": "put"}))
             self._stream = self._flight.do_exchange(descriptor)
             self._path = Path(self._read(deadline)["segments"][0]["path"])
@@ -87,7 +88,7 @@ class PlaceWriter:
             return os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW)
         except OSError as error:
             log.info("the arena of %s is out of reach (%s); big objects go over Flight", self._uri, error)
-            self._is_remote = True
+            self._is_remote = is_fresh  # else the node that this stream led to is gone
             self._drop_stream()
             return None
 

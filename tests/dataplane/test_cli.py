@@ -29,6 +29,7 @@ def test_put_prints_a_name_and_get_writes_the_bytes(
     assert json.loads(out)["name"] == "run/x"
     command = [sys.executable, "-m", "dataplane", "get", "--uri", node.uri, out]
     assert subprocess.run(command, capture_output=True, check=True).stdout == b"some bytes"
+    assert [run(capsys, "release", "--uri", node.uri, "run/x")[0] for _ in range(2)] == [0, 1]
 
 
 def test_stat_and_ingest_print_tables_and_json(node: EmbeddedNode, capsys: pytest.CaptureFixture[str]) -> None:
@@ -44,13 +45,20 @@ def test_stat_and_ingest_print_tables_and_json(node: EmbeddedNode, capsys: pytes
 
 def test_errors_are_one_line_and_exit_1(node: EmbeddedNode, capsys: pytest.CaptureFixture[str]) -> None:
     code, _, err = run(capsys, "get", "--uri", node.uri, "nope")
-    assert code == 1 and err.startswith("dataplane get: 'nope' is not resident")
+    assert code == 1 and err.startswith("dataplane get: no object is named 'nope'")
     code, _, err = run(capsys, "put", "--uri", node.uri, "/no/such/file")
     assert code == 1 and "No such file" in err
     code, _, err = run(capsys, "stat", "--uri", "grpc://127.0.0.1:1", "--timeout", "5")
     assert code == 1 and "is it running" in err
     code, _, err = run(capsys, "serve", "--host", "0.0.0.0", "--port", "0", "--memory", "1MiB")
     assert code == 1 and "serves this machine only" in err
+    port = node.uri.rpartition(":")[2]
+    code, _, err = run(capsys, "serve", "--port", port, "--memory", "1MiB")
+    assert code == 1 and f"port {port} is taken" in err and "--port" in err and err.count("\n") == 1
+    for argv in (["stat", "--timeout", "-1"], ["stat", "--timeout", "nan"], ["serve", "--port", "70000"]):
+        with pytest.raises(SystemExit):
+            main(argv)
+        assert "wanted" in capsys.readouterr().err
 
 
 def test_sizes_and_roots_are_parsed_or_refused() -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import pytest
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, OutOfSpaceError
+from dataplane.reader import Reader
 from dataplane.segment import reap_dead_segments
 from tests.dataplane.shards import RECIPE, encode, noise, segments, wait_until, write_shard
 
@@ -33,7 +35,6 @@ def test_stop_ends_the_node_its_workers_and_its_memory(tmp_path: Path) -> None:
 
 
 def test_stop_does_not_wait_for_open_streams() -> None:
-    from dataplane.reader import Reader
 
     node = EmbeddedNode(memory_bytes=1 << 20, roots={})
     reader = Reader(node.uri, timeout_s=5)
@@ -73,7 +74,6 @@ def test_a_node_ends_with_its_owner_and_leaves_nothing(tmp_path: Path, how: sign
 
 
 def test_an_owner_can_start_a_node_from_a_thread_that_ends() -> None:
-    import threading
 
     nodes: list[EmbeddedNode] = []
     thread = threading.Thread(target=lambda: nodes.append(EmbeddedNode(memory_bytes=1 << 20, roots={})))
@@ -155,3 +155,29 @@ def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:
         node.wait()
         node.stdout.close()
     assert segments() <= before
+
+
+PUTTER = """
+    import sys, time
+    import pyarrow as pa, pyarrow.flight as fl
+    batch = pa.record_batch({"data": pa.array(bytes(100_000), pa.uint8())})
+    descriptor = fl.FlightDescriptor.for_command(b'{"name": "half", "nbytes": 200000}')
+    writer, _ = fl.FlightClient(sys.argv[1]).do_put(descriptor, batch.schema)
+    writer.write_batch(batch)
+    print("half", flush=True)
+    time.sleep(60)
+"""
+
+
+def test_a_put_whose_sender_is_killed_in_mid_stream_leaves_nothing() -> None:
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node, Client(node.uri) as client:
+        child = subprocess.Popen([sys.executable, "-c", textwrap.dedent(PUTTER), node.uri], stdout=subprocess.PIPE)
+        try:
+            assert child.stdout is not None and child.stdout.readline() == b"half\n"
+            wait_until(lambda: client.stat()["used_bytes"] > 0)
+        finally:
+            child.kill()
+            child.wait()
+            child.stdout.close()  # type: ignore[union-attr]
+        wait_until(lambda: client.stat()["used_bytes"] == 0)
+        assert client.stat()["num_objects"] == 0

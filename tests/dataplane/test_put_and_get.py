@@ -2,8 +2,10 @@
 
 import os
 import threading
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -13,7 +15,7 @@ from dataplane.digests import content_digest
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, MissingObjectError, NodeUnavailableError, OutOfSpaceError
 from dataplane.reader import Reader
-from tests.dataplane.shards import encode, noise
+from tests.dataplane.shards import encode, noise, wait_until
 
 SIZES = [0, 1, 63, 65, 64 * 1024, PUT_IN_PLACE_FROM - 1, PUT_IN_PLACE_FROM, (5 << 20) + 3]
 
@@ -60,7 +62,7 @@ def test_a_source_is_named_by_its_bytes(client: Client) -> None:
     ref = client.put_source(data, {"file": "a.png"})
     assert ref.name == f"s/{content_digest(data)}"
     assert client.put_source(data).name == ref.name
-    assert client.describe(ref.name)["kind"] == "source"
+    assert ref.kind == "source"
     client.release([ref])
 
 
@@ -125,3 +127,40 @@ def test_a_node_that_is_not_there_is_named() -> None:
         Reader("grpc://127.0.0.1:1", timeout_s=5)
     with pytest.raises(BadRequestError, match="is no address"):
         Client("nonsense")
+
+
+def test_a_put_that_fails_in_the_middle_gives_its_place_back_and_keeps_nothing_open(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = client.stat()["used_bytes"]
+    data = bytes(PUT_IN_PLACE_FROM)
+
+    def broken(*args: object) -> int:
+        raise OSError("no luck")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "pwrite", broken)
+        with pytest.raises(OSError, match="no luck"):
+            client.put(data, name="middle")
+    wait_until(lambda: client.stat()["used_bytes"] == used)
+    client.release([client.put(data, name="middle")])
+    opened = [str(fd.readlink()) for fd in Path("/proc/self/fd").iterdir() if fd.is_symlink()]
+    assert not [path for path in opened if "/dataplane-" in path and "deleted" not in path]
+    client._place_writer._lock.acquire()
+    client.timeout_s = 0.1
+    with pytest.raises(TimeoutError, match=r"put in 0\.1 s"):
+        client.put(data, name="middle")
+    client._place_writer._lock.release()
+
+
+def test_a_hundred_clients_and_readers_leave_no_file_open(node: EmbeddedNode) -> None:
+    def use() -> None:
+        with Client(node.uri) as client, Reader(node.uri) as reader:
+            reader.resolve([client.put(b"fd", name="fd")])
+
+    use()
+    process = psutil.Process()
+    before = process.num_fds()
+    for _ in range(100):
+        use()
+    wait_until(lambda: process.num_fds() <= before + 10)
