@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -124,12 +125,20 @@ def memcpy_row(nbytes: int, count: int) -> Row:
 
 @contextmanager
 def local_ray() -> Iterator[Any]:
-    """A Ray of our own with one actor."""
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=1 << 30, address="local")
-    try:
-        yield Putter.remote()
-    finally:
-        ray.shutdown()
+    """A Ray of our own with one actor; its files end with it."""
+    with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
+        ray.init(
+            num_cpus=1,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=1 << 30,
+            address="local",
+            _temp_dir=folder,
+        )
+        try:
+            yield Putter.remote()
+        finally:
+            ray.shutdown()
 
 
 def run() -> list[Row]:
