@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from yatt_mm.errors import ConfigError, WorkerError
 
+CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20
 """Ray carries calls and refs; what is heavy goes through the data plane."""
 
@@ -58,9 +60,14 @@ def ray_session(
 
 
 def _connect(address: str, **options: Any) -> None:
+    host, _, port = address.rpartition(":")
     try:
+        if host and port.isdigit():
+            socket.create_connection(
+                (host, int(port)), timeout=CONNECT_TIMEOUT_S
+            ).close()  # Ray's own try ends the process
         ray.init(address=address, **options)
-    except (ConnectionError, ValueError) as error:
+    except (OSError, ValueError) as error:
         raise ConfigError(
             f"ray.address is {address!r}: {error}; name a running cluster, or leave it out to start Ray here"
         ) from error
@@ -81,6 +88,12 @@ def reserved_devices(num_devices: int, *, use_gpus: bool, deadline_s: float) -> 
             raise WorkerError(
                 f"Ray could not reserve {num_devices} x {bundle} in {deadline_s:g} s; the cluster has "
                 f"{ {name: have.get(name, 0.0) for name in bundle} }; lower placement.num_devices or free devices"
+            )
+        nodes = set(placement_group_table(group)["bundles_to_node_id"].values())
+        if nodes != {ray.get_runtime_context().get_node_id()}:
+            raise WorkerError(
+                f"Ray reserved devices on {len(nodes)} machine(s), not all of them this one; the parts of a run share "
+                "memory, so start it on the machine that has the devices"
             )
         yield group
     finally:

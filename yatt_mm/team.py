@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import secrets
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,12 +43,17 @@ def build_team(
         WorkerError: an actor failed to start, or took too long.
     """
     use_gpus = _cluster_has_gpus()
-    placement = full_colocation(num_devices=config.placement.num_devices, num_engines=config.rollout.num_engines)
-    group = stack.enter_context(
-        reserved_devices(config.placement.num_devices, use_gpus=use_gpus, deadline_s=config.controllers.deadline_s)
+    num_devices = config.placement.num_devices
+    reserved = reserved_devices(num_devices, use_gpus=use_gpus, deadline_s=config.controllers.deadline_s)
+    site = _Site(
+        stack=stack,
+        config=config,
+        dataplane_uri=dataplane_uri,
+        placement=full_colocation(num_devices=num_devices, num_engines=config.rollout.num_engines),
+        group=stack.enter_context(reserved),
+        use_gpus=use_gpus,
     )
-    engines = _create_engines(stack, config, placement, group, dataplane_uri, use_gpus=use_gpus)
-    ranks = _create_ranks(stack, config, placement, group, dataplane_uri, use_gpus=use_gpus)
+    engines, ranks = _create_engines(site), _create_ranks(site)
     rewards = _create_reward_workers(stack, config, dataplane_uri)
     rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
         num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, cursor=cursor
@@ -66,11 +72,12 @@ def build_team(
         reward_workers=tuple(rewards),
         ranks=tuple(ranks),
         parallel=config.parallel(),
-        placement=placement,
+        placement=site.placement,
         dataplane_uri=dataplane_uri,
         recipe=_patch_recipe(Path(config.model.path)),
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
+        export_dir=str(config.run_dir.absolute() / "hf"),
         generation=0,
         run_id=f"{config.run.name}-{secrets.token_hex(4)}",
     )
@@ -84,17 +91,32 @@ def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunSt
     ]
 
 
-def _create_engines(
-    stack: ExitStack,
-    config: Config,
-    placement: Placement,
-    group: PlacementGroup,
-    dataplane_uri: str,
-    *,
-    use_gpus: bool,
-) -> list[Any]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """Where actors are made, what they are told, and what ends them."""
+
+    stack: ExitStack
+    config: Config
+    dataplane_uri: str
+    placement: Placement
+    group: PlacementGroup
+    use_gpus: bool
+
+    @property
+    def model_dir(self) -> str:
+        """As it reads from another working directory."""
+        return str(Path(self.config.model.path).absolute())
+
+    def create(self, body: type, device: int, *, concurrency: int) -> Any:
+        """The constructor of an actor beside a device."""
+        options = on_device(self.group, device, use_gpus=self.use_gpus)
+        return _create(self.stack, body, concurrency=concurrency, **options)
+
+
+def _create_engines(site: _Site) -> list[Any]:
+    config = site.config
     spec = EngineSpec(
-        model_dir=config.model.path,
+        model_dir=site.model_dir,
         dtype=config.model.dtype,
         max_model_len=config.rollout.max_model_len,
         max_num_seqs=config.rollout.max_num_seqs,
@@ -103,29 +125,21 @@ def _create_engines(
         deadline_s=config.controllers.deadline_s,
     )
     return [
-        _create(stack, RolloutActor, concurrency=1000, **on_device(group, devices[0], use_gpus=use_gpus))(
+        site.create(RolloutActor, devices[0], concurrency=1000)(
             index=engine,
             spec=spec,
-            dataplane_uri=dataplane_uri,
+            dataplane_uri=site.dataplane_uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
         )
-        for engine, devices in enumerate(placement.rollout)
+        for engine, devices in enumerate(site.placement.rollout)
     ]
 
 
-def _create_ranks(
-    stack: ExitStack,
-    config: Config,
-    placement: Placement,
-    group: PlacementGroup,
-    dataplane_uri: str,
-    *,
-    use_gpus: bool,
-) -> list[Any]:
-    train = config.train
+def _create_ranks(site: _Site) -> list[Any]:
+    config, train = site.config, site.config.train
     spec = TrainSpec(
-        model_dir=config.model.path,
+        model_dir=site.model_dir,
         dtype=config.model.dtype,
         optim=AdamSettings(
             lr=train.lr,
@@ -144,10 +158,10 @@ def _create_ranks(
         timeout_s=config.dataplane.timeout_s,
     )
     return [
-        _create(stack, TrainActor, concurrency=1, **on_device(group, devices[0], use_gpus=use_gpus))(
-            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=dataplane_uri
+        site.create(TrainActor, devices[0], concurrency=1)(
+            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=site.dataplane_uri
         )
-        for rank, devices in enumerate(placement.train)
+        for rank, devices in enumerate(site.placement.train)
     ]
 
 

@@ -178,7 +178,7 @@ class Controller:
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         self._phase = "export"
-        self._on_my_ranks("save_hf", str(self.config.run_dir.absolute() / "hf"))
+        self._on_my_ranks("save_hf", self._team.export_dir)
         self._meet(None)
 
     def resume(self) -> None:

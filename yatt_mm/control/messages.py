@@ -73,6 +73,8 @@ class Team:
     weights_dir: str
     """Folder in shared memory through which weights are published."""
     checkpoints: Checkpoints
+    export_dir: str
+    """Where the trained Hugging Face folder goes."""
     generation: int
     run_id: str
     """Unlike that of any other run: the names of its objects in a data plane that several runs share begin with it."""
