@@ -207,6 +207,7 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
+        "JOBLIB_MULTIPROCESSING": "0",  # imported by transformers; its semaphore would outlive the process
     }
 
 

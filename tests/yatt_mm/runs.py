@@ -115,7 +115,7 @@ def shared_memory() -> set[str]:
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
     """What still carries the mark, or appeared in shared memory or the temporary folder."""
-    left = [f"/dev/shm/{name}" for name in shared_memory() - before if "yatt" in name or "ray" in name]
+    left = [f"/dev/shm/{name}" for name in shared_memory() - before]
     left += [str(path) for path in temporary.iterdir()]
     for entry in Path("/proc").iterdir():
         try:
