@@ -141,11 +141,7 @@ class Controller:
         path = f"{self._team.weights_dir}/policy-{self.step}"
         self._on_my_ranks("publish", path)
         self._meet(None)
-        calls = [
-            (self._team.engine_name(e), self._team.engines[e].update_weights.remote(path, self.step))
-            for e in self._my_engines
-        ]
-        self._wait(calls, "update_weights")
+        self._on_engines(self._my_engines, "update_weights", path, self.step)
         self._meet(None)
         if self.index == 0:
             self._team.remove_weights(path)
@@ -202,10 +198,7 @@ class Controller:
             if role is Role.TRAIN:
                 self._on_my_ranks("set_state", state)
             else:
-                calls = [
-                    (self._team.engine_name(e), self._team.engines[e].set_state.remote(state)) for e in self._my_engines
-                ]
-                self._wait(calls, f"set_state {state}")
+                self._on_engines(self._my_engines, "set_state", state)
             self._states[role] = state
             self._meet(None)
 
@@ -216,6 +209,12 @@ class Controller:
             for name, rank in self._team.ranks_of(replica)
         ]
         self._wait(calls, method)
+
+    def _on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
+        calls = [
+            (self._team.engine_name(e), getattr(self._team.engines[e], method).remote(*arguments)) for e in engines
+        ]
+        return self._wait(calls, " ".join([method, *map(str, arguments)]))
 
     def _wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
         return wait_all(calls, what=f"{what} of step {self.step}", deadline_s=self.config.controllers.deadline_s)
@@ -258,11 +257,8 @@ class Controller:
             "processed_bytes",
         ):
             record[f"dataplane/{name}"] = stat[name]
-        ipc = self._wait(
-            [(self._team.engine_name(e), engine.metrics.remote()) for e, engine in enumerate(self._team.engines)],
-            "metrics",
-        )
-        record["rollout/ipc_bytes"] = sum(metrics["ipc_bytes"] for metrics in ipc)
+        engine_totals = self._on_engines(range(len(self._team.engines)), "metrics")
+        record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
         self._call("put_record", {"kind": "step", "step": self.step, **record})
 
 
