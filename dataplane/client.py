@@ -12,13 +12,13 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.connect import Credentials, connect
 from dataplane.digests import content_digest
 from dataplane.errors import BadRequestError
 from dataplane.place_writer import PlaceWriter
 from dataplane.refs import BadMedia, Dataset, Ref, Sample
 from dataplane.wire import (
     BATCH_BYTES,
-    CLIENT_OPTIONS,
     check_array,
     check_plain_name,
     dump,
@@ -37,13 +37,10 @@ log = logging.getLogger(__name__)
 class Client:
     """Talks to one node. Every call ends within `timeout_s` or raises NodeTimeoutError."""
 
-    def __init__(self, uri: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
-        try:
-            self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
-        except pa.ArrowException as error:
-            raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
+        self._flight = connect(uri, credentials)
         self._place_writer = PlaceWriter(self._flight, uri)
 
     def __enter__(self) -> Self:

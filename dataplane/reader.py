@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.connect import Credentials
 from dataplane.errors import ChecksumError, NodeUnavailableError
 from dataplane.reader_session import ReaderSession, ResolveStream
 from dataplane.refs import Ref
@@ -51,10 +52,10 @@ class _Owner:
 class Reader:
     """Resolves refs of one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
 
-    def __init__(self, uri: str, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
-        self._session = ReaderSession(uri, timeout_s)
+        self._session = ReaderSession(uri, timeout_s, credentials)
         self._lock = threading.Lock()
         self._idle: list[ResolveStream] = []
         self._is_closed = False

@@ -17,10 +17,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import BadRequestError, NodeUnavailableError
+from dataplane.connect import Credentials, connect
+from dataplane.errors import NodeUnavailableError
 from dataplane.place_writer import close_quietly
 from dataplane.refs import Ref
-from dataplane.wire import CLIENT_OPTIONS, dump, from_flight, parse
+from dataplane.wire import dump, from_flight, parse
 
 TICK_S = 1.0
 GRACE_S = 2.0
@@ -79,7 +80,7 @@ class ResolveStream:
 class ReaderSession:
     """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
 
-    def __init__(self, uri: str, timeout_s: float) -> None:
+    def __init__(self, uri: str, timeout_s: float, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
         self.ended: SimpleQueue[int | None] = SimpleQueue()
@@ -92,10 +93,7 @@ class ReaderSession:
         self.is_lost = False
         """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
-        try:
-            self._flight = fl.FlightClient(uri, generic_options=CLIENT_OPTIONS)
-        except pa.ArrowException as error:
-            raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
+        self._flight = connect(uri, credentials)
         hello = self._open()
         self._token = str(hello["session"])
         self._map(hello)

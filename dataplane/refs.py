@@ -71,6 +71,8 @@ class Ref:
     lineage: Lineage | None
     meta: Mapping[str, Any] = field(default_factory=dict)
     """JSON-safe. Of derived patches: `grid_thw` ([1, h, w]), `num_tokens`, `checksum` of the content."""
+    generation: int = 0
+    """Of a plain object, which one of all that had its name; 0 where the name follows from the content."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -86,6 +88,7 @@ class Ref:
             "node": self.node,
             "lineage": None if self.lineage is None else self.lineage.to_dict(),
             "meta": dict(self.meta),
+            "generation": self.generation,
         }
 
     @classmethod
@@ -106,6 +109,7 @@ class Ref:
             node=_take(data, "ref", "node", str),
             lineage=None if lineage is None else Lineage.from_dict(lineage),
             meta=_take(data, "ref", "meta", dict),
+            generation=_take(data, "ref", "generation", int) if "generation" in data else 0,
         )
 
 

@@ -27,11 +27,6 @@ MAX_NAME_CHARS = 512
 BATCH_BYTES = 4 << 20
 """Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
 
-CLIENT_OPTIONS: list[tuple[str, str | int]] = [
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.optimization_target", "throughput"),
-]
-
 ITEM_BYTES: Mapping[str, int] = {
     "bool": 1,
     "int8": 1,

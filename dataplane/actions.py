@@ -1,0 +1,68 @@
+"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, answers JSON."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from dataplane.refs import Ref
+from dataplane.wire import take, take_list, take_refs, take_timeout_s
+
+if TYPE_CHECKING:
+    from dataplane.node import Node
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A verb, what runs it, and the line that ListActions shows."""
+
+    run: Callable[["Node", Body], dict[str, Any]]
+    text: str
+
+
+def _stat(node: "Node", body: Body) -> dict[str, Any]:
+    return node.stat()
+
+
+def _release(node: "Node", body: Body) -> dict[str, Any]:
+    return {"num_released": node.store.release(take_list(body, "release", "names", str))}
+
+
+def _ingest(node: "Node", body: Body) -> dict[str, Any]:
+    return node.datasets.ingest(take(body, "ingest", "dataset", str)).to_dict()
+
+
+def _samples(node: "Node", body: Body) -> dict[str, Any]:
+    indices = take_list(body, "samples", "indices", int)
+    samples = node.datasets.samples(take(body, "samples", "dataset", str), indices)
+    return {"samples": [sample.to_dict() for sample in samples]}
+
+
+def _derive(node: "Node", body: Body) -> dict[str, Any]:
+    deadline = time.monotonic() + take_timeout_s(body, "derive")
+    refs = take_refs(body, "derive")
+    made = node.deriver.derive(refs, take(body, "derive", "recipe", dict), deadline)
+    return {"results": [{"ref": item.to_dict()} if isinstance(item, Ref) else {"bad": item.to_dict()} for item in made]}
+
+
+def _quarantine(node: "Node", body: Body) -> dict[str, Any]:
+    return {"bad": [bad.to_dict() for bad in node.deriver.quarantine()]}
+
+
+def _end_leases(node: "Node", body: Body) -> dict[str, Any]:
+    leases = take_list(body, "end_leases", "leases", int)
+    node.store.end_leases(leases, take(body, "end_leases", "session", str))
+    return {}
+
+
+ACTIONS: Mapping[str, Action] = {
+    "stat": Action(_stat, "{} -> counts and bytes"),
+    "release": Action(_release, '{"names": [...]} -> {"num_released"}'),
+    "ingest": Action(_ingest, '{"dataset"} -> the dataset and what is wrong with it'),
+    "samples": Action(_samples, '{"dataset", "indices": [...]} -> {"samples"}'),
+    "derive": Action(_derive, '{"refs": [...], "recipe": {...}} -> {"results": refs or bad media}'),
+    "quarantine": Action(_quarantine, '{} -> {"bad": bad media seen so far}'),
+    "end_leases": Action(_end_leases, '{"session", "leases": [...]} -> {}'),
+}

@@ -1,0 +1,78 @@
+"""DoPut: the one column of a stream of batches becomes an object. What comes over Flight is always verified."""
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import BadRequestError
+from dataplane.puts import PutRequest, seal
+from dataplane.refs import Ref
+from dataplane.store import Slab, Store
+from dataplane.wire import ITEM_BYTES
+
+if TYPE_CHECKING:
+    from dataplane.node import Node
+
+
+def receive(node: "Node", descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
+    """Store what the descriptor announces and the stream brings."""
+    request = PutRequest.from_descriptor(descriptor)
+    dtype = _column_dtype(reader.schema)
+    deadline = time.monotonic() + request.timeout_s
+    slab = _receive(reader, request, dtype, node.store, deadline)
+    return seal(node.store, slab, request, dtype, node.node_id)
+
+
+def _column_dtype(schema: pa.Schema) -> str:
+    """The numpy name of the one column of a DoPut."""
+    if len(schema) != 1:
+        raise BadRequestError(f"DoPut with {len(schema)} columns ({', '.join(schema.names)}); wanted exactly one")
+    kind = schema.field(0).type
+    name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    if name == "bool" or name not in ITEM_BYTES:
+        raise BadRequestError(f"DoPut with a column of {kind}; wanted numbers of fixed width, such as uint8")
+    return name
+
+
+def _chunks(reader: fl.MetadataRecordBatchReader, item: int) -> Iterator[np.ndarray]:
+    """The bytes of each batch."""
+    for chunk in reader:
+        column = chunk.data.column(0)
+        if column.null_count:
+            raise BadRequestError(f"DoPut with {column.null_count} nulls; wanted numbers only")
+        start = column.offset * item
+        yield np.frombuffer(column.buffers()[1], np.uint8)[start : start + len(column) * item]
+
+
+def _receive(
+    reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, store: Store, deadline: float
+) -> Slab:
+    """The stream's bytes in a new slab: straight in where the size was announced, gathered first where not."""
+    chunks = _chunks(reader, ITEM_BYTES[dtype])
+    nbytes = request.announced_bytes
+    if nbytes is None:
+        gathered, total = [], 0
+        for chunk in chunks:
+            gathered.append(chunk)
+            total += len(chunk)
+            if total > store.segment.capacity:
+                raise BadRequestError(f"DoPut of more than {total} bytes; this node has {store.segment.capacity}")
+        nbytes, chunks = total, iter(gathered)
+    slab = store.allocate(nbytes, deadline)
+    try:
+        target, at = store.view(slab), 0
+        for chunk in chunks:
+            if at + len(chunk) > nbytes:
+                raise BadRequestError(f"DoPut announced {nbytes} bytes and sent more; announce what is sent")
+            target[at : at + len(chunk)] = chunk
+            at += len(chunk)
+        if at != nbytes:
+            raise BadRequestError(f"DoPut announced {nbytes} bytes and sent {at}; announce what is sent")
+    except BaseException:
+        store.abort(slab)
+        raise
+    return slab
