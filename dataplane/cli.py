@@ -89,6 +89,8 @@ def build_parser() -> argparse.ArgumentParser:
         help="a dataset that clients may read: its name and its tar shards; repeatable",
     )
     serve.add_argument("--workers", type=int, default=1, help="processes that decode images, default 1")
+    serve.add_argument("--node-id", metavar="ID", help="what refs name; keep it over restarts; default: a random one")
+    serve.add_argument("--host-id", metavar="ID", help="who shares memory with this node; default: this machine's")
     serve.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
 
     put = _add_client_command(commands, "put", "store a file and print its name")
@@ -186,7 +188,9 @@ def _stat(client: Client, args: argparse.Namespace) -> None:
         return
     table = Table("", "value", title=f"node {found['node']} at {client.uri}")
     for key, value in found.items():
-        if key not in ("datasets", "node"):
+        if isinstance(value, str) and key != "node":
+            table.add_row(key, value)
+        elif isinstance(value, (int, float)):
             is_size = key.endswith("_bytes")
             table.add_row(key, f"{value:,} ({format_bytes(value)})" if is_size else f"{value:,}")
     console = Console()

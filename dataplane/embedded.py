@@ -34,9 +34,12 @@ class EmbeddedNode:
         roots: Mapping[str, Sequence[str]],
         num_workers: int = 1,
         tmp_dir: str | None = None,
+        node_id: str = "",
+        host_id: str = "",
     ) -> None:
         command = [sys.executable, "-m", "dataplane", "serve", "--embedded", "--port", "0"]
         command += ["--memory", str(memory_bytes), "--workers", str(num_workers)]
+        command += [f"--node-id={node_id}"] * bool(node_id) + [f"--host-id={host_id}"] * bool(host_id)
         for name, patterns in roots.items():
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
                 command += ["--root", f"{name}={_absolute(pattern)}"]

@@ -42,7 +42,7 @@ def session(
     token = secrets.token_hex(8)
     node.store.open_session(token)
     try:
-        writer.write_metadata(pa.py_buffer(dump({"session": token, "node": node.node_id, "segments": node.segments})))
+        writer.write_metadata(pa.py_buffer(dump({"session": token, **node.hello()})))
         for _ in _Messages(reader, context, "a message of the session"):
             pass
     finally:
@@ -70,7 +70,7 @@ def resolve(
     try:
         writer.begin(LOCATORS)
         if not own:
-            writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
+            writer.write_metadata(pa.py_buffer(dump(node.hello())))
         for request in requests:
             node.store.end_leases(take_list(request, "resolve", "end", int, default=[]), token)
             if "names" not in request and "refs" not in request:
@@ -100,7 +100,7 @@ def put(
 ) -> None:
     """Writers on this machine: `{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written."""
     slab: Slab | None = None
-    writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "segments": node.segments})))
+    writer.write_metadata(pa.py_buffer(dump(node.hello())))
     try:
         for request in _Messages(reader, context, "put"):
             try:

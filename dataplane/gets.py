@@ -1,43 +1,173 @@
-"""DoGet: an object as a stream of uint8 batches, for other hosts and for any plain Flight client."""
+"""DoGet: objects as streams of batches, for other hosts and for any plain Flight client.
+
+One object, or a range of it, is a stream of uint8 batches described by the schema's metadata. Many objects are one
+stream of pieces (`wire.PIECES`); what is wrong with one of them stands in its row, and the others come all the same.
+Bytes go to gRPC straight from the arena: the lease ends when gRPC has sent them.
+"""
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane import exchanges
-from dataplane.errors import MissingObjectError
+from dataplane.digests import content_digest
+from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
+from dataplane.lineages import check_claim
+from dataplane.refs import Ref
 from dataplane.store import Leased, Store
-from dataplane.wire import BATCH_BYTES, dump, parse, take, take_refs, take_timeout_s
+from dataplane.wire import BATCH_BYTES, PIECES, dump, parse, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
 
+GATHER_BELOW = 128 << 10
+"""Objects under this size are copied into a batch together: that costs less than a batch of their own."""
+MAX_REFS = 65_536
+
 
 def stream(node: "Node", ticket: fl.Ticket) -> fl.RecordBatchStream:
-    """Stream an object as uint8 batches; dtype, shape and meta stand in the schema's metadata."""
+    """What a ticket asks for: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
+
+    With `"local": true` only what is resident here is given: nothing is made, and no other node is asked.
+    """
     body = parse(ticket.ticket, "the ticket")
-    leased = _lease(node, body)
-    ref, slab = leased.entry.ref, leased.entry.slab
-    owner = _StreamLease(node.store, leased.lease)
-    data = pa.foreign_buffer(node.store.segment.address + slab.offset, slab.nbytes, base=owner)
-    array = pa.Array.from_buffers(pa.uint8(), slab.nbytes, [None, data])
+    deadline = time.monotonic() + take_timeout_s(body, "the ticket")
+    is_local = take(body, "the ticket", "local", bool, default=False)
+    if "refs" in body:
+        refs = take_refs(body, "the ticket")
+        if len(refs) > MAX_REFS:
+            raise BadRequestError(f"the ticket has {len(refs)} refs; wanted at most {MAX_REFS}: ask for less at once")
+        pieces = _pieces(node, refs, deadline, is_local)
+        return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(PIECES, pieces))
+    return _stream_one(node, body, deadline, is_local)
+
+
+def checksum(store: Store, leased: Leased) -> str:
+    """The digest with which a receiver compares an object's bytes; computed at most once."""
+    entry = leased.entry
+    if entry.ref.kind == "source":
+        return entry.ref.name.removeprefix("s/")
+    if not entry.digest:
+        kept = entry.ref.meta.get("checksum") if entry.ref.kind == "derived" else None
+        entry.digest = str(kept) if kept else content_digest(store.view(entry.slab))
+    return entry.digest
+
+
+def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> fl.RecordBatchStream:
+    leased = _lease_one(node, body, deadline, is_local)
+    data = _buffer(node.store, leased)
+    ref = leased.entry.ref
+    start, length = _span(body, ref)
     metadata = {
         "name": ref.name,
         "kind": ref.kind,
         "dtype": ref.dtype,
         "shape": json.dumps(ref.shape),
         "meta": dump(dict(ref.meta)).decode(),
+        "nbytes": str(ref.nbytes),
+        "checksum": checksum(node.store, leased),
+        "ref": dump(ref.to_dict()).decode(),
     }
     schema = pa.schema([("data", pa.uint8())], metadata=metadata)
+    array = pa.Array.from_buffers(pa.uint8(), length, [None, data.slice(start, length)])
     batches = (
-        pa.record_batch([array.slice(start, BATCH_BYTES)], schema=schema)
-        for start in range(0, max(slab.nbytes, 1), BATCH_BYTES)
+        pa.record_batch([array.slice(at, BATCH_BYTES)], schema=schema) for at in range(0, max(length, 1), BATCH_BYTES)
     )
     return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(schema, list(batches)))
+
+
+def _pieces(node: "Node", refs: Sequence[Ref], deadline: float, is_local: bool) -> Iterator[pa.RecordBatch]:
+    """The batches of a stream of many, made while they are sent: an object is leased when its turn comes."""
+    gathered = _Gathered()
+    started: dict[int, DataPlaneError] = {} if is_local else _start_missing(node, refs, deadline)
+    for at, ref in enumerate(refs):
+        try:
+            if at in started:
+                raise started[at]
+            leased = _lease_ref(node, ref, deadline, is_local)
+        except DataPlaneError as error:
+            gathered.add(at, {"error": type(error).__name__, "message": str(error)}, None)
+            continue
+        data = _buffer(node.store, leased)
+        info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(node.store, leased)}
+        if data.size < GATHER_BELOW:
+            gathered.add(at, info, data)
+            if gathered.is_full:
+                yield gathered.take()
+            continue
+        if gathered.num_rows:
+            yield gathered.take()
+        for start in range(0, data.size, BATCH_BYTES):
+            part = data.slice(start, min(BATCH_BYTES, data.size - start))
+            yield _piece(at, start, "" if start else dump(info).decode(), part)
+        del data, part  # or the lease would last until the next object's turn
+    if gathered.num_rows:
+        yield gathered.take()
+
+
+def _start_missing(node: "Node", refs: Sequence[Ref], deadline: float) -> dict[int, DataPlaneError]:
+    """Begin to make what is not resident, side by side; errors by place."""
+    failed: dict[int, DataPlaneError] = {}
+    for at, ref in enumerate(refs):
+        if node.store.find(ref.name) is None:
+            try:
+                node.deriver.start([ref], deadline)
+            except DataPlaneError as error:
+                failed[at] = error
+    return failed
+
+
+class _Gathered:
+    """Rows of small objects on their way into one batch."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[int, str]] = []
+        self._parts: list[np.ndarray] = []
+        self._nbytes = 0
+
+    @property
+    def num_rows(self) -> int:
+        return len(self._rows)
+
+    @property
+    def is_full(self) -> bool:
+        return self._nbytes >= BATCH_BYTES or len(self._rows) >= 1024
+
+    def add(self, at: int, info: Mapping[str, Any], data: pa.Buffer | None) -> None:
+        self._rows.append((at, dump(info).decode()))
+        self._parts.append(np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8))
+        self._nbytes += len(self._parts[-1])
+
+    def take(self) -> pa.RecordBatch:
+        """The batch, copied together; what was gathered is forgotten."""
+        ends = np.zeros(len(self._parts) + 1, np.int32)
+        np.cumsum([len(part) for part in self._parts], out=ends[1:])
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate(self._parts))]
+        columns = [
+            pa.array([at for at, _ in self._rows], pa.int32()),
+            pa.array([0] * len(self._rows), pa.int64()),
+            pa.array([info for _, info in self._rows], pa.string()),
+            pa.Array.from_buffers(pa.binary(), len(self._rows), buffers),
+        ]
+        self._rows, self._parts, self._nbytes = [], [], 0
+        return pa.record_batch(columns, schema=PIECES)
+
+
+def _piece(at: int, start: int, info: str, data: pa.Buffer) -> pa.RecordBatch:
+    """A batch of one row over bytes that stay where they are."""
+    ends = pa.py_buffer(np.array([0, data.size], np.int32))
+    columns = [
+        pa.array([at], pa.int32()),
+        pa.array([start], pa.int64()),
+        pa.array([info or None], pa.string()),
+        pa.Array.from_buffers(pa.binary(), 1, [None, ends, data]),
+    ]
+    return pa.record_batch(columns, schema=PIECES)
 
 
 class _StreamLease:
@@ -53,15 +183,45 @@ class _StreamLease:
         self._store.end_later(self._lease)
 
 
-def _lease(node: "Node", body: Mapping[str, Any]) -> Leased:
+def _buffer(store: Store, leased: Leased) -> pa.Buffer:
+    """The object's bytes where they lie; the lease ends with the last slice of the buffer."""
+    slab = leased.entry.slab
+    return pa.foreign_buffer(store.segment.address + slab.offset, slab.nbytes, base=_StreamLease(store, leased.lease))
+
+
+def _span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
+    """The bytes that a ticket asks for: all, or `length` from `start` on."""
+    start = take(body, "the ticket", "start", int, default=0)
+    length = take(body, "the ticket", "length", int, default=ref.nbytes - start)
+    if start < 0 or length < 0 or start + length > ref.nbytes:
+        raise BadRequestError(
+            f"the ticket asks for {length} bytes from {start} on of {ref.name}, which has {ref.nbytes}; "
+            "wanted a range inside it"
+        )
+    return start, length
+
+
+def _lease_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> Leased:
     if "ref" in body:
-        ref = take_refs({"refs": [body["ref"]]}, "the ticket")[0]
-        deadline = time.monotonic() + take_timeout_s(body, "the ticket")
-        return exchanges.lease_made(node, ref, deadline)
+        return _lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], deadline, is_local)
     name = take(body, "the ticket", "name", str)
     leased = node.store.lease_one(name)
     if leased is None:
         raise MissingObjectError(
             f"{name!r} is not resident on this node; a whole ref in the ticket would let it be made again"
         )
+    return leased
+
+
+def _lease_ref(node: "Node", ref: Ref, deadline: float, is_local: bool) -> Leased:
+    if not is_local:
+        return exchanges.lease_made(node, ref, deadline)
+    leased = node.store.lease_one(ref.name)
+    if leased is None:
+        raise MissingObjectError(f"{ref.name} is not resident on node {node.node_id}")
+    try:
+        check_claim(ref, leased.entry.ref)
+    except DataPlaneError:
+        node.store.end_later(leased.lease)
+        raise
     return leased

@@ -13,6 +13,7 @@ from dataplane.datasets import Datasets
 from dataplane.derive import Deriver
 from dataplane.errors import BadRequestError
 from dataplane.flight_server import FlightServer
+from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
@@ -37,6 +38,10 @@ class NodeConfig:
     """Dataset id to globs of tar shards, local or any fsspec URL."""
     num_workers: int = 1
     shm_dir: Path = SHM_DIR
+    node_id: str = field(default_factory=new_node_id)
+    """What refs name; a node that is started again with the same id is the same home."""
+    host_id: str = field(default_factory=default_host_id)
+    """Readers, writers and nodes share memory only where their host ids are equal."""
 
 
 class Node:
@@ -46,7 +51,9 @@ class Node:
         _check(config)
         reap_dead_segments(config.shm_dir)
         keep_freed_memory()
-        self.node_id = secrets.token_hex(4)
+        self.node_id = config.node_id
+        self.host_id = config.host_id
+        self.incarnation = secrets.token_hex(8)
         self._started = time.monotonic()
         self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir)
         try:
@@ -80,10 +87,21 @@ class Node:
         """Path and size of each segment, as readers need them."""
         return [{"path": str(self._segment.path), "nbytes": self._segment.capacity}]
 
+    def hello(self) -> dict[str, Any]:
+        """How a stream begins: who answers, since which start, on which machine, and where its memory lies."""
+        return {
+            "node": self.node_id,
+            "incarnation": self.incarnation,
+            "host": self.host_id,
+            "segments": self.segments,
+        }
+
     def stat(self) -> dict[str, Any]:
         """Everything the node counts."""
         return {
             "node": self.node_id,
+            "incarnation": self.incarnation,
+            "host": self.host_id,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "num_workers": self._pool.num_workers,
             **self._store.stat(),
@@ -114,5 +132,10 @@ def _check(config: NodeConfig) -> None:
         raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
     if not 1 <= config.num_workers <= 1024:
         raise BadRequestError(f"workers is {config.num_workers}; wanted 1 to 1024")
+    try:
+        check_id(config.node_id, "node id")
+        check_id(config.host_id, "host id")
+    except ValueError as error:
+        raise BadRequestError(f"{error}; change --node-id or --host-id") from error
     if not 0 <= config.port <= 65535:
         raise BadRequestError(f"port is {config.port}; wanted 0 to 65535")

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.errors import DataPlaneError, NodeUnavailableError
+from dataplane.hosts import default_host_id
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
 
@@ -83,7 +84,13 @@ class PlaceWriter:
         if is_fresh:
             descriptor = fl.FlightDescriptor.for_command(dump({"verb": "put"}))
             self._stream = self._flight.do_exchange(descriptor)
-            self._path = Path(self._read(deadline)["segments"][0]["path"])
+            hello = self._read(deadline)
+            self._path = Path(hello["segments"][0]["path"])
+            if hello["host"] != default_host_id():
+                log.info("the node at %s runs on another machine; big objects go over Flight", self._uri)
+                self._is_remote = True
+                self._drop_stream()
+                return None
         try:
             return os.open(self._path, os.O_WRONLY | os.O_NOFOLLOW)
         except OSError as error:

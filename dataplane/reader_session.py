@@ -19,6 +19,7 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
 from dataplane.errors import NodeUnavailableError
+from dataplane.hosts import default_host_id
 from dataplane.place_writer import close_quietly
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_flight, parse
@@ -175,8 +176,11 @@ class ReaderSession:
             raise from_flight(error, self.uri, "session", self.timeout_s) from error
 
     def _map(self, hello: dict[str, Any]) -> None:
-        """Map the node's segment read-only and populated; every view lies in it."""
+        """Map the node's segment read-only and populated, if it lies on this machine; every view lies in it."""
         path = Path(hello["segments"][0]["path"])
+        if hello["host"] != default_host_id():
+            log.info("the node at %s runs on another machine; objects are copied over Flight", self.uri)
+            return
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
         except OSError as error:

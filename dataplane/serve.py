@@ -15,6 +15,7 @@ from collections import defaultdict
 from types import FrameType
 
 from dataplane.errors import DataPlaneError
+from dataplane.hosts import default_host_id, new_node_id
 from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
 from dataplane.sizes import format_bytes
@@ -55,7 +56,13 @@ def _config(args: argparse.Namespace) -> NodeConfig:
     for name, pattern in args.root:
         roots[name].append(pattern)
     return NodeConfig(
-        memory_bytes=args.memory, host=args.host, port=args.port, roots=dict(roots), num_workers=args.workers
+        memory_bytes=args.memory,
+        host=args.host,
+        port=args.port,
+        roots=dict(roots),
+        num_workers=args.workers,
+        node_id=args.node_id or new_node_id(),
+        host_id=args.host_id or default_host_id(),
     )
 
 

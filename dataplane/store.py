@@ -44,6 +44,8 @@ class Entry:
     slab: Slab
     is_held: bool
     is_dropped: bool = False
+    digest: str = ""
+    """BLAKE3 of the content where somebody computed it already; else empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,19 @@ LOCATORS = pa.schema(
 )
 """A row per object asked for; offset is -1 where it is not resident."""
 
+PIECES = pa.schema(
+    [
+        ("object", pa.int32()),
+        ("start", pa.int64()),
+        ("info", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+"""A row per piece of an object in a DoGet of many: which of the refs, where in it, and the bytes.
+
+`info` stands in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} in the place of bytes.
+"""
+
 
 def dump(body: Mapping[str, Any]) -> bytes:
     """A JSON body."""
