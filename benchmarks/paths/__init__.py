@@ -1,0 +1,1 @@
+"""The paths that `benchmarks/dataplane.py` compares, a file for each system."""

@@ -1,0 +1,159 @@
+"""What every path is measured with: the payloads, the clock, and helper processes.
+
+The payloads of a case are random bytes that follow from its seed, so every process makes the same ones by itself.
+"""
+
+from __future__ import annotations
+
+import gc
+import math
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+MIN_REPEATS, MAX_REPEATS = 7, 40
+BUDGET_S = 1.0
+"""A path is repeated until this much time has passed, within the bounds above."""
+SETTLE_S = 0.01
+"""Pause after a result was dropped, the same for all: what a path does behind its call ends before the next one."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """Objects that are handled in one call."""
+
+    label: str
+    shapes: tuple[tuple[int, ...], ...]
+    """Of each object; all are uint8."""
+    seed: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many objects."""
+        return len(self.shapes)
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all objects."""
+        return sum(math.prod(shape) for shape in self.shapes)
+
+    @property
+    def is_uniform(self) -> bool:
+        """True if all objects have one shape."""
+        return len(set(self.shapes)) == 1
+
+    def first(self) -> Case:
+        """The same with nothing but the first object."""
+        return Case(label=self.label, shapes=self.shapes[:1], seed=self.seed)
+
+    def payloads(self) -> list[np.ndarray]:
+        """The objects: random, so that nothing can be compressed, each aligned to 64 bytes or better."""
+        sizes = [math.prod(shape) for shape in self.shapes]
+        starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
+        words = np.random.default_rng(self.seed).integers(0, 1 << 64, int(starts[-1]) // 8 + 8, dtype=np.uint64)
+        data = words.view(np.uint8)
+        skip = -data.ctypes.data % 64
+        return [
+            data[skip + start : skip + start + size].reshape(shape)
+            for start, size, shape in zip(starts.tolist(), sizes, self.shapes, strict=False)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """One row: the median time of a call that handles all objects of a case."""
+
+    path: str
+    case: Case
+    seconds: float
+    repeats: int
+
+    def to_row(self) -> dict[str, Any]:
+        """The row for programs; `bytes` is the mean over the objects."""
+        case = self.case
+        size = round(case.total_bytes / case.count)
+        return {"path": self.path, "bytes": size, "count": case.count, "seconds": self.seconds}
+
+
+def measure(
+    path: str,
+    case: Case,
+    work: Callable[[Any], object],
+    *,
+    prepare: Callable[[], Any] = lambda: None,
+    clean: Callable[[Any], object] = lambda given: None,
+    quick: bool = False,
+) -> Measured:
+    """Time `work(given)`, where `prepare` made what is given and `clean` takes it away, both outside the clock.
+
+    The first call is not counted: it opens connections and faults pages in.
+    """
+    seconds: list[float] = []
+    started = time.monotonic()
+    gc.collect()
+    for turn in range(4 if quick else MAX_REPEATS + 1):
+        given = prepare()
+        before = time.perf_counter()
+        result = work(given)
+        elapsed = time.perf_counter() - before
+        del result
+        clean(given)
+        if turn:
+            seconds.append(elapsed)
+        if turn >= MIN_REPEATS and time.monotonic() - started > BUDGET_S:
+            break
+        time.sleep(SETTLE_S)
+    return Measured(path=path, case=case, seconds=statistics.median(seconds), repeats=len(seconds))
+
+
+class Helper:
+    """A process that serves verbs one after the other; it ends when its owner closes it or dies."""
+
+    def __init__(self, serve: Callable[[Connection], None], *args: Any) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self._process = context.Process(target=serve, args=(theirs, *args), daemon=True)
+        self._process.start()
+        theirs.close()
+
+    def ask(self, verb: str, *args: Any) -> Any:
+        """Have the helper do it; its answer."""
+        self.pipe.send((verb, *args))
+        answer = self.pipe.recv()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def stop(self) -> None:
+        """End exactly this process."""
+        self.pipe.close()
+        self._process.join(timeout=5)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+
+@contextmanager
+def helper(serve: Callable[..., None], *args: Any) -> Iterator[Helper]:
+    """A helper for as long as the block runs."""
+    running = Helper(serve, *args)
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def requests(pipe: Connection) -> Iterator[Sequence[Any]]:
+    """What the owner asks for, until it closes the pipe or dies."""
+    while True:
+        try:
+            yield pipe.recv()
+        except (EOFError, OSError):
+            return
