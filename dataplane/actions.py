@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dataplane.refs import Ref
+from dataplane.rights import Right
 from dataplane.wire import take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
@@ -16,9 +17,10 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A verb, what runs it, and the line that ListActions shows."""
+    """A verb, what runs it, the right that it needs, and the line that ListActions shows."""
 
     run: Callable[["Node", Body], dict[str, Any]]
+    right: Right
     text: str
 
 
@@ -58,11 +60,11 @@ def _end_leases(node: "Node", body: Body) -> dict[str, Any]:
 
 
 ACTIONS: Mapping[str, Action] = {
-    "stat": Action(_stat, "{} -> counts and bytes"),
-    "release": Action(_release, '{"names": [...]} -> {"num_released"}'),
-    "ingest": Action(_ingest, '{"dataset"} -> the dataset and what is wrong with it'),
-    "samples": Action(_samples, '{"dataset", "indices": [...]} -> {"samples"}'),
-    "derive": Action(_derive, '{"refs": [...], "recipe": {...}} -> {"results": refs or bad media}'),
-    "quarantine": Action(_quarantine, '{} -> {"bad": bad media seen so far}'),
-    "end_leases": Action(_end_leases, '{"session", "leases": [...]} -> {}'),
+    "stat": Action(_stat, Right.READ, "{} -> counts and bytes"),
+    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}'),
+    "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
+    "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}'),
+    "derive": Action(_derive, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"results": refs or bad media}'),
+    "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
+    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}'),
 }

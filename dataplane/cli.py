@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from dataplane.client import Client
+from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.refs import Ref
 from dataplane.sizes import format_bytes, parse_bytes
@@ -79,7 +81,16 @@ def build_parser() -> argparse.ArgumentParser:
         "--port", type=parse_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one"
     )
     serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
-    serve.add_argument("--host", default="127.0.0.1", help="loopback only for now: there is no TLS yet")
+    serve.add_argument(
+        "--host", default="127.0.0.1", help="default 127.0.0.1; beyond loopback it needs --token-file or --tls-cert"
+    )
+    serve.add_argument("--token-file", type=Path, metavar="FILE", help="lines of TOKEN [read|write|admin] [EXPIRY]")
+    serve.add_argument("--tls-cert", type=Path, metavar="PEM", help="the node's certificate: it then speaks TLS only")
+    serve.add_argument("--tls-key", type=Path, metavar="PEM", help="the private key of --tls-cert")
+    serve.add_argument(
+        "--tls-ca", type=Path, metavar="PEM", help="clients must show a certificate that this one signed"
+    )
+    serve.add_argument("--insecure", action="store_true", help="listen beyond loopback with neither tokens nor TLS")
     serve.add_argument(
         "--root",
         type=parse_root,
@@ -123,7 +134,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return serve(args)
     commands = {"put": _put, "get": _get, "release": _release, "stat": _stat, "ingest": _ingest}
     try:
-        with Client(args.uri, timeout_s=args.timeout) as client:
+        with Client(args.uri, timeout_s=args.timeout, credentials=_credentials(args)) as client:
             commands[args.command](client, args)
             sys.stdout.flush()
     except BrokenPipeError:
@@ -144,8 +155,28 @@ def _add_client_command(
     parser = commands.add_parser(name, help=text, description=text, epilog=_EXAMPLES, formatter_class=formatter)
     uri = os.environ.get("DATAPLANE_URI", DEFAULT_URI)
     parser.add_argument("--uri", default=uri, help=f"address of the node, default $DATAPLANE_URI or {DEFAULT_URI}")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="its first token is shown; default $DATAPLANE_TOKEN_FILE"
+    )
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="PEM", help="who signed the node's certificate; default $DATAPLANE_TLS_CA"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="this client's own; default $DATAPLANE_TLS_CERT")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="the key of --tls-cert; default $DATAPLANE_TLS_KEY")
     parser.add_argument("--timeout", type=parse_seconds, default=300.0, help="seconds to wait, default 300")
     return parser
+
+
+def _credentials(args: argparse.Namespace) -> Credentials:
+    """The environment's, with what the command line says instead."""
+    given = Credentials.from_environment()
+    return replace(
+        given,
+        token_file=args.token_file or given.token_file,
+        tls_ca=args.tls_ca or given.tls_ca,
+        tls_cert=args.tls_cert or given.tls_cert,
+        tls_key=args.tls_key or given.tls_key,
+    )
 
 
 def _put(client: Client, args: argparse.Namespace) -> None:

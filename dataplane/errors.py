@@ -37,6 +37,18 @@ class NodeUnavailableError(DataPlaneError, ConnectionError):
     """No node listens there, or it went away in the middle of a call."""
 
 
+class UnauthenticatedError(DataPlaneError, PermissionError):
+    """A node that wants a token was shown none, one that it does not know, or one that has expired."""
+
+
+class ForbiddenError(DataPlaneError, PermissionError):
+    """The token shown is good, but lacks the right that the verb needs."""
+
+
+class OverloadedError(DataPlaneError, RuntimeError):
+    """A node refused more calls, streams or leases at once than its limits allow; try again later, or ask for less."""
+
+
 ERRORS: dict[str, type[DataPlaneError]] = {
     error.__name__: error
     for error in (
@@ -49,5 +61,8 @@ ERRORS: dict[str, type[DataPlaneError]] = {
         ChecksumError,
         NodeTimeoutError,
         NodeUnavailableError,
+        UnauthenticatedError,
+        ForbiddenError,
+        OverloadedError,
     )
 }

@@ -8,7 +8,8 @@ message; locators are a record batch (the semantics of Arrow's Dissociated IPC p
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
 from dataplane.lineages import check_claim
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
+from dataplane.rights import Right
 from dataplane.store import INTERNAL_SESSION, Leased, Slab
 from dataplane.wire import ITEM_BYTES, LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
 
@@ -39,7 +41,7 @@ def session(
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
     """Hold a reader's leases for as long as this stream is open. Waits for: the end of the stream."""
-    token = secrets.token_hex(8)
+    token = secrets.token_hex(16)
     node.store.open_session(token)
     try:
         writer.write_metadata(pa.py_buffer(dump({"session": token, **node.hello()})))
@@ -63,7 +65,7 @@ def resolve(
     may never have arrived (writing it failed, or the stream broke before the next message) end here.
     """
     own = take(body, "resolve", "session", str, default="")
-    token = own or secrets.token_hex(8)
+    token = own or secrets.token_hex(16)
     if not own:
         node.store.open_session(token)
     requests = _Messages(reader, context, "resolve")
@@ -155,6 +157,30 @@ def locators(leased: Sequence[Leased | None]) -> pa.RecordBatch:
         ],
         schema=LOCATORS,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A stream verb and the right that it needs."""
+
+    run: Callable[
+        [
+            "Node",
+            fl.ServerCallContext,
+            Mapping[str, Any],
+            fl.MetadataRecordBatchReader,
+            fl.MetadataRecordBatchWriter,
+        ],
+        None,
+    ]
+    right: Right
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "session": Exchange(session, Right.READ),
+    "resolve": Exchange(resolve, Right.READ),
+    "put": Exchange(put, Right.WRITE),
+}
 
 
 class _Messages:

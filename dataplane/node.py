@@ -16,10 +16,10 @@ from dataplane.flight_server import FlightServer
 from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
+from dataplane.security import Security, host_in_uri
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
 
-LOOPBACK = ("127.0.0.1", "localhost")
 MIN_MEMORY_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ class NodeConfig:
     """What refs name; a node that is started again with the same id is the same home."""
     host_id: str = field(default_factory=default_host_id)
     """Readers, writers and nodes share memory only where their host ids are equal."""
+    security: Security = field(default_factory=Security)
+    """Who may come in."""
 
 
 class Node:
@@ -61,11 +63,11 @@ class Node:
             self._datasets = Datasets(config.roots, self.node_id)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.allocate, self._store.abort)
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
-            self._server = FlightServer(config.host, config.port, self)
+            self._server = FlightServer(config.host, config.port, self, config.security)
         except BaseException:
             self._segment.unlink()
             raise
-        self.uri = f"grpc://{config.host}:{self._server.port}"
+        self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
 
     @property
     def store(self) -> Store:
@@ -123,11 +125,8 @@ class Node:
 
 
 def _check(config: NodeConfig) -> None:
-    if config.host not in LOOPBACK:
-        raise BadRequestError(
-            f"host is {config.host!r}; a node serves this machine only for now (127.0.0.1): it has neither TLS nor "
-            "tokens yet, and anyone who reaches it could read and fill it"
-        )
+    config.security.check_host(config.host)
+    config.security.server_options()
     if config.memory_bytes < MIN_MEMORY_BYTES:
         raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
     if not 1 <= config.num_workers <= 1024:

@@ -18,6 +18,7 @@ from dataplane.errors import DataPlaneError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
+from dataplane.security import Security
 from dataplane.sizes import format_bytes
 
 log = logging.getLogger(__name__)
@@ -63,6 +64,13 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         num_workers=args.workers,
         node_id=args.node_id or new_node_id(),
         host_id=args.host_id or default_host_id(),
+        security=Security(
+            token_file=args.token_file,
+            tls_cert=args.tls_cert,
+            tls_key=args.tls_key,
+            tls_ca=args.tls_ca,
+            is_insecure=args.insecure,
+        ),
     )
 
 

@@ -15,8 +15,10 @@ from dataplane.errors import (
     ERRORS,
     BadRequestError,
     DataPlaneError,
+    ForbiddenError,
     NodeTimeoutError,
     NodeUnavailableError,
+    UnauthenticatedError,
 )
 from dataplane.refs import Ref, check_shape
 
@@ -163,8 +165,12 @@ def check_plain_name(name: str) -> str:
 def to_flight(error: DataPlaneError) -> fl.FlightError:
     """The Flight error that carries ours."""
     extra = dump({"error": type(error).__name__, "message": str(error)})
-    kind = fl.FlightTimedOutError if isinstance(error, NodeTimeoutError) else fl.FlightServerError
-    return kind(str(error), extra_info=extra)
+    kinds = {
+        NodeTimeoutError: fl.FlightTimedOutError,
+        UnauthenticatedError: fl.FlightUnauthenticatedError,
+        ForbiddenError: fl.FlightUnauthorizedError,
+    }
+    return kinds.get(type(error), fl.FlightServerError)(str(error), extra_info=extra)
 
 
 def from_body(body: Mapping[str, Any]) -> DataPlaneError | None:
@@ -190,5 +196,26 @@ def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float)
             f"{uri} did not finish {what} in {timeout_s:g} s; raise timeout_s or ask for less at once"
         )
     if isinstance(error, (fl.FlightUnavailableError, fl.FlightCancelledError)):
-        return NodeUnavailableError(f"no data-plane node answers {what} at {uri} ({text}); is it running?")
+        return NodeUnavailableError(
+            _tell_tls(text, uri) or f"no data-plane node answers {what} at {uri} ({text}); is it running?"
+        )
     return DataPlaneError(f"{what} at {uri} failed: {text}")
+
+
+def _tell_tls(text: str, uri: str) -> str:
+    """What keeps two sides of a connection apart, where gRPC's words let us tell; else nothing."""
+    if "wrong version number" in text:
+        return f"the node at {uri} speaks no TLS: use grpc:// instead of grpc+tls://, or start it with --tls-cert"
+    if "certificate verify failed" in text:
+        return (
+            f"the certificate of the node at {uri} is not signed by a CA that this client knows, or is for another "
+            "host: set DATAPLANE_TLS_CA to the CA that signed it"
+        )
+    if "failed to connect" in text and "Socket closed" in text:
+        if uri.startswith("grpc+tls"):
+            return (
+                f"the node at {uri} closed the connection: it wants a client certificate that its --tls-ca signed; set "
+                "DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY"
+            )
+        return f"the node at {uri} closed the connection: it speaks TLS; use grpc+tls:// and set DATAPLANE_TLS_CA"
+    return ""

@@ -1,0 +1,47 @@
+"""Real certificates for tests of TLS: authorities, and what they sign."""
+
+import datetime
+import ipaddress
+from dataclasses import dataclass
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+
+@dataclass(frozen=True)
+class Issued:
+    """A certificate, its key, and the two as PEM files."""
+
+    certificate: x509.Certificate
+    key: ec.EllipticCurvePrivateKey
+    cert_file: Path
+    key_file: Path
+
+
+def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
+    """A certificate for loopback, signed by `issuer`, or an authority of its own."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer.certificate.subject if issuer else subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
+        .sign(issuer.key if issuer else key, hashes.SHA256())
+    )
+    cert_file, key_file = directory / f"{name}.pem", directory / f"{name}.key"
+    cert_file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    private = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    key_file.write_bytes(key.private_bytes(*private))
+    key_file.chmod(0o600)
+    return Issued(certificate, key, cert_file, key_file)

@@ -1,0 +1,55 @@
+"""Starting `python -m dataplane serve` as a person does, with any flags."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+START_TIMEOUT_S = 60.0
+
+
+class Served:
+    """A node that runs as a process of its own."""
+
+    def __init__(self, process: "subprocess.Popen[str]", uri: str, greeting: str, log: Path) -> None:
+        self.process = process
+        self.uri = uri
+        self.greeting = greeting
+        self._log = log
+
+    def log(self) -> str:
+        """What it wrote to standard error so far."""
+        return self._log.read_text()
+
+
+@contextmanager
+def serving(log: Path, *flags: str) -> Iterator[Served]:
+    """A node on any free port, stopped with Ctrl-C at the end."""
+    command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "16MiB", *flags]
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("DATAPLANE_")}
+    with log.open("w") as errors:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environ)
+    try:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        assert "serving at " in line, log.read_text()
+        greeting = line + process.stdout.readline()
+        yield Served(process, line.split("serving at ")[1].split()[0], greeting, log)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 0, log.read_text()
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stdout is not None
+        process.stdout.close()
+
+
+def refused(*flags: str) -> str:
+    """What a node says that refuses to start with these flags."""
+    command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "1MiB", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
+    assert done.returncode in (1, 2), (done.returncode, done.stderr)
+    return done.stderr
