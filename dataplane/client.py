@@ -5,8 +5,7 @@ refs with `dataplane.reader`. Thread-safe; from asyncio call it through `asyncio
 """
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
@@ -15,6 +14,7 @@ import pyarrow.flight as fl
 from dataplane.connect import Credentials, connect
 from dataplane.digests import content_digest
 from dataplane.errors import BadRequestError
+from dataplane.patience import Patience
 from dataplane.place_writer import PlaceWriter
 from dataplane.refs import BadMedia, Dataset, Ref, Sample
 from dataplane.wire import (
@@ -22,7 +22,6 @@ from dataplane.wire import (
     check_array,
     check_plain_name,
     dump,
-    from_flight,
     parse,
 )
 
@@ -35,13 +34,19 @@ log = logging.getLogger(__name__)
 
 
 class Client:
-    """Talks to one node. Every call ends within `timeout_s` or raises NodeTimeoutError."""
+    """Talks to one node. Every call ends within `timeout_s` or raises NodeTimeoutError.
+
+    The first call fails at once where no node answers. A node that answered before is waited for until `timeout_s`, and
+    the call is sent again to its next incarnation on the same address: every verb may come twice. Objects without a
+    lineage are gone with the old one unless they were durable.
+    """
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
         self._place_writer = PlaceWriter(self._flight, uri)
+        self._patience = Patience(uri)
 
     def __enter__(self) -> Self:
         return self
@@ -113,9 +118,12 @@ class Client:
 
     def get(self, ref: Ref | str) -> bytes:
         """The bytes of an object, over Flight; of a whole ref also when it was evicted. For people and small things."""
-        with self._errors("get"):
-            reader = self._flight.do_get(self.ticket(ref), self._options())
+
+        def attempt(left_s: float) -> bytes:
+            reader = self._flight.do_get(self.ticket(ref), _options(left_s))
             return b"".join(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)] for chunk in reader)
+
+        return self._patience.call("get", attempt, self.timeout_s)
 
     def close(self) -> None:
         """Close the connection."""
@@ -128,19 +136,21 @@ class Client:
         return fl.Ticket(dump(body))
 
     def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
-        body |= {"nbytes": view.nbytes, "timeout_s": self.timeout_s}
-        with self._errors("put"):
+        def attempt(left_s: float) -> Ref:
+            request = body | {"nbytes": view.nbytes, "timeout_s": left_s}
             if view.nbytes >= PUT_IN_PLACE_FROM:
-                ref = self._place_writer.put(view, body, self.timeout_s)
+                ref = self._place_writer.put(view, request, left_s)
                 if ref is not None:
                     return ref
-            return self._put_over_flight(view, body)
+            return self._put_over_flight(view, request, left_s)
 
-    def _put_over_flight(self, view: memoryview, body: dict[str, Any]) -> Ref:
+        return self._patience.call("put", attempt, self.timeout_s)
+
+    def _put_over_flight(self, view: memoryview, body: dict[str, Any], left_s: float) -> Ref:
         body = body | {"checksum": content_digest(view)}
         array = pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, pa.py_buffer(view)])
         schema = pa.schema([("data", pa.uint8())])
-        writer, answers = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, self._options())
+        writer, answers = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, _options(left_s))
         with writer:
             for start in range(0, view.nbytes, BATCH_BYTES):
                 writer.write_batch(pa.record_batch([array.slice(start, BATCH_BYTES)], schema=schema))
@@ -149,21 +159,16 @@ class Client:
         return Ref.from_dict(parse(answer, "the answer to put"))
 
     def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        with self._errors(verb):
-            results = list(self._flight.do_action(fl.Action(verb, dump(body)), self._options()))
+        def attempt(left_s: float) -> list[fl.Result]:
+            request = {**body, "timeout_s": left_s} if "timeout_s" in body else body
+            return list(self._flight.do_action(fl.Action(verb, dump(request)), _options(left_s)))
+
+        results = self._patience.call(verb, attempt, self.timeout_s)
         return parse(results[0].body, f"the answer to {verb}")
 
-    def _options(self) -> fl.FlightCallOptions:
-        return fl.FlightCallOptions(
-            timeout=self.timeout_s + 1.0
-        )  # the node's own deadline says more; let it speak first
 
-    @contextmanager
-    def _errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except pa.ArrowException as error:
-            raise from_flight(error, self.uri, what, self.timeout_s) from error
+def _options(left_s: float) -> fl.FlightCallOptions:
+    return fl.FlightCallOptions(timeout=left_s + 1.0)  # the node's own deadline says more; let it speak first
 
 
 def _flat(data: Buffer) -> memoryview:

@@ -49,6 +49,10 @@ class OverloadedError(DataPlaneError, RuntimeError):
     """A node refused more calls, streams or leases at once than its limits allow; try again later, or ask for less."""
 
 
+class StreamLostError(NodeUnavailableError):
+    """A stream to the node ended in the middle of a call, or the node does not know its session: a new one may do."""
+
+
 ERRORS: dict[str, type[DataPlaneError]] = {
     error.__name__: error
     for error in (
@@ -64,5 +68,6 @@ ERRORS: dict[str, type[DataPlaneError]] = {
         UnauthenticatedError,
         ForbiddenError,
         OverloadedError,
+        StreamLostError,
     )
 }

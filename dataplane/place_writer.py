@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import DataPlaneError, NodeUnavailableError
+from dataplane.errors import DataPlaneError, StreamLostError
 from dataplane.hosts import default_host_id
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
@@ -132,7 +132,7 @@ class PlaceWriter:
             raise fl.FlightTimedOutError("no answer") if is_overdue.is_set() else error from error
         except StopIteration:
             self._drop_stream()
-            raise NodeUnavailableError(
+            raise StreamLostError(
                 f"{self._uri} ended the stream in the middle of a put; is the node running?"
             ) from None
         finally:

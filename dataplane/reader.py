@@ -2,11 +2,14 @@
 
 One resolve is one round trip for any number of refs. Each view keeps its object where it is: the lease ends when the
 view and everything made over it (slices, torch tensors) is collected, or when this process dies. Writing into a view
-stops the process; copy it first. A reader and its views do not survive a fork.
+stops the process; copy it first. A reader and its views do not survive a fork. They survive the node: views keep their
+memory, and the reader goes on with the node's next incarnation on the same address.
 """
 
 import logging
+import os
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Self
@@ -16,10 +19,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.connect import Credentials
-from dataplane.errors import ChecksumError, NodeUnavailableError
+from dataplane.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
+from dataplane.patience import MIN_ATTEMPT_S, Patience, is_gone
 from dataplane.reader_session import ReaderSession, ResolveStream
 from dataplane.refs import Ref
-from dataplane.wire import dump, from_body, from_flight, parse
+from dataplane.wire import dump, from_body, parse
 
 _TYPE_CODES = {
     name: np.dtype(name).str
@@ -55,8 +59,12 @@ class Reader:
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
-        self._session = ReaderSession(uri, timeout_s, credentials)
+        self._credentials = credentials
+        self._pid = os.getpid()
+        self._patience = Patience(uri)
+        self._session = self._patience.call("session", self._open_session, timeout_s)
         self._lock = threading.Lock()
+        self._opening = threading.Lock()
         self._idle: list[ResolveStream] = []
         self._is_closed = False
 
@@ -73,19 +81,15 @@ class Reader:
     def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
         """One read-only view per ref, 64-byte aligned, of the ref's dtype and shape.
 
-        What was evicted is made again from its lineage first. Waits for: the node; raises NodeTimeoutError after
-        `timeout_s`, MissingObjectError for a plain object that is gone, BadMediaError for one in quarantine.
+        What was evicted is made again from its lineage first. Waits for: the node, also while it restarts; raises
+        NodeTimeoutError or NodeUnavailableError after `timeout_s`, MissingObjectError for a plain object that is gone,
+        BadMediaError for one in quarantine.
         """
+        if os.getpid() != self._pid:
+            raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
         if not refs:
             return []
-        self._session.begin()
-        try:
-            if self._session.address is None:
-                return [self._session.fetch(ref) for ref in refs]
-            with self._stream() as stream:
-                return self._resolve(stream, refs)
-        finally:
-            self._session.finish()
+        return self._patience.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
 
     def close(self) -> None:
         """Close the connection; leases of views that are still alive end when the last of them is collected."""
@@ -96,55 +100,107 @@ class Reader:
             stream.close()
         self._session.close()
 
+    def _open_session(self, open_s: float) -> ReaderSession:
+        return ReaderSession(self.uri, self.timeout_s, self._credentials, open_s)
+
+    def _current(self, timeout_s: float) -> ReaderSession:
+        """The session; a new one where the node lost the last. One thread opens it, the others wait for that."""
+        if self._is_closed:
+            raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
+        if not self._session.is_lost:
+            return self._session
+        if not self._opening.acquire(timeout=timeout_s):
+            raise NodeTimeoutError(f"{self.uri} gave no new session in {timeout_s:g} s; raise timeout_s")
+        try:
+            lost = self._session
+            if lost.is_lost:
+                self._take_over(lost, self._open_session(timeout_s))
+            return self._session
+        finally:
+            self._opening.release()
+
+    def _take_over(self, lost: ReaderSession, session: ReaderSession) -> None:
+        """Go on with `session`, unless views of `lost` lie in memory that the node may use again by now."""
+        if session.incarnation == lost.incarnation and lost.has_views:
+            session.close()
+            raise NodeUnavailableError(
+                f"the node at {self.uri} lost the connection of this reader, whose views it no longer keeps in place: "
+                "drop them and make a new Reader"
+            )
+        with self._lock:
+            streams, self._idle = self._idle, []
+            self._session = session
+            is_closed = self._is_closed
+        for stream in streams:
+            stream.close()
+        if is_closed:
+            session.close()
+        log.warning("the node at %s restarted: this reader goes on with the new one", self.uri)
+
+    def _resolve(self, refs: Sequence[Ref], timeout_s: float) -> list[np.ndarray]:
+        deadline = time.monotonic() + timeout_s
+        session = self._current(timeout_s)
+        session.begin()
+        try:
+            if session.address is None:
+                return [session.fetch(ref, deadline) for ref in refs]
+            with self._stream(session) as stream:
+                return self._resolve_over(stream, refs, deadline)
+        except (pa.ArrowException, StreamLostError) as error:
+            if isinstance(error, StreamLostError) or is_gone(error):
+                session.lose()
+            raise
+        finally:
+            session.finish()
+
     @contextmanager
-    def _stream(self) -> Iterator[ResolveStream]:
+    def _stream(self, session: ReaderSession) -> Iterator[ResolveStream]:
         """A stream for this thread alone; it is used again unless it broke."""
         with self._lock:
-            stream = self._idle.pop() if self._idle else None
+            stream = self._idle.pop() if self._idle and self._session is session else None
         if stream is None:
-            stream = self._session.open_stream()
+            stream = session.open_stream()
         try:
             yield stream
         finally:
             with self._lock:
-                is_kept = not (stream.is_broken or self._is_closed)
+                is_kept = not (stream.is_broken or self._is_closed) and self._session is session
                 if is_kept:
                     self._idle.append(stream)
             if not is_kept:
                 stream.close()
 
-    def _resolve(self, stream: ResolveStream, refs: Sequence[Ref]) -> list[np.ndarray]:
-        views = self._views(refs, self._ask(stream, {"names": [ref.name for ref in refs]}))
+    def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        views = self._views(stream, refs, self._ask(stream, {"names": [ref.name for ref in refs]}, deadline))
         missing = [at for at, view in enumerate(views) if view is None]
         if missing:
             wanted = [refs[at] for at in missing]
-            request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": self.timeout_s}
-            for at, view in zip(missing, self._views(wanted, self._ask(stream, request)), strict=True):
+            request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": _left_s(deadline)}
+            answer = self._ask(stream, request, deadline)
+            for at, view in zip(missing, self._views(stream, wanted, answer), strict=True):
                 views[at] = view
         return views  # type: ignore[return-value]  # none is None any more
 
-    def _ask(self, stream: ResolveStream, request: dict[str, Any]) -> pa.RecordBatch:
+    def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> pa.RecordBatch:
         """One round trip."""
         try:
-            batch, metadata = stream.ask(dump(request), self.timeout_s)
+            batch, metadata = stream.ask(dump(request), _left_s(deadline))
         except pa.ArrowException as raised:
-            cause = fl.FlightTimedOutError("no answer") if stream.is_overdue else raised
-            raise from_flight(cause, self.uri, "resolve", self.timeout_s) from raised
+            if stream.is_overdue:
+                raise fl.FlightTimedOutError("no answer") from raised
+            raise
         except StopIteration:
-            raise NodeUnavailableError(f"{self.uri} ended the resolve stream; is the node running?") from None
+            raise StreamLostError(f"{self.uri} ended the resolve stream; is the node running?") from None
         if batch is None:
             error = from_body(parse(metadata, "the answer to resolve"))
-            if isinstance(error, NodeUnavailableError):
-                self._session.is_lost = True
-                self._session.check_usable()
             raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
         return batch
 
-    def _views(self, refs: Sequence[Ref], locators: pa.RecordBatch) -> list[np.ndarray | None]:
+    def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: pa.RecordBatch) -> list[np.ndarray | None]:
         """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
         offsets: list[int] = locators.column(1).to_pylist()
         leases: list[int] = locators.column(6).to_pylist()
-        session, base = self._session, self._session.address
+        session, base = stream.session, stream.session.address
         assert base is not None
         session.add_leases(len(offsets) - offsets.count(-1))
         owners: list[_Owner | None] = []
@@ -172,3 +228,7 @@ class Reader:
                     f"{ref.dtype} {str(list(ref.shape))[:200]} of {ref.nbytes}: the name was released and used again, "
                     "or the ref was edited; get a fresh ref"
                 )
+
+
+def _left_s(deadline: float) -> float:
+    return max(MIN_ATTEMPT_S, deadline - time.monotonic())

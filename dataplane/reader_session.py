@@ -1,7 +1,8 @@
 """A reader's standing with a node: the mapped segment, the stream that holds its leases, and the thread that ends them.
 
 The session's stream stays open until the last view is collected, even when a resolve timed out or the reader was
-closed: a lease must never end while somebody can still look.
+closed: a lease must never end while somebody can still look. A session whose node died is lost: its leases are
+forgotten, and its mapping lives as long as the views over it.
 """
 
 import logging
@@ -18,11 +19,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
-from dataplane.errors import NodeUnavailableError
+from dataplane.errors import NodeUnavailableError, StreamLostError
 from dataplane.hosts import default_host_id
+from dataplane.patience import MIN_ATTEMPT_S
 from dataplane.place_writer import close_quietly
 from dataplane.refs import Ref
-from dataplane.wire import dump, from_flight, parse
+from dataplane.wire import dump, parse
 
 TICK_S = 1.0
 GRACE_S = 2.0
@@ -37,7 +39,8 @@ log = logging.getLogger(__name__)
 class ResolveStream:
     """One open DoExchange for resolve requests, used by one thread at a time."""
 
-    def __init__(self, writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
+    def __init__(self, session: "ReaderSession", writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
+        self.session = session
         self._writer = writer
         self._reader = reader
         self._lock = threading.Lock()
@@ -81,7 +84,10 @@ class ResolveStream:
 class ReaderSession:
     """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
 
-    def __init__(self, uri: str, timeout_s: float, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self, uri: str, timeout_s: float, credentials: Credentials | None = None, open_s: float | None = None
+    ) -> None:
+        """`timeout_s` for its calls; `open_s`, if less time is left, for the first one."""
         self.uri = uri
         self.timeout_s = timeout_s
         self.ended: SimpleQueue[int | None] = SimpleQueue()
@@ -95,8 +101,10 @@ class ReaderSession:
         """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
-        hello = self._open()
+        hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
+        self.incarnation = str(hello["incarnation"])
+        """Of the node: another one has other memory."""
         self._map(hello)
         self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
         self._thread.start()
@@ -105,10 +113,10 @@ class ReaderSession:
         """Raise if this session can resolve nothing any more."""
         if os.getpid() != self._pid:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
+        if self.is_lost:
+            raise StreamLostError(f"the node at {self.uri} restarted, or lost this reader: make a new Reader")
         if self._is_closing:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
-        if self.is_lost:
-            raise NodeUnavailableError(f"the node at {self.uri} restarted, or lost this reader: make a new Reader")
 
     def begin(self) -> None:
         """A resolve begins: the session stays open until `finish`. Raises if it can resolve nothing any more."""
@@ -121,6 +129,19 @@ class ReaderSession:
         with self._lock:
             self._num_in_flight -= 1
 
+    @property
+    def has_views(self) -> bool:
+        """Whether views of this session, once it is lost, may still be alive."""
+        with self._lock:
+            while not self.ended.empty():
+                self._num_leases -= self.ended.get() is not None
+            return self._num_leases > 0
+
+    def lose(self) -> None:
+        """The node is gone, or does not know this session: forget the leases, end the thread. Views stay readable."""
+        self.is_lost = True
+        self.ended.put(None)
+
     def add_leases(self, count: int) -> None:
         """Count leases that were granted; each comes back through `ended`."""
         with self._lock:
@@ -129,22 +150,17 @@ class ReaderSession:
     def open_stream(self) -> ResolveStream:
         """A new stream whose leases belong to this session."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
-        try:
-            stream = ResolveStream(*self._flight.do_exchange(descriptor))
-        except pa.ArrowException as error:
-            raise from_flight(error, self.uri, "resolve", self.timeout_s) from error
+        stream = ResolveStream(self, *self._flight.do_exchange(descriptor))
         with self._lock:
             self._streams = [*(other for other in self._streams if not other.is_broken), stream]
         return stream
 
-    def fetch(self, ref: Ref) -> np.ndarray:
+    def fetch(self, ref: Ref, deadline: float) -> np.ndarray:
         """A read-only private copy over DoGet, for readers that cannot reach the node's shared memory."""
-        ticket = fl.Ticket(dump({"ref": ref.to_dict(), "timeout_s": self.timeout_s}))
-        try:
-            reader = self._flight.do_get(ticket, fl.FlightCallOptions(timeout=self.timeout_s + GRACE_S))
-            data = np.concatenate([chunk.data.column(0).to_numpy() for chunk in reader])
-        except pa.ArrowException as error:
-            raise from_flight(error, self.uri, "get", self.timeout_s) from error
+        left_s = max(MIN_ATTEMPT_S, deadline - time.monotonic())
+        ticket = fl.Ticket(dump({"ref": ref.to_dict(), "timeout_s": left_s}))
+        reader = self._flight.do_get(ticket, fl.FlightCallOptions(timeout=left_s + GRACE_S))
+        data = np.concatenate([chunk.data.column(0).to_numpy() for chunk in reader])
         array = data.view(ref.dtype).reshape(ref.shape)
         array.flags.writeable = False
         return array
@@ -158,22 +174,19 @@ class ReaderSession:
         if is_idle and threading.current_thread() is not self._thread:
             self._thread.join(timeout=2 * TICK_S)
 
-    def _open(self) -> dict[str, Any]:
+    def _open(self, timeout_s: float) -> dict[str, Any]:
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
+        self._writer, reader = self._flight.do_exchange(descriptor)
+        self._reader = reader
+        timer = threading.Timer(timeout_s, reader.cancel)
+        timer.daemon = True
+        timer.start()
         try:
-            self._writer, reader = self._flight.do_exchange(descriptor)
-            self._reader = reader
-            timer = threading.Timer(self.timeout_s, reader.cancel)
-            timer.daemon = True
-            timer.start()
-            try:
-                return parse(reader.read_chunk().app_metadata, "the answer to session")
-            finally:
-                timer.cancel()
+            return parse(reader.read_chunk().app_metadata, "the answer to session")
         except StopIteration:
-            raise NodeUnavailableError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
-        except pa.ArrowException as error:
-            raise from_flight(error, self.uri, "session", self.timeout_s) from error
+            raise StreamLostError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
+        finally:
+            timer.cancel()
 
     def _map(self, hello: dict[str, Any]) -> None:
         """Map the node's segment read-only and populated, if it lies on this machine; every view lies in it."""
@@ -199,17 +212,20 @@ class ReaderSession:
         """Consumes `ended`; produces end_leases calls; cuts overdue streams; ends when closed and without leases."""
         while True:
             leases = self._collect()
-            if leases and not self._end(leases):
+            if leases and not self.is_lost and not self._end(leases):
                 self.is_lost = True
-                break  # no node, no leases
             with self._lock:
                 self._num_leases -= len(leases)
+                if self.is_lost:
+                    break  # no node, no leases
                 if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
                     break
                 streams = list(self._streams)
             now = time.monotonic()
             for stream in streams:
                 stream.cut_if_overdue(now)
+        with self._lock:
+            self._streams = []
         close_quietly(self._writer)
         self._flight.close()
 

@@ -16,7 +16,7 @@ from queue import SimpleQueue
 import numpy as np
 
 from dataplane.allocator import Allocator, fits, slab_bytes
-from dataplane.errors import NodeUnavailableError, OutOfSpaceError
+from dataplane.errors import OutOfSpaceError, StreamLostError
 from dataplane.eviction import choose_victims
 from dataplane.leases import Leases
 from dataplane.refs import Ref
@@ -139,7 +139,7 @@ class Store:
         granted: list[Leased | None] = []
         with self._room:
             if not self._leases.has_session(session):
-                raise NodeUnavailableError(
+                raise StreamLostError(
                     f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
                     "make a new Reader"
                 )

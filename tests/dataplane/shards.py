@@ -61,6 +61,12 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
         time.sleep(0.01)
 
 
-def segments() -> set[str]:
-    """The data-plane segments that exist now."""
-    return {path.name for path in Path("/dev/shm").glob("dataplane-*")}
+def segments(pid: int) -> set[Path]:
+    """The segments that a running node maps: those of other nodes on this machine are nobody's business here."""
+    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {Path(line.split()[5]) for line in lines if "/dev/shm/dataplane-" in line}
+
+
+def existing(paths: set[Path]) -> set[Path]:
+    """Those that are still there."""
+    return {path for path in paths if path.exists()}

@@ -18,19 +18,19 @@ from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, OutOfSpaceError
 from dataplane.reader import Reader
 from dataplane.segment import reap_dead_segments
-from tests.dataplane.shards import RECIPE, encode, noise, segments, wait_until, write_shard
+from tests.dataplane.shards import RECIPE, encode, existing, noise, segments, wait_until, write_shard
 
 
 def test_stop_ends_the_node_its_workers_and_its_memory(tmp_path: Path) -> None:
     shard = write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
-    before = segments()
     with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as node:
         with Client(node.uri) as client:
             client.derive(client.samples("a", [0])[0].media, RECIPE)
         processes = [psutil.Process(node.pid), *psutil.Process(node.pid).children(recursive=True)]
-        assert len(processes) == 2 and len(segments() - before) == 1
+        mine = segments(node.pid)
+        assert len(processes) == 2 and mine == set(node.segments)
     wait_until(lambda: not any(process.is_running() for process in processes))
-    assert segments() <= before
+    assert not existing(mine)
     node.stop()
 
 
@@ -59,18 +59,17 @@ OWNER = """
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
 def test_a_node_ends_with_its_owner_and_leaves_nothing(tmp_path: Path, how: signal.Signals) -> None:
     shard = write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
-    before = segments()
     command = [sys.executable, "-c", textwrap.dedent(OWNER), str(shard), repr(dict(RECIPE))]
     owner = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     assert owner.stdout is not None
     node = psutil.Process(int(owner.stdout.readline()))
-    processes = [node, *node.children(recursive=True)]
-    assert len(processes) == 2
+    processes, mine = [node, *node.children(recursive=True)], segments(node.pid)
+    assert len(processes) == 2 and mine
     owner.send_signal(how)
     owner.wait()
     owner.stdout.close()
     wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
-    assert segments() <= before
+    assert not existing(mine)
 
 
 def test_an_owner_can_start_a_node_from_a_thread_that_ends() -> None:
@@ -92,27 +91,26 @@ def test_an_embedded_node_ignores_ctrl_c() -> None:
 
 
 def test_the_segments_of_a_killed_node_are_removed_by_its_owner_or_by_the_next_node() -> None:
-    before = segments()
-    node = EmbeddedNode(memory_bytes=1 << 20, roots={})
-    os.kill(node.pid, signal.SIGKILL)
-    wait_until(lambda: psutil.Process(node.pid).status() == psutil.STATUS_ZOMBIE)
-    assert len(segments() - before) == 1
-    node.stop()
-    assert segments() <= before
-    node = EmbeddedNode(memory_bytes=1 << 20, roots={})
-    orphan = segments() - before
-    os.kill(node.pid, signal.SIGKILL)
-    wait_until(lambda: psutil.Process(node.pid).status() == psutil.STATUS_ZOMBIE)
-    with EmbeddedNode(memory_bytes=1 << 20, roots={}):
-        assert not orphan & segments()
-    node.stop()
+    for is_stopped_by_owner in (True, False):
+        node = EmbeddedNode(memory_bytes=1 << 20, roots={}, restart=False)
+        mine = segments(node.pid)
+        assert mine
+        os.kill(node.pid, signal.SIGKILL)
+        wait_until(lambda pid=node.pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # type: ignore[misc]
+        if is_stopped_by_owner:
+            node.stop()
+            assert not existing(mine)
+        else:
+            with EmbeddedNode(memory_bytes=1 << 20, roots={}):
+                assert not existing(mine)
+            node.stop()
 
 
 def test_the_segments_of_living_nodes_are_not_reaped() -> None:
     with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node, Client(node.uri) as client:
-        mine = {Path(segment).name for segment in map(str, node._segments)}
-        assert not mine & set(reap_dead_segments())
-        assert mine <= segments()
+        mine = set(node.segments)
+        assert not {path.name for path in mine} & set(reap_dead_segments())
+        assert existing(mine) == mine
         assert client.put(b"x", name="x").nbytes == 1
 
 
@@ -137,7 +135,6 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
 
 
 def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:
-    before = segments()
     command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "1MiB"]
     node = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert node.stdout is not None
@@ -145,8 +142,9 @@ def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:
         first = node.stdout.readline()
         assert "serving at grpc://127.0.0.1:" in first and "1 MiB" in first
         uri = first.split("serving at ")[1].split()[0]
+        mine = segments(node.pid)
         with Client(uri) as client:
-            assert json.dumps(client.stat())
+            assert json.dumps(client.stat()) and mine
             node.send_signal(signal.SIGINT)
             assert node.wait(15) == 0
         assert "stopped (SIGINT)" in node.stdout.read()
@@ -154,7 +152,7 @@ def test_a_persons_node_stops_on_ctrl_c_with_a_line_that_says_so() -> None:
         node.kill()
         node.wait()
         node.stdout.close()
-    assert segments() <= before
+    assert not existing(mine)
 
 
 PUTTER = """
