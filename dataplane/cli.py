@@ -15,6 +15,7 @@ from rich.table import Table
 from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
+from dataplane.limits import DEFAULT_LIMITS
 from dataplane.refs import Ref
 from dataplane.sizes import format_bytes, parse_bytes
 from dataplane.wire import DEFAULT_PORT
@@ -102,6 +103,10 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--workers", type=int, default=1, help="processes that decode images, default 1")
     serve.add_argument("--node-id", metavar="ID", help="what refs name; keep it over restarts; default: a random one")
     serve.add_argument("--host-id", metavar="ID", help="who shares memory with this node; default: this machine's")
+    for name, value in DEFAULT_LIMITS.to_dict().items():
+        flag = "--" + name.replace("_", "-")
+        parse = type(value) if name != "max_media_bytes" else parse_memory
+        serve.add_argument(flag, type=parse, default=value, help=f"refuse media above this, default {value}")
     serve.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
 
     put = _add_client_command(commands, "put", "store a file and print its name")

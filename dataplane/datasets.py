@@ -1,7 +1,7 @@
 """Datasets a node may read: WebDataset shards under roots that the node's owner registered, indexed once.
 
 A client names a dataset, never a path. `ingest` reads tar headers; `samples` reads the `.json` member and hashes the
-image members of the samples asked for (the digest is their name); nothing is decoded here.
+media members of the samples asked for (the digest is their name); nothing is decoded here.
 """
 
 import json
@@ -16,21 +16,10 @@ import numpy as np
 from dataplane.byte_ranges import RangeFile, find_files
 from dataplane.digests import content_digest, source_name
 from dataplane.errors import BadRequestError, DatasetError
+from dataplane.media import MEDIA_FORMATS
 from dataplane.refs import BadMedia, Dataset, Lineage, Ref, Sample
 from dataplane.tar_index import TarMember, index_tar
 
-IMAGE_FORMATS: Mapping[str, tuple[str, ...]] = {
-    "png": ("PNG",),
-    "jpg": ("JPEG", "MPO"),
-    "jpeg": ("JPEG", "MPO"),
-    "webp": ("WEBP",),
-    "bmp": ("BMP", "DIB"),
-    "gif": ("GIF",),
-    "tif": ("TIFF",),
-    "tiff": ("TIFF",),
-    "ppm": ("PPM",),
-}
-"""Which formats (Pillow's names) a member's last extension may hold; a member with another content is mislabelled."""
 MAX_MEDIUM_BYTES = 1 << 29
 """More than any image that would be decoded; a node reads whole media to name them."""
 MAX_FIELDS_BYTES = 16 << 20
@@ -217,7 +206,7 @@ def _shard_names(files: Sequence[RangeFile]) -> list[str]:
 
 
 def _formats(member: TarMember) -> tuple[str, ...] | None:
-    return IMAGE_FORMATS.get(member.extension.rpartition(".")[2])
+    return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
 
 
 def _is_huge(member: TarMember) -> bool:

@@ -7,10 +7,11 @@ made is remembered by checksum, so that making it again after eviction is counte
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,8 @@ from dataplane.errors import (
     NodeTimeoutError,
 )
 from dataplane.lineages import check_claim, checked_ref, derived_ref, file_job, source_job, source_ref
-from dataplane.pool import Pool, Result
+from dataplane.pool import Allocate, Pool
+from dataplane.pool_process import Result
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.store import Store
@@ -165,17 +167,18 @@ class Deriver:
             future = self._in_flight.get(ref.name)
             if future is not None:
                 return future, False
-            make: Callable[[Ref, float], Ref] = self._make_derived if ref.kind == "derived" else self._make_source
-            future = self._pool.submit(self._run, make, ref, deadline)
+            future = self._pool.submit(self._run, ref, partial(self._store.allocate, deadline=deadline))
             self._in_flight[ref.name] = future
             return future, True
 
-    def _run(self, make: Callable[[Ref, float], Ref], ref: Ref, deadline: float) -> Ref:
+    def _run(self, ref: Ref, allocate: Allocate) -> Ref:
         try:
             entry = self._store.find(ref.name)
             if self._key(ref) in self._quarantine:
                 raise _Quarantined
-            return entry.ref if entry is not None else make(ref, deadline)
+            if entry is not None:
+                return entry.ref
+            return self._make_derived(ref, allocate) if ref.kind == "derived" else self._make_source(ref, allocate)
         finally:
             with self._lock:
                 self._in_flight.pop(ref.name, None)
@@ -201,14 +204,14 @@ class Deriver:
 
     # -- private: in a pool thread ---------------------------------------------------------------------------------
 
-    def _make_derived(self, ref: Ref, deadline: float) -> Ref:
+    def _make_derived(self, ref: Ref, allocate: Allocate) -> Ref:
         lineage = ref.lineage
         assert lineage is not None and lineage.recipe is not None
         place = self._datasets.locate(lineage) if lineage.dataset else None
         if place is not None and place.file.is_local:
-            result = self._pool.run(file_job(lineage, place), deadline)
+            result = self._pool.run(file_job(lineage, place), allocate)
         else:
-            result = self._run_on_resident_source(lineage, place, deadline)
+            result = self._run_on_resident_source(lineage, place, allocate)
         key = place.key if place else source_name(lineage.source)
         if result.bad:
             formats = place.formats if place else ()
@@ -218,12 +221,12 @@ class Deriver:
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
         return self._publish(ref, result)
 
-    def _run_on_resident_source(self, lineage: Lineage, place: Place | None, deadline: float) -> Result:
+    def _run_on_resident_source(self, lineage: Lineage, place: Place | None, allocate: Allocate) -> Result:
         """The source lies in the arena: put there by hand, or just fetched from a remote shard."""
         name = source_name(lineage.source)
         leased = self._store.lease_one(name)
         if leased is None and place is not None:
-            self._make_source(source_ref(lineage, self._node_id), deadline)
+            self._make_source(source_ref(lineage, self._node_id), allocate)
             leased = self._store.lease_one(name)
         if leased is None:
             raise MissingObjectError(f"{name} is not resident and belongs to no dataset; put it again")
@@ -231,11 +234,12 @@ class Deriver:
             formats = place.formats if place else ()
             label = f"{lineage.shard} {place.key}" if place else name
             slab = leased.entry.slab
-            return self._pool.run(source_job(lineage, label, None, slab.offset, slab.nbytes, formats), deadline)
+            job = source_job(lineage, label, None, slab.offset, slab.nbytes, formats)
+            return self._pool.run(job, allocate)
         finally:
             self._store.end_later(leased.lease)
 
-    def _make_source(self, ref: Ref, deadline: float) -> Ref:
+    def _make_source(self, ref: Ref, allocate: Allocate) -> Ref:
         lineage = ref.lineage
         if lineage is None or not lineage.dataset:
             raise MissingObjectError(f"{ref.name} is not resident and belongs to no dataset; put it again")
@@ -246,7 +250,7 @@ class Deriver:
                 f"{lineage.shard} {place.key}: the bytes are not those that were ingested; the shard changed: "
                 "ingest it again"
             )
-        slab = self._store.allocate(len(data), deadline)
+        slab = allocate(len(data))
         self._store.view(slab)[:] = np.frombuffer(data, np.uint8)
         return self._store.seal(slab, ref, is_held=False).ref
 

@@ -7,7 +7,7 @@ from typing import Any
 from dataplane.datasets import Place
 from dataplane.digests import derived_name, source_name
 from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError
-from dataplane.pool import Job
+from dataplane.pool_process import Job
 from dataplane.recipes import parse_recipe
 from dataplane.refs import Lineage, Ref
 

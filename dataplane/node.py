@@ -14,6 +14,7 @@ from dataplane.derive import Deriver
 from dataplane.errors import BadRequestError
 from dataplane.flight_server import FlightServer
 from dataplane.hosts import check_id, default_host_id, new_node_id
+from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.security import Security, host_in_uri
@@ -37,6 +38,8 @@ class NodeConfig:
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Dataset id to globs of tar shards, local or any fsspec URL."""
     num_workers: int = 1
+    limits: MediaLimits = DEFAULT_LIMITS
+    """What a medium may be before it is refused."""
     shm_dir: Path = SHM_DIR
     node_id: str = field(default_factory=new_node_id)
     """What refs name; a node that is started again with the same id is the same home."""
@@ -61,7 +64,7 @@ class Node:
         try:
             self._store = Store(self._segment)
             self._datasets = Datasets(config.roots, self.node_id)
-            self._pool = Pool(config.num_workers, self._segment.path, self._store.allocate, self._store.abort)
+            self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
             self._server = FlightServer(config.host, config.port, self, config.security)
         except BaseException:

@@ -1,11 +1,12 @@
 """A worker of the node's pool: decodes one medium at a time and writes the result straight into the node's arena.
 
-Started as `python -m dataplane.pool_worker SEGMENT FD`. It answers on the socket FD with JSON frames: for a job it
-sends either `need` (how many bytes, waits for the offset, writes, then sends `done`), `bad` (the medium is at fault) or
+Started as `python -m dataplane.pool_worker SEGMENT FD LIMITS`. It answers on the socket FD with JSON frames: for a job
+`read`, `need` (how many bytes; it waits for the offset and writes) and `done`; or `bad` (the medium is at fault) or
 `failed` (the bytes cannot be read, or are not those of the digest). It ends when the socket does.
 """
 
 import json
+import math
 import mmap
 import os
 import signal
@@ -19,15 +20,19 @@ import numpy as np
 
 from dataplane.byte_ranges import read_local
 from dataplane.digests import content_digest
-from dataplane.media import MAX_SOURCE_BYTES, UndecodableError, decode_image, image_format
-from dataplane.process import signal_on_parent_death
+from dataplane.images import decode_image
+from dataplane.limits import MediaLimits
+from dataplane.media import UndecodableError
+from dataplane.process import keep_freed_memory, signal_on_parent_death
 from dataplane.recipes import parse_recipe
+from dataplane.recipes.kernel import Kernel, Plan
 
 Frame = Mapping[str, Any]
 
 
-def main(segment: str, fd: int) -> None:
+def main(segment: str, fd: int, limits: MediaLimits) -> None:
     """Serve jobs until the node closes its end of the socket."""
+    keep_freed_memory(32 << 20, 256 << 20)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGTERM)
     arena = map_segment(Path(segment))
@@ -35,7 +40,7 @@ def main(segment: str, fd: int) -> None:
     while True:
         try:
             job = json.loads(connection.recv_bytes())
-            send(connection, run_job(connection, arena, job))
+            send(connection, run_job(connection, arena, job, limits))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
@@ -54,43 +59,51 @@ def send(connection: Connection, frame: Frame) -> None:
     connection.send_bytes(json.dumps(frame).encode())
 
 
-def run_job(connection: Connection, arena: np.ndarray, job: Frame) -> Frame:
+def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: MediaLimits) -> Frame:
     """Read, check, decode, ask for room, compute; returns the last frame of the job."""
-    recipe = parse_recipe(job["recipe"])
-    if job["nbytes"] > MAX_SOURCE_BYTES:
-        return {"bad": f"{job['nbytes']} encoded bytes; at most {MAX_SOURCE_BYTES} are read"}
+    kernel = parse_recipe(job["recipe"])
+    if job["nbytes"] > limits.max_media_bytes:
+        return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
     try:
         data = _read_source(arena, job)
     except OSError as error:
         return {"failed": f"cannot read {job['path']}: {error}"}
     if content_digest(data) != job["digest"]:
         return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
+    send(connection, {"read": True})
     try:
-        image = decode_image(data, job["formats"])
-        found = image_format(data)
-        grid = recipe.grid(image.height, image.width)
+        source, found = _decode(kernel.medium, data, tuple(job["formats"]), limits)
+        plan = _plan(kernel, source)
+        nbytes = math.prod(plan.shape)
+        send(connection, {"need": nbytes})
+        offset = json.loads(connection.recv_bytes())["offset"]
+        if offset is None:
+            return {"failed": "no room"}
+        out = arena[offset : offset + nbytes]
+        plan.write(out)
     except UndecodableError as error:
         return {"bad": str(error)}
-    except ValueError as error:
-        return {"bad": f"cannot be cut into patches: {error}"}
-    shape = recipe.shape(grid)
-    nbytes = shape[0] * shape[1]
-    send(connection, {"need": nbytes})
-    offset = json.loads(connection.recv_bytes())["offset"]
-    if offset is None:
-        return {"failed": "no room"}
-    out = arena[offset : offset + nbytes]
-    recipe.run(image, grid, out.reshape(shape))
-    pixel_bytes = image.width * image.height * 3
-    return {
-        "done": {
-            "shape": shape,
-            "meta": recipe.meta(grid),
-            "checksum": content_digest(out),
-            "pixel_bytes": pixel_bytes,
-            "format": found,
-        }
+    done = {
+        "shape": plan.shape,
+        "meta": plan.meta,
+        "checksum": content_digest(out),
+        "pixel_bytes": plan.pixel_bytes,
+        "format": found,
     }
+    return {"done": done}
+
+
+def _decode(medium: str, data: bytes, formats: tuple[str, ...], limits: MediaLimits) -> tuple[Any, str]:
+    return decode_image(data, formats, limits)
+
+
+def _plan(kernel: Kernel, source: Any) -> Plan:
+    try:
+        return kernel.plan(source)
+    except UndecodableError:
+        raise
+    except ValueError as error:
+        raise UndecodableError(f"cannot be made into {kernel.kernel}: {error}") from error
 
 
 def _read_source(arena: np.ndarray, job: Frame) -> bytes:
@@ -100,4 +113,4 @@ def _read_source(arena: np.ndarray, job: Frame) -> bytes:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), MediaLimits(**json.loads(sys.argv[3])))

@@ -14,8 +14,9 @@ import threading
 from collections import defaultdict
 from types import FrameType
 
-from dataplane.errors import DataPlaneError
+from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.hosts import default_host_id, new_node_id
+from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
 from dataplane.security import Security
@@ -71,7 +72,20 @@ def _config(args: argparse.Namespace) -> NodeConfig:
             tls_ca=args.tls_ca,
             is_insecure=args.insecure,
         ),
+        limits=_limits(args),
     )
+
+
+def _limits(args: argparse.Namespace) -> MediaLimits:
+    try:
+        return MediaLimits(
+            max_image_pixels=args.max_image_pixels,
+            max_media_bytes=args.max_media_bytes,
+            max_video_frames=args.max_video_frames,
+            max_decode_seconds=args.max_decode_seconds,
+        )
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error
 
 
 class _Stop:

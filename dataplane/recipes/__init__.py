@@ -9,18 +9,27 @@ from typing import Any
 from pydantic import ValidationError
 
 from dataplane.errors import BadRequestError
+from dataplane.recipes.kernel import Kernel
 from dataplane.recipes.qwen_vl_patches import QwenVLPatches
+from dataplane.recipes.rgb import Rgb
 
-KERNELS = {"qwen_vl_patches": QwenVLPatches}
+KERNELS: Mapping[str, type[QwenVLPatches] | type[Rgb]] = {"qwen_vl_patches": QwenVLPatches, "rgb": Rgb}
+VERSION = 1
+"""Of all kernels so far. A kernel whose results change gets the next number, and keeps the old one beside it."""
 
 
-def parse_recipe(data: Mapping[str, Any]) -> QwenVLPatches:
+def parse_recipe(data: Mapping[str, Any]) -> Kernel:
     """The checked recipe. Raises BadRequestError that names every field that is unknown or out of range."""
     if not isinstance(data, Mapping):
         raise BadRequestError(f"a recipe is {type(data).__name__}; wanted a JSON object with a kernel")
     kernel = data.get("kernel")
     if not isinstance(kernel, str) or kernel not in KERNELS:
         raise BadRequestError(f"recipe.kernel is {kernel!r}; wanted one of {', '.join(KERNELS)}")
+    if (version := data.get("version", VERSION)) != VERSION:
+        raise BadRequestError(
+            f"recipe.version is {repr(version)[:60]}; this node runs version {VERSION} of {kernel}: its other versions "
+            "give other bytes; ask a node that has it, or make the recipe anew for this version"
+        )
     try:
         return KERNELS[kernel].model_validate(dict(data))
     except ValidationError as error:

@@ -22,6 +22,7 @@ from dataplane.errors import (
     NodeTimeoutError,
     OutOfSpaceError,
 )
+from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
@@ -214,7 +215,8 @@ def test_a_quarantined_object_cannot_be_resolved(small_node: tuple[EmbeddedNode,
 def one_node(tmp_path: Path) -> Iterator[Node]:
     """A node of 1 MiB in this process, over a shard of three images whose patches take 300 KB each."""
     shard = write_shard(tmp_path / "one.tar", {f"{at}": encode(noise(at, 224, 224)) for at in range(3)})
-    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(shard)]}))
+    limits = MediaLimits(max_decode_seconds=1.0)
+    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"a": [str(shard)]}, limits=limits))
     yield node
     node.stop()
 
@@ -245,10 +247,9 @@ def test_a_caller_with_time_left_does_not_fail_with_another_callers_deadline(one
     assert len(failed) == 1 and len(good(made)) == 1
 
 
-def test_waiting_for_room_is_not_the_mediums_fault(one_node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_room_is_not_the_mediums_fault(one_node: Node) -> None:
     good(derive_in(one_node, 0, 60))
     one_node.store.release([ref.name for ref in good(derive_in(one_node, 0, 60))])
-    monkeypatch.setattr("dataplane.pool.JOB_TIMEOUT_S", 1.0)
     slab = one_node.store.allocate(1_000_000, time.monotonic())
     threading.Timer(1.3, one_node.store.abort, [slab]).start()
     good(derive_in(one_node, 1, 30))

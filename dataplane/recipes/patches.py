@@ -1,0 +1,29 @@
+"""Writing frames as patches, in the order of Qwen-VL: the path of every pixel, so each is moved as seldom as can be.
+
+A frame is split into its three bands by Pillow; a band goes into place with one strided copy whose items are rows of a
+patch (`V14`: 14 bytes at once), several times faster than a copy of single bytes.
+
+Axes of a target: blocks of merge x merge patches, in them patches, of those 3 bands x temporal x patch x patch values.
+"""
+
+from collections.abc import Iterable
+
+import numpy as np
+from PIL import Image
+
+
+def write_frame(image: Image.Image, out: np.ndarray, patch: int, merge: int, temporal: int, at: int) -> None:
+    """Write an RGB frame as number `at` of the `temporal` ones of its patches into `out` (flat uint8)."""
+    rows, columns = image.height // patch, image.width // patch
+    item = np.dtype((np.void, patch))
+    target = out.view(item).reshape(rows // merge, columns // merge, merge, merge, 3, temporal, patch)
+    for channel, band in enumerate(image.split()):
+        blocks = np.asarray(band).view(item).reshape(rows // merge, merge, patch, columns // merge, merge)
+        target[:, :, :, :, channel, at] = blocks.transpose(0, 3, 1, 4, 2)
+
+
+def repeat_first_frame(out: np.ndarray, patch: int, temporal: int, places: Iterable[int], source: int = 0) -> None:
+    """Copy frame `source` of every patch in `out` (flat uint8) to other places of the `temporal` ones."""
+    squares = out.view(np.dtype((np.void, patch * patch))).reshape(-1, 3, temporal)
+    for at in places:
+        squares[:, :, at] = squares[:, :, source]
