@@ -1,6 +1,7 @@
 """Reading a few bytes out of big files, local or remote (any fsspec URL), without ever holding the file."""
 
 import glob
+import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,6 +41,53 @@ class RangeFile:
             return bytes(self.filesystem.cat_file(self.path, start=offset, end=end))
         except OSError as error:
             raise DatasetError(f"cannot read {self.path} at {offset}: {error}; check that it is there") from error
+
+    def check_unchanged(self) -> None:
+        """Raise DatasetError if a local file is no longer the one that was indexed; digests catch remote ones."""
+        if self.filesystem is not None:
+            return
+        try:
+            stat = Path(self.path).stat()
+        except OSError as error:
+            raise DatasetError(f"cannot read {self.path}: {error}; it was there when it was ingested") from error
+        if stat.st_size != self.nbytes or self.version not in ("", str(stat.st_mtime_ns)):
+            raise DatasetError(
+                f"{self.path} changed since it was ingested ({self.nbytes} bytes then, {stat.st_size} now); ingest the "
+                "dataset again"
+            )
+
+
+class RangeStream(io.RawIOBase):
+    """A RangeFile as a seekable stream, for libraries that want one."""
+
+    def __init__(self, file: RangeFile) -> None:
+        super().__init__()
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The current place."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move; returns the new place."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.nbytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to `size` bytes from the current place."""
+        data = self._file.read(self._at, self._file.nbytes - self._at if size is None or size < 0 else size)
+        self._at += len(data)
+        return data
 
 
 class BufferedRanges:
@@ -97,13 +145,17 @@ def _find_remote(pattern: str) -> list[RangeFile]:
     filesystem, path = fsspec.core.url_to_fs(pattern)
     if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
         return _find_local(path)
-    matches = filesystem.glob(path, detail=True) if glob.has_magic(path) else {path: filesystem.info(path)}
+    if glob.has_magic(path):
+        matches = filesystem.glob(path, detail=True)
+    else:
+        matches = {path: filesystem.info(path)} if filesystem.exists(path) else {}
     return [
-        RangeFile(name, int(info["size"]), _version(info), filesystem)
+        RangeFile(name, int(info["size"]), file_version(info), filesystem)
         for name, info in sorted(matches.items())
         if info.get("type") == "file"
     ]
 
 
-def _version(info: Mapping[str, Any]) -> str:
+def file_version(info: Mapping[str, Any]) -> str:
+    """What tells one content of a remote file from the next, as far as the store says."""
     return str(next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""))

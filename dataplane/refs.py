@@ -20,15 +20,17 @@ class Lineage:
     dataset: str
     """Id of a dataset that the node's owner registered; empty for a source that somebody put by hand."""
     shard: str
-    """Name of the tar inside the dataset."""
+    """Name of the file inside the dataset."""
     offset: int
-    """Where the source's encoded bytes begin in the shard."""
+    """Where the source's encoded bytes begin in a tar; the row's number in a table or in JSON lines."""
     nbytes: int
     """How many encoded bytes there are."""
     source: str
     """Digest of the source bytes (the hex part of its name)."""
     recipe: Mapping[str, Any] | None
     """What was done to the source; None for the source itself."""
+    part: str = ""
+    """Which medium of a row: column and place, such as `images/1`; empty in a tar."""
 
     def to_dict(self) -> dict[str, Any]:
         """The lineage as JSON-safe values."""
@@ -39,6 +41,7 @@ class Lineage:
             "nbytes": self.nbytes,
             "source": self.source,
             "recipe": None if self.recipe is None else dict(self.recipe),
+            "part": self.part,
         }
 
     @classmethod
@@ -52,6 +55,7 @@ class Lineage:
             nbytes=_take(data, "lineage", "nbytes", int),
             source=_take(data, "lineage", "source", str),
             recipe=recipe,
+            part=_take(data, "lineage", "part", str) if "part" in data else "",
         )
 
 
@@ -146,18 +150,18 @@ class BadMedia:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sample of a WebDataset: the members of a tar that share a key."""
+    """One sample: the members of a tar that share a key, a row of a table, a line of JSON lines."""
 
     index: int
-    """Place in the dataset: shards in name order, samples in tar order."""
+    """Place in the dataset: shards in name order, samples in the order of their shard."""
     key: str
     shard: str
     fields: Mapping[str, Any]
-    """The `.json` member; empty where there is none."""
+    """The `.json` member of a tar, the columns or keys that are not media of the others; JSON-safe."""
     media: tuple[Ref, ...]
-    """Source refs of the image members in tar order; nothing is decoded yet."""
+    """Source refs of the media in tar, column or key order; `lineage.part` says which column. Nothing is decoded."""
     bad: tuple[BadMedia, ...] = ()
-    """Members of the sample that cannot be read, such as a `.json` that is not JSON."""
+    """What of the sample cannot be read: a `.json` that is not JSON, a null image, a path that leads nowhere."""
 
     def to_dict(self) -> dict[str, Any]:
         """The sample as JSON-safe values."""

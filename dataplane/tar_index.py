@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dataplane.byte_ranges import BufferedRanges, RangeFile
 from dataplane.errors import DatasetError
+from dataplane.formats.shard import Flaw
 
 BLOCK = 512
 _MAX_EXTRA_HEADER = 1 << 20
@@ -37,15 +38,6 @@ class TarMember:
     def extension(self) -> str:
         """What follows the first dot of the file name, in lower case."""
         return self.path.rpartition("/")[2].partition(".")[2].lower()
-
-
-@dataclass(frozen=True, slots=True)
-class Flaw:
-    """Something in a tar that cannot be used."""
-
-    offset: int
-    key: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,66 @@
+"""What a cell or a JSON value says of its media: bytes, a path, or why there is neither. Pure functions."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+CHAT_NAMES = ("messages", "prompt", "conversations")
+"""Keys whose values may be chat turns with media among their contents."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One medium as its row names it: exactly one of data, path and reason is set."""
+
+    part: str
+    data: bytes | None = None
+    path: str | None = None
+    reason: str | None = None
+
+
+def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[Found]:
+    """The media of one cell; each has a part `column/place`. A null cell has none if optional, else is a fault."""
+    if value is None and is_optional:
+        return []
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [_found(f"{column}/{at}", item) for at, item in enumerate(values)]
+
+
+def media_of_chat(column: str, turns: Any) -> list[Found]:
+    """The media that chat turns name by path: `{"type": "image", "image": "a.png"}` among a turn's contents."""
+    return [_found(f"{column}/{at}", value) for at, value in enumerate(_chat_values(turns))]
+
+
+def _chat_values(turns: Any) -> Iterator[Any]:
+    for turn in turns if isinstance(turns, list) else []:
+        contents = turn.get("content") if isinstance(turn, Mapping) else None
+        for content in contents if isinstance(contents, list) else []:
+            kind = content.get("type") if isinstance(content, Mapping) else None
+            if kind in ("image", "video") and content.get(kind) is not None:
+                yield content[kind]
+
+
+def _found(part: str, value: Any) -> Found:
+    if isinstance(value, Mapping):
+        return _found_in_mapping(part, value)
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return Found(part, data=bytes(value))
+    if isinstance(value, str):
+        return Found(part, path=value) if value else Found(part, reason="an empty path")
+    if value is None:
+        return Found(part, reason="null; say #optional=COLUMN in the root where samples may lack their one medium")
+    return Found(part, reason=f"{type(value).__name__} {str(value)[:40]!r}; wanted a path, bytes, or bytes and path")
+
+
+def _found_in_mapping(part: str, value: Mapping[str, Any]) -> Found:
+    data = value.get("bytes")
+    if isinstance(data, (bytes, bytearray, memoryview)):
+        return Found(part, data=bytes(data))
+    if data is not None:
+        return Found(
+            part, reason=f"bytes is a JSON {type(data).__name__}; JSON holds no bytes: write a file, name its path"
+        )
+    for key in ("path", "image", "video"):
+        if isinstance(value.get(key), str) and value[key]:
+            return Found(part, path=value[key])
+    return Found(part, reason=f"neither bytes nor a path among {sorted(map(str, value))[:8]}")

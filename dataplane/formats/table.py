@@ -1,0 +1,243 @@
+"""Shards that are tables: rows in groups, some columns media, the others fields.
+
+A group is what is read at once (a row group of Parquet, a record batch of Arrow); how is left to `Groups`. Media are
+named while their group is at hand and kept for a while: who names a medium mostly decodes it next.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from dataplane.byte_ranges import RangeFile
+from dataplane.errors import DatasetError
+from dataplane.formats.caches import Caches
+from dataplane.formats.columns import ColumnOptions, split_columns
+from dataplane.formats.json_safe import json_safe
+from dataplane.formats.media_paths import MediaFolders
+from dataplane.formats.media_values import CHAT_NAMES, Found, media_of, media_of_chat
+from dataplane.formats.rows import Cell, media_and_flaws, name_cell
+from dataplane.formats.shard import MAX_FIELDS_BYTES, Flaw, Place, Row
+
+MAX_GROUP_BYTES = 512 << 20
+"""Uncompressed bytes of the columns that are read together; a node holds one such group at a time per shard."""
+
+
+class Groups(Protocol):
+    """A file of rows that are read some at once."""
+
+    @property
+    def file(self) -> RangeFile: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[num_groups + 1] first row of each group."""
+        ...
+
+    @property
+    def flaws(self) -> Sequence[Flaw]:
+        """What of the file cannot be read."""
+        ...
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """How much memory reading these columns will take at least; 0 where they are mapped."""
+        ...
+
+    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+        """These columns of a group. Raises pa.ArrowException, OSError or DatasetError."""
+        ...
+
+
+class TableShard:
+    """One table as a shard. Thread-safe."""
+
+    def __init__(self, groups: Groups, folders: MediaFolders, options: ColumnOptions, caches: Caches) -> None:
+        self._groups = groups
+        self._folders = folders
+        self._caches = caches
+        self._columns = split_columns(groups.schema, options, groups.file.path)
+        self._lock = threading.Lock()
+        self._check_groups()
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of the table."""
+        return int(self._groups.starts[-1])
+
+    @property
+    def flaws(self) -> Sequence[Flaw]:
+        """What of the file cannot be read."""
+        return self._groups.flaws
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all columns that are read, sorted."""
+        return tuple(sorted(self._columns.media + self._columns.fields))
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers; each group is read once, however they are ordered."""
+        self._groups.file.check_unchanged()
+        by_group: dict[int, list[int]] = defaultdict(list)
+        for number in numbers:
+            by_group[self._group_of(number)].append(number)
+        rows: dict[int, Row] = {}
+        for group, members in by_group.items():
+            rows |= self._rows_of_group(group, members)
+        return [rows[number] for number in numbers]
+
+    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+        """The place of the medium at a row's part; the row is read for that unless it was lately."""
+        if not 0 <= offset < self.num_samples:
+            return None
+        cells = self._caches.rows.get((self._groups.file, offset))
+        if cells is None:
+            self.rows([offset])
+            cells = self._caches.rows.get((self._groups.file, offset)) or ()
+        for cell in cells:
+            if (cell.part, cell.nbytes) == (part, nbytes) and not cell.reason:
+                return self._place(offset, cell)
+        return None
+
+    def read_cell(self, row: int, part: str) -> bytes:
+        """The bytes of one medium. Raises DatasetError."""
+        key = (self._groups.file, row, part)
+        data = self._caches.cells.get(key)
+        if data is None:
+            self._groups.file.check_unchanged()
+            group = self._group_of(row)
+            start = int(self._groups.starts[group])
+            column = part.rpartition("/")[0]
+            table = self._read(group, self._columns.media)
+            found = {item.part: item for item in media_of(column, table.column(column)[row - start].as_py())}
+            data = found[part].data if part in found else None
+        if data is None:
+            raise DatasetError(f"{self._groups.file.path} has no bytes at row {row}, {part}; ingest the dataset again")
+        return data
+
+    def _group_of(self, row: int) -> int:
+        return int(np.searchsorted(self._groups.starts, row, side="right")) - 1
+
+    def _place(self, row: int, cell: Cell) -> Place:
+        key = f"{row_key(row)} {cell.part}"
+        if cell.file is not None:
+            return Place(cell.file, 0, cell.nbytes, key, cell.formats)
+        return Place(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
+
+    def _rows_of_group(self, group: int, numbers: Sequence[int]) -> dict[int, Row]:
+        start = int(self._groups.starts[group])
+        try:
+            fields = self._read(group, self._columns.fields) if self._columns.fields else None
+            known = {number: self._caches.rows.get((self._groups.file, number)) for number in numbers}
+            has_paths = any(cell.file for cells in known.values() for cell in cells or ())
+            is_needed = self._columns.media and (has_paths or None in known.values())
+            media = self._read(group, self._columns.media) if is_needed else None
+        except (pa.ArrowException, OSError, DatasetError) as error:
+            reason = f"row group {group} cannot be read: {error}"
+            return {
+                number: Row(row_key(number), {}, (), (Flaw(number, row_key(number), reason),)) for number in numbers
+            }
+        return {
+            number: self._row(number, _cells_at(fields, number - start), media, number - start, known[number])
+            for number in numbers
+        }
+
+    def _row(
+        self, number: int, values: Mapping[str, Any], media: pa.Table | None, at: int, known: tuple[Cell, ...] | None
+    ) -> Row:
+        key = row_key(number)
+        if known is None or any(cell.file for cell in known):
+            found: list[Found] = []
+            if media is not None:
+                for name in self._columns.media:
+                    is_optional = name in self._columns.optional
+                    found += media_of(name, media.column(name)[at].as_py(), is_optional=is_optional)
+            for name in CHAT_NAMES:
+                found += media_of_chat(name, values.get(name))
+            known = self._name(number, found)
+        served, flaws = media_and_flaws(number, key, known)
+        fields, reason = checked_fields(values)
+        return Row(key, fields, served, (*flaws, Flaw(number, key, reason)) if reason else flaws)
+
+    def _name(self, number: int, found: Sequence[Found]) -> tuple[Cell, ...]:
+        cells = tuple(name_cell(item, self._folders, self._caches) for item in found)
+        for item in found:
+            if item.data is not None:
+                self._caches.cells.put((self._groups.file, number, item.part), item.data, len(item.data))
+        self._caches.rows.put((self._groups.file, number), cells)
+        return cells
+
+    def _read(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        key = (self._groups.file, group, columns)
+        with self._lock:
+            table = self._caches.groups.get(key)
+            if table is None:
+                table = self._groups.read(group, columns)
+                self._caches.groups.put(key, table, self._groups.nbytes(group, columns) and table.nbytes)
+            return table
+
+    def _check_groups(self) -> None:
+        for columns in (self._columns.media, self._columns.fields):
+            for group in range(len(self._groups.starts) - 1):
+                nbytes = self._groups.nbytes(group, columns)
+                if nbytes > MAX_GROUP_BYTES:
+                    raise DatasetError(
+                        f"{self._groups.file.path}: row group {group} has {nbytes} bytes in {', '.join(columns)[:80]}; "
+                        f"wanted at most {MAX_GROUP_BYTES}, since a group is read as a whole: write the file with "
+                        "fewer rows per group (row_group_size=100)"
+                    )
+
+
+@dataclass(frozen=True, slots=True)
+class _CellSource:
+    """One cell as a source of bytes; it is read by the node, not by workers."""
+
+    shard: TableShard
+    path: str
+    row: int
+    part: str
+
+    @property
+    def is_local(self) -> bool:
+        """Workers cannot read a table."""
+        return False
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """A range of the cell."""
+        return self.shard.read_cell(self.row, self.part)[offset : offset + nbytes]
+
+
+def row_key(row: int) -> str:
+    """How people find a row."""
+    return f"row {row}"
+
+
+def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Fields as JSON has them, or why they cannot be served."""
+    try:
+        fields = json_safe(values)
+    except TypeError as error:
+        return {}, str(error)
+    num_chars = _num_chars(fields)
+    if num_chars > MAX_FIELDS_BYTES:
+        return {}, f"fields of {num_chars} characters; wanted at most {MAX_FIELDS_BYTES}"
+    return fields, ""
+
+
+def _num_chars(value: Any) -> int:
+    """About how long the value is as JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _num_chars(item) for key, item in value.items())
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 8
+
+
+def _cells_at(table: pa.Table | None, at: int) -> dict[str, Any]:
+    return {} if table is None else {name: table.column(name)[at].as_py() for name in table.column_names}
