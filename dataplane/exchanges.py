@@ -17,18 +17,15 @@ import pyarrow.flight as fl
 
 from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
 from dataplane.lineages import check_claim
+from dataplane.locators import Locators
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
 from dataplane.rights import Right
 from dataplane.store import INTERNAL_SESSION, Leased, Slab
-from dataplane.wire import ITEM_BYTES, LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
+from dataplane.wire import LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
-
-_DTYPES = list(ITEM_BYTES)
-_DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
-_DTYPE_NAMES = pa.array(_DTYPES)
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +55,7 @@ def resolve(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each.
+    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each; with `"as": "json"` as JSON.
 
     Names that are not resident get offset -1; refs are made again first, all or none. The leases belong to the session
     named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases. The leases of an answer that
@@ -74,7 +71,8 @@ def resolve(
         if not own:
             writer.write_metadata(pa.py_buffer(dump(node.hello())))
         for request in requests:
-            node.store.end_leases(take_list(request, "resolve", "end", int, default=[]), token)
+            if "end" in request:
+                node.store.end_leases(take_list(request, "resolve", "end", int), token)
             if "names" not in request and "refs" not in request:
                 continue
             try:
@@ -86,7 +84,10 @@ def resolve(
                 writer.write_metadata(pa.py_buffer(dump(answer)))
             else:
                 requests.unconfirmed = [item.lease for item in leased if item]
-                writer.write_batch(locators(leased))
+                if request.get("as") == "json":
+                    writer.write_metadata(pa.py_buffer(_locate(leased).to_json()))
+                else:
+                    writer.write_batch(_locate(leased).to_batch())
     finally:
         node.store.end_leases(requests.unconfirmed, token)
         if not own:
@@ -140,22 +141,18 @@ def lease_made(node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SE
         node.deriver.make_resident([ref], deadline)
 
 
-def locators(leased: Sequence[Leased | None]) -> pa.RecordBatch:
-    """One row per object: where it lies, what it is, and the lease that keeps it there."""
+def _locate(leased: Sequence[Leased | None]) -> Locators:
+    """Where each object lies, what it is, and the lease that keeps it there."""
     slabs = [item.entry.slab if item else None for item in leased]
     refs = [item.entry.ref if item else None for item in leased]
-    codes = pa.array([_DTYPE_CODE[ref.dtype] if ref else 0 for ref in refs], pa.int8())
-    return pa.record_batch(
-        [
-            pa.array([0] * len(slabs), pa.int32()),
-            pa.array([slab.offset if slab else -1 for slab in slabs], pa.int64()),
-            pa.array([slab.nbytes if slab else 0 for slab in slabs], pa.int64()),
-            pa.DictionaryArray.from_arrays(codes, _DTYPE_NAMES),
-            pa.array([ref.shape if ref else () for ref in refs], pa.list_(pa.int64())),
-            pa.array([slab.generation if slab else 0 for slab in slabs], pa.int64()),
-            pa.array([item.lease if item else 0 for item in leased], pa.int64()),
-        ],
-        schema=LOCATORS,
+    return Locators(
+        segment=[0] * len(slabs),
+        offset=[slab.offset if slab else -1 for slab in slabs],
+        nbytes=[slab.nbytes if slab else 0 for slab in slabs],
+        dtype=[ref.dtype if ref else "bool" for ref in refs],
+        shape=[ref.shape if ref else () for ref in refs],
+        generation=[slab.generation if slab else 0 for slab in slabs],
+        lease=[item.lease if item else 0 for item in leased],
     )
 
 

@@ -20,6 +20,7 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials
 from dataplane.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
+from dataplane.locators import JSON_UP_TO, Locators
 from dataplane.patience import MIN_ATTEMPT_S, Patience, is_gone
 from dataplane.reader_session import ReaderSession, ResolveStream
 from dataplane.refs import Ref
@@ -171,7 +172,8 @@ class Reader:
                 stream.close()
 
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        views = self._views(stream, refs, self._ask(stream, {"names": [ref.name for ref in refs]}, deadline))
+        asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
+        views = self._views(stream, refs, self._ask(stream, asked, deadline))
         missing = [at for at, view in enumerate(views) if view is None]
         if missing:
             wanted = [refs[at] for at in missing]
@@ -181,7 +183,7 @@ class Reader:
                 views[at] = view
         return views  # type: ignore[return-value]  # none is None any more
 
-    def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> pa.RecordBatch:
+    def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> Locators:
         """One round trip."""
         try:
             batch, metadata = stream.ask(dump(request), _left_s(deadline))
@@ -192,20 +194,22 @@ class Reader:
         except StopIteration:
             raise StreamLostError(f"{self.uri} ended the resolve stream; is the node running?") from None
         if batch is None:
-            error = from_body(parse(metadata, "the answer to resolve"))
+            answer = parse(metadata, "the answer to resolve")
+            if "locators" in answer:
+                return Locators.from_json(answer)
+            error = from_body(answer)
             raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
-        return batch
+        return Locators.from_batch(batch)
 
-    def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: pa.RecordBatch) -> list[np.ndarray | None]:
+    def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
         """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
-        offsets: list[int] = locators.column(1).to_pylist()
-        leases: list[int] = locators.column(6).to_pylist()
+        offsets, leases = locators.offset, locators.lease
         session, base = stream.session, stream.session.address
         assert base is not None
         session.add_leases(len(offsets) - offsets.count(-1))
         owners: list[_Owner | None] = []
         try:
-            self._check(refs, offsets, locators)
+            self._check(refs, locators)
             for ref, offset, lease in zip(refs, offsets, leases, strict=True):
                 owners.append(None if offset < 0 else _Owner(base + offset, ref, lease, session))
             return [None if owner is None else np.asarray(owner) for owner in owners]
@@ -215,16 +219,20 @@ class Reader:
                     session.ended.put(lease)
             raise
 
-    def _check(self, refs: Sequence[Ref], offsets: Sequence[int], locators: pa.RecordBatch) -> None:
+    def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
         """Raise unless what lies there has the dtype, shape and size that the refs say."""
-        sizes = locators.column(2).to_pylist()
-        dtypes, codes = locators.column(3).dictionary.to_pylist(), locators.column(3).indices.to_pylist()
-        dims, ends = locators.column(4).values.to_pylist(), locators.column(4).offsets.to_pylist()
-        for at, ref in enumerate(refs):
-            found = (dtypes[codes[at]], tuple(dims[ends[at] : ends[at + 1]]), sizes[at])
-            if offsets[at] >= 0 and found != (ref.dtype, ref.shape, ref.nbytes):
+        columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.generation)
+        for ref, offset, dtype, shape, nbytes, generation in zip(refs, *columns, strict=True):
+            if offset < 0:
+                continue
+            if ref.generation and ref.generation != generation:
                 raise ChecksumError(
-                    f"{ref.name} is {found[0]} {list(found[1])} of {found[2]} bytes on {self.uri}, its ref says "
+                    f"{ref.name} was released and written again on {self.uri} since its ref was given out (generation "
+                    f"{generation}, the ref says {ref.generation}): get a fresh ref"
+                )
+            if dtype != ref.dtype or nbytes != ref.nbytes or tuple(shape) != ref.shape:
+                raise ChecksumError(
+                    f"{ref.name} is {dtype} {list(shape)} of {nbytes} bytes on {self.uri}, its ref says "
                     f"{ref.dtype} {str(list(ref.shape))[:200]} of {ref.nbytes}: the name was released and used again, "
                     "or the ref was edited; get a fresh ref"
                 )

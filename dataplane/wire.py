@@ -72,9 +72,12 @@ PIECES = pa.schema(
 """
 
 
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+
+
 def dump(body: Mapping[str, Any]) -> bytes:
     """A JSON body."""
-    return json.dumps(body, separators=(",", ":")).encode()
+    return _encode(body).encode()
 
 
 def parse(body: bytes | pa.Buffer | None, what: str) -> dict[str, Any]:
@@ -110,7 +113,7 @@ _PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted 
 def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default: Any = ...) -> list[Any]:
     """body[key] as a list of nothing but strings, or of nothing but whole numbers."""
     items: list[Any] = take(body, what, key, list, default=default)
-    if not all(type(item) is kind for item in items):
+    if not set(map(type, items)) <= {kind}:
         raise BadRequestError(f"{what}.{key} holds something else than {_PLURALS[kind]}")
     return items
 

@@ -21,8 +21,6 @@ import numpy as np
 MIN_REPEATS, MAX_REPEATS = 7, 40
 BUDGET_S = 1.0
 """A path is repeated until this much time has passed, within the bounds above."""
-SETTLE_S = 0.01
-"""Pause after a result was dropped, the same for all: what a path does behind its call ends before the next one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,6 @@ def measure(
             seconds.append(elapsed)
         if turn >= MIN_REPEATS and time.monotonic() - started > BUDGET_S:
             break
-        time.sleep(SETTLE_S)
     return Measured(path=path, case=case, seconds=statistics.median(seconds), repeats=len(seconds))
 
 
