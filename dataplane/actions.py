@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dataplane import scope_owners
 from dataplane.refs import Ref
 from dataplane.rights import Right
 from dataplane.wire import take, take_list, take_refs, take_timeout_s
@@ -45,7 +46,10 @@ def _samples(node: "Node", body: Body) -> dict[str, Any]:
 def _derive(node: "Node", body: Body) -> dict[str, Any]:
     deadline = time.monotonic() + take_timeout_s(body, "derive")
     refs = take_refs(body, "derive")
+    scope = take(body, "derive", "scope", str, type(None), default=None)
     made = node.deriver.derive(refs, take(body, "derive", "recipe", dict), deadline)
+    if scope is not None:
+        scope_owners.put_made_into_scope(node, made, scope, deadline)
     return {"results": [{"ref": item.to_dict()} if isinstance(item, Ref) else {"bad": item.to_dict()} for item in made]}
 
 
@@ -64,7 +68,10 @@ ACTIONS: Mapping[str, Action] = {
     "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}'),
     "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
     "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}'),
-    "derive": Action(_derive, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"results": refs or bad media}'),
+    "derive": Action(_derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media'),
+    "open_scope": Action(scope_owners.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
+    "close_scope": Action(scope_owners.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
+    "move_to_scope": Action(scope_owners.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}'),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}'),
 }

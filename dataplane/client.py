@@ -17,6 +17,7 @@ from dataplane.errors import BadRequestError
 from dataplane.patience import Patience
 from dataplane.place_writer import PlaceWriter
 from dataplane.refs import BadMedia, Dataset, Ref, Sample
+from dataplane.scope_keeper import ScopeKeeper, weak_method
 from dataplane.wire import (
     BATCH_BYTES,
     check_array,
@@ -47,6 +48,7 @@ class Client:
         self._flight = connect(uri, credentials)
         self._place_writer = PlaceWriter(self._flight, uri)
         self._patience = Patience(uri)
+        self._scope_keeper = ScopeKeeper(self._flight, uri, weak_method(self._act))
 
     def __enter__(self) -> Self:
         return self
@@ -66,11 +68,13 @@ class Client:
         dtype: str = "uint8",
         shape: Sequence[int] | None = None,
         meta: Mapping[str, Any] | None = None,
+        scope: str | None = None,
     ) -> Ref:
         """Store a plain object: the bytes of an array of this dtype and shape (flat if not given).
 
-        It stays until released. The same content under the same name is the same object again; other content is
-        refused. Waits for room until `timeout_s`, then raises OutOfSpaceError with what was wanted, free and leased.
+        It stays until released, or until the last scope closes that it is in. The same content under the same name is
+        the same object again; other content is refused. Waits for room until `timeout_s`, then raises OutOfSpaceError
+        with what was wanted, free and leased.
         """
         view = _flat(data)
         body = {
@@ -79,12 +83,40 @@ class Client:
             "dtype": dtype,
             "shape": list(check_array(dtype, shape, view.nbytes)),
             "meta": dict(meta or {}),
+            "scope": scope,
         }
         return self._put(view, body)
 
-    def put_source(self, data: Buffer, meta: Mapping[str, Any] | None = None) -> Ref:
-        """Store encoded media under the digest of its bytes; it stays until released."""
-        return self._put(_flat(data), {"kind": "source", "meta": dict(meta or {})})
+    def put_source(self, data: Buffer, meta: Mapping[str, Any] | None = None, *, scope: str | None = None) -> Ref:
+        """Store encoded media under the digest of its bytes; it stays until released, or until its scope closes."""
+        return self._put(_flat(data), {"kind": "source", "meta": dict(meta or {}), "scope": scope})
+
+    def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
+        """Open a named group of objects that end together; nothing in it is evicted, and it holds `quota_bytes`.
+
+        It closes with `close_scope`; unless `keep`, also when this client closes, or is gone for half a minute. A put
+        over the quota waits for room, then raises OutOfSpaceError.
+        """
+        body = {"name": name, "quota_bytes": quota_bytes, "keep": keep}
+        if keep:
+            self._act("open_scope", body)
+            return
+        self._patience.call("open_scope", lambda left_s: self._scope_keeper.open(body, left_s), self.timeout_s)
+
+    def close_scope(self, name: str) -> dict[str, int]:
+        """Close a scope: its plain objects go unless another scope has them. Gives num_dropped and dropped_bytes."""
+        ended = self._act("close_scope", {"name": name})
+        self._scope_keeper.forget(name)
+        return {"num_dropped": int(ended["num_dropped"]), "dropped_bytes": int(ended["dropped_bytes"])}
+
+    def move_to_scope(self, refs: Sequence[Ref], scope: str, *, source: str | None = None) -> int:
+        """Put objects into a scope, all or none, and out of the scope `source`, or out of their hold without one.
+
+        Returns how many moved: fewer than given where derived objects were evicted already (they can be made again).
+        Raises MissingObjectError for a plain object that is gone. Waits for room in the quota.
+        """
+        body = {"refs": [ref.to_dict() for ref in refs], "scope": scope, "source": source, "timeout_s": self.timeout_s}
+        return int(self._act("move_to_scope", body)["num_moved"])
 
     def release(self, refs: Sequence[Ref]) -> int:
         """Drop plain objects (their bytes go when the last view does) and let the others be evicted first.
@@ -106,9 +138,15 @@ class Client:
         body = {"dataset": dataset, "indices": [int(index) for index in indices]}
         return [Sample.from_dict(item) for item in self._act("samples", body)["samples"]]
 
-    def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> list[Ref | BadMedia]:
-        """Have the node make what the recipe says of each source; BadMedia in the place of what cannot be decoded."""
+    def derive(
+        self, refs: Sequence[Ref], recipe: Mapping[str, Any], *, scope: str | None = None
+    ) -> list[Ref | BadMedia]:
+        """Have the node make what the recipe says of each source; BadMedia in the place of what cannot be decoded.
+
+        What is in an open scope is not evicted.
+        """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe), "timeout_s": self.timeout_s}
+        body["scope"] = scope
         results = self._act("derive", body)["results"]
         return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
 
@@ -126,7 +164,8 @@ class Client:
         return self._patience.call("get", attempt, self.timeout_s)
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and with it the scopes that are bound to it."""
+        self._scope_keeper.close()
         self._place_writer.close()
         self._flight.close()
 
@@ -137,6 +176,8 @@ class Client:
 
     def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
         def attempt(left_s: float) -> Ref:
+            if body.get("scope") is not None:
+                self._scope_keeper.wait(left_s)
             request = body | {"nbytes": view.nbytes, "timeout_s": left_s}
             if view.nbytes >= PUT_IN_PLACE_FROM:
                 ref = self._place_writer.put(view, request, left_s)

@@ -252,7 +252,7 @@ class Deriver:
             )
         slab = allocate(len(data))
         self._store.view(slab)[:] = np.frombuffer(data, np.uint8)
-        return self._store.seal(slab, ref, is_held=False).ref
+        return self._store.seal(slab, ref, is_held=False, digest=lineage.source).ref
 
     def _publish(self, ref: Ref, result: Result) -> Ref:
         assert result.slab is not None and result.meta is not None
@@ -271,7 +271,7 @@ class Deriver:
             self.processed_bytes += made.nbytes
             self.pixel_bytes += result.pixel_bytes
             self._made[ref.name] = _Made(made, result.format)
-        return self._store.seal(result.slab, made, is_held=False).ref
+        return self._store.seal(result.slab, made, is_held=False, digest=result.checksum).ref
 
     def _put_in_quarantine(self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str) -> BadMedia:
         log.warning("bad media: %s %s: %s", lineage.shard or "put by hand", key, reason)

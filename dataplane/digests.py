@@ -8,7 +8,7 @@ from blake3 import blake3
 
 SOURCE_HEX = 32
 RECIPE_HEX = 16
-_MANY_THREADS_FROM = 8 << 20
+_MANY_THREADS_FROM = 1 << 20
 """From this size on hashing on every core is worth the wait for them."""
 
 
@@ -32,3 +32,8 @@ def source_name(digest: str) -> str:
 def derived_name(source_digest: str, recipe: Mapping[str, Any]) -> str:
     """The name of what `recipe` makes of a source."""
     return f"d/{source_digest}/{recipe_digest(recipe)}"
+
+
+def generation_of(digest: str) -> int:
+    """The generation of a plain object with this content: the first 63 bits of its digest; never 0."""
+    return int(digest[:16], 16) >> 1 or 1

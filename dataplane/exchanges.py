@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane import scope_owners
+from dataplane.entries import Leased, Slab
 from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
 from dataplane.lineages import check_claim
 from dataplane.locators import Locators
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
 from dataplane.rights import Right
-from dataplane.store import INTERNAL_SESSION, Leased, Slab
+from dataplane.store import INTERNAL_SESSION
 from dataplane.wire import LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
@@ -113,7 +115,7 @@ def put(
                     answer = seal(node.store, written, checked, checked.dtype or "uint8", node.node_id).to_dict()
                 elif slab is None:
                     slab = _allocate(node, request)
-                    answer = {"segment": 0, "offset": slab.offset, "generation": slab.generation}
+                    answer = {"segment": 0, "offset": slab.offset}
                 else:
                     raise BadRequestError("put: a second allocate before the first was sealed; seal it first")
             except DataPlaneError as error:
@@ -151,7 +153,7 @@ def _locate(leased: Sequence[Leased | None]) -> Locators:
         nbytes=[slab.nbytes if slab else 0 for slab in slabs],
         dtype=[ref.dtype if ref else "bool" for ref in refs],
         shape=[ref.shape if ref else () for ref in refs],
-        generation=[slab.generation if slab else 0 for slab in slabs],
+        generation=[ref.generation if ref else 0 for ref in refs],
         lease=[item.lease if item else 0 for item in leased],
     )
 
@@ -177,6 +179,7 @@ EXCHANGES: Mapping[str, Exchange] = {
     "session": Exchange(session, Right.READ),
     "resolve": Exchange(resolve, Right.READ),
     "put": Exchange(put, Right.WRITE),
+    "scopes": Exchange(scope_owners.keep_open, Right.WRITE),
 }
 
 
@@ -245,4 +248,5 @@ def _allocate(node: "Node", request: Mapping[str, Any]) -> Slab:
     nbytes = take(request, "put", "allocate", int)
     if nbytes < 0:
         raise BadRequestError(f"put.allocate is {nbytes}; wanted 0 bytes or more")
-    return node.store.allocate(nbytes, time.monotonic() + take_timeout_s(request, "put"))
+    scope = take(request, "put", "scope", str, type(None), default=None)
+    return node.store.allocate(nbytes, time.monotonic() + take_timeout_s(request, "put"), scope)

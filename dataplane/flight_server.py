@@ -108,7 +108,7 @@ class FlightServer(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
-        """A stream of requests and answers; its verb stands in the descriptor: session, resolve or put."""
+        """A stream of requests and answers; its verb stands in the descriptor: session, resolve, put, scopes."""
         body = parse(descriptor.command, "the descriptor of DoExchange")
         verb = take(body, "the descriptor of DoExchange", "verb", str)
         if verb not in EXCHANGES:

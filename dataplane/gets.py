@@ -16,10 +16,11 @@ import pyarrow.flight as fl
 
 from dataplane import exchanges
 from dataplane.digests import content_digest
+from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.lineages import check_claim
 from dataplane.refs import Ref
-from dataplane.store import Leased, Store
+from dataplane.store import Store
 from dataplane.wire import BATCH_BYTES, PIECES, dump, parse, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def checksum(store: Store, leased: Leased) -> str:
         return entry.ref.name.removeprefix("s/")
     if not entry.digest:
         kept = entry.ref.meta.get("checksum") if entry.ref.kind == "derived" else None
-        entry.digest = str(kept) if kept else content_digest(store.view(entry.slab))
+        entry.digest = str(kept) if kept else content_digest(store.content(entry))
     return entry.digest
 
 
@@ -185,8 +186,9 @@ class _StreamLease:
 
 def _buffer(store: Store, leased: Leased) -> pa.Buffer:
     """The object's bytes where they lie; the lease ends with the last slice of the buffer."""
-    slab = leased.entry.slab
-    return pa.foreign_buffer(store.segment.address + slab.offset, slab.nbytes, base=_StreamLease(store, leased.lease))
+    data = store.content(leased.entry)
+    owner = (data, _StreamLease(store, leased.lease))
+    return pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
 
 
 def _span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:

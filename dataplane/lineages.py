@@ -66,10 +66,10 @@ def checked_ref(ref: Ref, node_id: str) -> Ref:
 
 def check_claim(ref: Ref, there: Ref) -> None:
     """Raise ChecksumError where a ref claims other bytes than those of the object of its name."""
-    if ref.generation and there.generation and ref.generation != there.generation:
+    if ref.generation not in (0, there.generation):
         raise ChecksumError(
-            f"{ref.name} has generation {there.generation}, its ref says {ref.generation}: it was released and written "
-            "again; get a fresh ref"
+            f"{ref.name} was released and written again since its ref was given out (generation {there.generation}, "
+            f"the ref says {ref.generation}): get a fresh ref"
         )
     claimed = ref.meta.get("checksum")
     if ref.kind == "derived" and claimed is not None and claimed != there.meta.get("checksum"):

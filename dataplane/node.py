@@ -17,6 +17,7 @@ from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
+from dataplane.scope_owners import GRACE_S, ScopeOwners
 from dataplane.security import Security, host_in_uri
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
@@ -47,6 +48,8 @@ class NodeConfig:
     """Readers, writers and nodes share memory only where their host ids are equal."""
     security: Security = field(default_factory=Security)
     """Who may come in."""
+    scope_grace_s: float = GRACE_S
+    """How long a client whose connection broke may take to come back before its scopes close."""
 
 
 class Node:
@@ -63,6 +66,7 @@ class Node:
         self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir)
         try:
             self._store = Store(self._segment)
+            self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
             self._datasets = Datasets(config.roots, self.node_id)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
@@ -120,6 +124,7 @@ class Node:
         Views that readers hold stay valid: their memory lives until they drop it.
         """
         self._segment.unlink()
+        self.scope_owners.close()
         self._pool.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()

@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+from dataplane.entries import Slab
 from dataplane.errors import NodeTimeoutError
 from dataplane.job_queue import JobQueue
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.pool_process import Job, PoolProcess, Result, WorkerDiedError, WorkerOverdueError
-from dataplane.store import Slab
 
 Allocate = Callable[[int], Slab]
 """A place for so many bytes; waits for it as its maker sees fit, then raises OutOfSpaceError."""

@@ -15,9 +15,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from dataplane.entries import Slab
 from dataplane.errors import OutOfSpaceError
 from dataplane.limits import MediaLimits
-from dataplane.store import Slab
 
 START_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0

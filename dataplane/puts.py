@@ -1,6 +1,11 @@
-"""What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place."""
+"""What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place.
+
+The node hashes what lies in the arena, after the last byte came and before anybody can read it: that digest names a
+source and is the generation of a plain object. A writer may do without; its object then gets a random generation.
+"""
 
 import math
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -8,10 +13,11 @@ from typing import Any
 import numpy as np
 import pyarrow.flight as fl
 
-from dataplane.digests import content_digest, source_name
+from dataplane.digests import content_digest, generation_of, source_name
+from dataplane.entries import Entry, Slab
 from dataplane.errors import BadRequestError, ChecksumError
 from dataplane.refs import Kind, Lineage, Ref, check_shape
-from dataplane.store import Slab, Store
+from dataplane.store import Store
 from dataplane.wire import ITEM_BYTES, MAX_META_BYTES, check_array, check_plain_name, dump, parse, take, take_timeout_s
 
 
@@ -30,6 +36,10 @@ class PutRequest:
     checksum: str
     """What the writer computed over its bytes; empty if it did not."""
     timeout_s: float
+    scope: str | None = None
+    """The open scope that it belongs to."""
+    is_hashed: bool = True
+    """False where the writer asks the node not to hash a plain object."""
 
     @property
     def announced_bytes(self) -> int | None:
@@ -49,7 +59,7 @@ class PutRequest:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":
-        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s."""
+        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope, hash."""
         kind = take(body, "put", "kind", str, default="plain")
         if kind not in ("plain", "source"):
             raise BadRequestError(f"put.kind is {kind!r}; wanted plain or source (derived objects are made by derive)")
@@ -80,6 +90,8 @@ class PutRequest:
             meta=meta,
             checksum=take(body, "put", "checksum", str, default=""),
             timeout_s=take_timeout_s(body, "put"),
+            scope=take(body, "put", "scope", str, type(None), default=None),
+            is_hashed=take(body, "put", "hash", bool, default=True),
         )
 
 
@@ -89,32 +101,34 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     The same bytes under the same plain name are the same object again; other bytes are refused.
     """
     try:
-        ref = _ref(store, slab, request, request.dtype or dtype, node_id)
-        while ref.kind == "plain":
-            if store.seal_new(slab, ref) is not None:
-                return ref
-            there = _same(store, slab, ref)
-            if there is not None:
-                store.abort(slab)
-                return there
+        ref, digest = _ref(store, slab, request, request.dtype or dtype, node_id)
+        if ref.kind == "source":
+            return store.seal(slab, ref, is_held=True, digest=digest).ref
+        while store.seal_new(slab, ref, digest) is None:
+            there = _same(store, slab, ref, digest)
+            if there is not None and store.seal_again(slab, there):
+                return there.ref
     except BaseException:
         store.abort(slab)
         raise
-    return store.seal(slab, ref, is_held=True).ref
+    return ref
 
 
-def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
+def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> tuple[Ref, str]:
+    """The ref of what lies in the slab, and the digest of its bytes; empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
-    digest = content_digest(store.view(slab)) if request.checksum or request.kind == "source" else ""
+    is_source = request.kind == "source"
+    is_hashed = request.is_hashed or is_source or bool(request.checksum)
+    digest = content_digest(store.view(slab)) if is_hashed else ""
     if request.checksum and digest != request.checksum:
         raise ChecksumError(
             f"{request.name or 'the source'} arrived with checksum {digest}; sent was {request.checksum}"
         )
     lineage = None
-    if request.kind == "source":
+    if is_source:
         lineage = Lineage(dataset="", shard="", offset=0, nbytes=slab.nbytes, source=digest, recipe=None)
-    return Ref(
-        name=source_name(digest) if lineage else request.name,
+    ref = Ref(
+        name=source_name(digest) if is_source else request.name,
         kind=request.kind,
         dtype=dtype,
         shape=shape,
@@ -122,18 +136,22 @@ def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
         node=node_id,
         lineage=lineage,
         meta=request.meta,
+        generation=0 if is_source else generation_of(digest) if digest else secrets.randbits(63) or 1,
     )
+    return ref, digest
 
 
-def _same(store: Store, slab: Slab, ref: Ref) -> Ref | None:
+def _same(store: Store, slab: Slab, ref: Ref, digest: str) -> Entry | None:
     """The object that has the name, None if it was just released; BadRequestError where its content is another."""
     leased = store.lease_one(ref.name)
     if leased is None:
         return None
     there = leased.entry
     try:
-        is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and np.array_equal(
-            store.view(there.slab), store.view(slab)
+        is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and (
+            there.digest == digest
+            if there.digest and digest
+            else np.array_equal(store.content(there), store.view(slab))
         )
     finally:
         store.end_later(leased.lease)
@@ -142,4 +160,4 @@ def _same(store: Store, slab: Slab, ref: Ref) -> Ref | None:
             f"plain object {ref.name!r} exists with other content ({there.ref.nbytes} bytes, {there.ref.dtype} "
             f"{list(there.ref.shape)}); objects are immutable: release it first, or choose another name"
         )
-    return there.ref
+    return there

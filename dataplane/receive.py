@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.entries import Slab
 from dataplane.errors import BadRequestError
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
-from dataplane.store import Slab, Store
+from dataplane.store import Store
 from dataplane.wire import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def _receive(
             if total > store.segment.capacity:
                 raise BadRequestError(f"DoPut of more than {total} bytes; this node has {store.segment.capacity}")
         nbytes, chunks = total, iter(gathered)
-    slab = store.allocate(nbytes, deadline)
+    slab = store.allocate(nbytes, deadline, request.scope)
     try:
         target, at = store.view(slab), 0
         for chunk in chunks:

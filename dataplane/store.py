@@ -1,25 +1,25 @@
-"""The objects of one node: names, places in the arena, leases, eviction and back-pressure.
+"""The objects of one node: writing, reading, leases, scopes, and back-pressure when there is no room.
 
 Thread-safe. It moves no bytes itself: a writer allocates a slab, writes into it and seals it under a name. An object
 that can be made again (its lineage names a dataset, or it is derived) is evicted, least recently used first, when room
-is wanted and nobody leases it. A *held* object (plain, or a source that somebody put by hand) stays until released.
+is wanted, nobody leases it and it is in no open scope. A *held* object (plain, or a source that somebody put by hand)
+stays until it is released, and a plain object in scopes until the last of them closes.
 """
 
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 
 import numpy as np
 
-from dataplane.allocator import Allocator, fits, slab_bytes
-from dataplane.errors import OutOfSpaceError, StreamLostError
-from dataplane.eviction import choose_victims
-from dataplane.leases import Leases
+from dataplane.allocator import slab_bytes
+from dataplane.entries import Entry, Leased, Slab
+from dataplane.errors import MissingObjectError, OutOfSpaceError, StreamLostError
 from dataplane.refs import Ref
+from dataplane.residents import Residents
+from dataplane.scopes import Scope
 from dataplane.segment import Segment
 from dataplane.sizes import format_bytes
 
@@ -27,48 +27,13 @@ INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 """A secret: whoever knew it could end leases that the node itself relies on."""
 
 
-@dataclass(frozen=True, slots=True)
-class Slab:
-    """A place in the arena that is being written; seal it or give it up."""
-
-    offset: int
-    nbytes: int
-    generation: int
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """A sealed object."""
-
-    ref: Ref
-    slab: Slab
-    is_held: bool
-    is_dropped: bool = False
-    digest: str = ""
-    """BLAKE3 of the content where somebody computed it already; else empty."""
-
-
-@dataclass(frozen=True, slots=True)
-class Leased:
-    """An entry and the lease that keeps it."""
-
-    entry: Entry
-    lease: int
-
-
 class Store:
     """All sealed objects of a node, over one segment."""
 
     def __init__(self, segment: Segment) -> None:
         self.segment = segment
-        self.num_evicted = 0
-        self._allocator = Allocator(segment.capacity)
-        self._entries: dict[str, Entry] = {}
-        self._evictable: OrderedDict[str, Entry] = OrderedDict()
-        self._evictable_bytes = 0
-        self._leases: Leases[Entry] = Leases()
-        self._leases.open_session(INTERNAL_SESSION)
-        self._generation = 0
+        self._residents = Residents(segment.capacity)
+        self._residents.leases.open_session(INTERNAL_SESSION)
         self._room = threading.Condition()
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
@@ -81,47 +46,76 @@ class Store:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def allocate(self, nbytes: int, deadline: float) -> Slab:
-        """A slab for `nbytes`; evicts, then waits for leases and holds to end, until `deadline` (monotonic).
+    def allocate(self, nbytes: int, deadline: float, scope: str | None = None) -> Slab:
+        """A slab for `nbytes`; evicts, then waits for leases, holds and scopes to end, until `deadline` (monotonic).
 
-        Waits for: `end_leases`, `end_session`, `release`, `abort`. Raises OutOfSpaceError with the numbers.
+        Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
+        numbers, MissingObjectError if the scope is not open.
         """
-        if slab_bytes(nbytes) > self.segment.capacity:
+        wanted = slab_bytes(nbytes)
+        if wanted > self.segment.capacity:
             raise OutOfSpaceError(
                 f"an object of {format_bytes(nbytes)} can never fit a node of {format_bytes(self.segment.capacity)}; "
                 "start the node with more --memory"
             )
         with self._room:
             while True:
-                offset = self._allocator.allocate(nbytes)
-                if offset is not None:
-                    self._generation += 1
-                    return Slab(offset, nbytes, self._generation)
-                if self._evict_for(nbytes):
-                    continue
-                remaining = deadline - time.monotonic()
-                if remaining <= 0 or not self._room.wait(remaining):
-                    raise OutOfSpaceError(self._describe_shortage(nbytes))
+                opened = self._residents.scopes.find(scope) if scope is not None else None
+                if opened is not None:
+                    opened.check_ever_fits(wanted)
+                if opened is None or opened.has_room(wanted):
+                    offset = self._residents.allocator.allocate(nbytes)
+                    if offset is not None:
+                        if opened is not None:
+                            opened.used_bytes += wanted
+                        return Slab(offset, nbytes, opened)
+                    if self._residents.evict_for(nbytes):
+                        continue
+                    shortage = self._describe_shortage(nbytes)
+                else:
+                    shortage = opened.describe_shortage(wanted)
+                self._wait_for_room(deadline, shortage)
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
         with self._room:
-            self._free(slab)
+            self._residents.give_up(slab)
+            self._room.notify_all()
 
-    def seal(self, slab: Slab, ref: Ref, *, is_held: bool) -> Entry:
-        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays."""
+    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
+        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
+
+        An object that is sealed into a scope is not held besides.
+        """
         with self._room:
-            entry = self._entries.get(ref.name)
+            self._check_open(slab)
+            entry = self._residents.entries.get(ref.name)
             if entry is None:
-                return self._publish(slab, ref, is_held)
-            self._free(slab)
-            self._set_held(entry, entry.is_held or is_held)
+                entry = self._residents.publish(slab, ref, is_held=is_held and slab.scope is None, digest=digest)
+            else:
+                self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
+            self._room.notify_all()
             return entry
 
-    def seal_new(self, slab: Slab, ref: Ref) -> Entry | None:
-        """Publish a held object if its name is free; None, and nothing done, if it is taken."""
+    def seal_new(self, slab: Slab, ref: Ref, digest: str = "") -> Entry | None:
+        """Publish an object if its name is free; None, and nothing done, if it is taken."""
         with self._room:
-            return None if ref.name in self._entries else self._publish(slab, ref, True)
+            self._check_open(slab)
+            if ref.name in self._residents.entries:
+                return None
+            entry = self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest)
+            self._room.notify_all()
+            return entry
+
+    def seal_again(self, slab: Slab, entry: Entry) -> bool:
+        """Give back a slab that holds the same as `entry`, which joins its scope; False if the entry was dropped."""
+        with self._room:
+            self._check_open(slab)
+            if entry.is_dropped:
+                return False
+            self._residents.again(slab, entry, is_held=slab.scope is None)
+            self._room.notify_all()
+            return True
 
     def view(self, slab: Slab) -> np.ndarray:
         """The slab's bytes, writable: for the node itself only."""
@@ -132,24 +126,31 @@ class Store:
     def find(self, name: str) -> Entry | None:
         """The entry of a name that is resident now (it may be evicted a moment later: lease it)."""
         with self._room:
-            return self._entries.get(name)
+            return self._residents.entries.get(name)
+
+    def content(self, entry: Entry) -> np.ndarray:
+        """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
+        data = self.view(entry.slab)
+        data.flags.writeable = False
+        return data
 
     def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
         """Lease what is resident of `names`, None in the place of the rest."""
         granted: list[Leased | None] = []
+        residents = self._residents
         with self._room:
-            if not self._leases.has_session(session):
+            if not residents.leases.has_session(session):
                 raise StreamLostError(
                     f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
                     "make a new Reader"
                 )
             for name in names:
-                entry = self._entries.get(name)
+                entry = residents.entries.get(name)
                 if entry is None:
                     granted.append(None)
                     continue
-                self._unfile(entry)
-                granted.append(Leased(entry, self._leases.grant(entry, session)))
+                residents.unfile(entry)
+                granted.append(Leased(entry, residents.leases.grant(entry, session)))
         return granted
 
     def lease_one(self, name: str) -> Leased | None:
@@ -159,17 +160,19 @@ class Store:
     def open_session(self, session: str) -> None:
         """Begin a reader's session."""
         with self._room:
-            self._leases.open_session(session)
+            self._residents.leases.open_session(session)
 
     def end_session(self, session: str) -> None:
         """End a reader's session and every lease it still has."""
         with self._room:
-            self._settle(self._leases.end_session(session))
+            self._residents.settle(self._residents.leases.end_session(session))
+            self._room.notify_all()
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
         """End leases of a session; numbers that are not its own are ignored."""
         with self._room:
-            self._settle(self._leases.end(leases, session))
+            self._residents.settle(self._residents.leases.end(leases, session))
+            self._room.notify_all()
 
     def end_later(self, lease: int) -> None:
         """End an internal lease from a finaliser: never blocks."""
@@ -183,109 +186,117 @@ class Store:
         count = 0
         with self._room:
             for name in names:
-                entry = self._entries.get(name)
+                entry = self._residents.entries.get(name)
                 if entry is None:
                     continue
                 count += 1
                 if entry.ref.kind == "plain":
-                    self._drop(entry)
+                    self._residents.drop(entry)
                 else:
-                    self._set_held(entry, False)
-                    if name in self._evictable:
-                        self._evictable.move_to_end(name, last=False)
+                    entry.is_held = False
+                    self._residents.refile(entry)
+                    self._residents.make_oldest(entry)
             self._room.notify_all()
         return count
 
+    # -- scopes ----------------------------------------------------------------------------------------------------
+
+    def open_scope(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
+        """Open a scope, or join one that is open with the same quota; `owner` keeps it open (see `Scope`)."""
+        with self._room:
+            self._residents.scopes.open(name, quota_bytes, is_kept, owner)
+
+    def close_scope(self, name: str) -> tuple[int, int]:
+        """Close a scope; number and bytes of the plain objects that ended with it. MissingObjectError if not open."""
+        with self._room:
+            ended = self._residents.close_scope(self._residents.scopes.find(name))
+            self._room.notify_all()
+            return ended
+
+    def leave_scopes(self, owner: str) -> list[str]:
+        """`owner` is gone: close the scopes that nobody keeps open any more; their names."""
+        with self._room:
+            orphans = self._residents.scopes.leave(owner)
+            for scope in orphans:
+                self._residents.close_scope(scope)
+            self._room.notify_all()
+            return [scope.name for scope in orphans]
+
+    def join_scope(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
+        """Put objects into a scope besides whatever else keeps them; returns the names that are not resident.
+
+        Waits for: room in the quota. All of them join, or none.
+        """
+        with self._room:
+            return self._join(names, scope, deadline)[1]
+
+    def move_to_scope(
+        self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None
+    ) -> list[str]:
+        """As `join_scope`, and out of the scope `source`, or out of their hold where there is no source."""
+        with self._room:
+            entries, missing = self._join(names, scope, deadline)
+            for entry in entries:
+                if source is None:
+                    entry.is_held = False
+                elif source != scope:
+                    self._residents.leave(entry, self._residents.scopes.find(source))
+            self._room.notify_all()
+        return missing
+
     def stat(self) -> dict[str, int]:
         """Counts and bytes, all taken at one moment."""
+        residents = self._residents
         with self._room:
             return {
-                "used_bytes": self._allocator.used_bytes,
+                "used_bytes": residents.allocator.used_bytes,
                 "budget_bytes": self.segment.capacity,
-                "largest_free_bytes": self._allocator.largest_free_bytes,
-                "evictable_bytes": self._evictable_bytes,
-                "leased_bytes": self._leased_bytes(),
-                "num_objects": len(self._entries),
-                "num_leases": len(self._leases),
-                "num_readers": self._leases.num_sessions - 1,
-                "num_evicted": self.num_evicted,
+                "largest_free_bytes": residents.allocator.largest_free_bytes,
+                "evictable_bytes": residents.evictable_bytes,
+                "leased_bytes": residents.leased_bytes,
+                "scoped_bytes": residents.scoped_bytes,
+                "num_objects": len(residents.entries),
+                "num_leases": len(residents.leases),
+                "num_readers": residents.leases.num_sessions - 1,
+                "num_scopes": len(residents.scopes),
+                "num_evicted": residents.num_evicted,
             }
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
 
-    def _publish(self, slab: Slab, ref: Ref, is_held: bool) -> Entry:
-        entry = Entry(ref, slab, is_held)
-        self._entries[ref.name] = entry
-        self._file(entry)
-        self._room.notify_all()
-        return entry
+    def _join(self, names: Sequence[str], scope: str, deadline: float) -> tuple[list[Entry], list[str]]:
+        residents = self._residents
+        while True:
+            opened = residents.scopes.find(scope)
+            entries = [residents.entries[name] for name in set(names) if name in residents.entries]
+            wanted = sum(entry.slab_bytes for entry in entries if opened not in entry.scopes)
+            opened.check_ever_fits(wanted)
+            if opened.has_room(wanted):
+                break
+            self._wait_for_room(deadline, opened.describe_shortage(wanted))
+        for entry in entries:
+            residents.join(entry, opened)
+        return entries, [name for name in names if name not in residents.entries]
 
-    def _evict_for(self, nbytes: int) -> bool:
-        """Evict what makes one long enough range, old objects before young ones; nothing if that cannot be."""
-        free = self.segment.capacity - self._allocator.used_bytes
-        if not self._evictable or slab_bytes(nbytes) > free + self._evictable_bytes:
-            return False
-        oldest = next(iter(self._evictable.values()))
-        victims = [oldest]
-        if not fits(*self._allocator.room_around(oldest.slab.offset, oldest.slab.nbytes), nbytes):
-            entries = list(self._evictable.values())
-            ranges = [(e.slab.offset, e.slab.offset + slab_bytes(e.slab.nbytes)) for e in entries]
-            chosen = choose_victims(self._allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
-            victims = [entries[at] for at in chosen]
-        for entry in victims:
-            self._drop(entry)
-        self.num_evicted += len(victims)
-        return bool(victims)
+    def _wait_for_room(self, deadline: float, shortage: str) -> None:
+        remaining = deadline - time.monotonic()
+        if remaining <= 0 or not self._room.wait(remaining):
+            raise OutOfSpaceError(shortage)
 
-    def _file(self, entry: Entry) -> None:
-        """Put an entry at the young end of the eviction order, if it may be evicted."""
-        name = entry.ref.name
-        if not entry.is_held and not entry.is_dropped and name not in self._evictable:
-            self._evictable[name] = entry
-            self._evictable_bytes += slab_bytes(entry.slab.nbytes)
-
-    def _unfile(self, entry: Entry) -> None:
-        if self._evictable.pop(entry.ref.name, None) is not None:
-            self._evictable_bytes -= slab_bytes(entry.slab.nbytes)
-
-    def _set_held(self, entry: Entry, is_held: bool) -> None:
-        entry.is_held = is_held
-        if is_held:
-            self._unfile(entry)
-        elif not self._leases.count(entry):
-            self._file(entry)
-
-    def _drop(self, entry: Entry) -> None:
-        """Forget the name now, and the bytes when nobody leases them."""
-        del self._entries[entry.ref.name]
-        self._unfile(entry)
-        entry.is_dropped = True
-        if not self._leases.count(entry):
-            self._free(entry.slab)
-
-    def _settle(self, unleased: Iterable[Entry]) -> None:
-        for entry in unleased:
-            if entry.is_dropped:
-                self._free(entry.slab)
-            else:
-                self._file(entry)
-        self._room.notify_all()
-
-    def _free(self, slab: Slab) -> None:
-        self._allocator.free(slab.offset, slab.nbytes)
-        self._room.notify_all()
-
-    def _leased_bytes(self) -> int:
-        return sum(slab_bytes(entry.slab.nbytes) for entry in self._leases.targets())
+    def _check_open(self, slab: Slab) -> None:
+        scope: Scope | None = slab.scope
+        if scope is not None and not scope.is_open:
+            raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
 
     def _describe_shortage(self, nbytes: int) -> str:
-        capacity, used = self.segment.capacity, self._allocator.used_bytes
-        leased = self._leased_bytes()
+        residents, allocator = self._residents, self._residents.allocator
         return (
-            f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} free_bytes={capacity - used} "
-            f"largest_free_bytes={self._allocator.largest_free_bytes} leased_bytes={leased} "
-            f"evictable_bytes={self._evictable_bytes} budget_bytes={capacity}; release plain objects, drop views, "
-            "or start the node with more --memory"
+            f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} "
+            f"free_bytes={allocator.capacity - allocator.used_bytes} "
+            f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
+            f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
+            f"evictable_bytes={residents.evictable_bytes} budget_bytes={allocator.capacity}; release plain objects, "
+            "drop views, close scopes, or start the node with more --memory"
         )
 
     def _reclaim(self) -> None:

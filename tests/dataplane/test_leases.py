@@ -239,7 +239,9 @@ def test_a_stale_or_forged_ref_is_refused_and_leaves_no_lease(client: Client, re
     fresh = client.put(np.arange(4, dtype=np.int32), name="again", dtype="int32")
     edits: list[dict[str, Any]] = [{"shape": (1,) * 100}, {"dtype": "object"}, {"shape": (5,), "nbytes": 20}]
     for ref in (stale, *(replace(fresh, **edit) for edit in edits)):
-        with pytest.raises(ChecksumError, match=r"again is int32 \[4\] of 16 bytes"):
+        with pytest.raises(
+            ChecksumError, match=r"again is int32 \[4\] of 16 bytes|again was released and written again"
+        ):
             reader.resolve([other, ref])
         wait_until(lambda: client.stat()["num_leases"] == 0)
     assert len(reader._idle) == 1

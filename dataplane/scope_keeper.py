@@ -1,0 +1,141 @@
+"""The client's side of scopes: a stream that shows the node that this process is there; it comes back if it broke.
+
+It is opened with the first scope that is not kept. When the node restarts, the scopes are opened again: objects that
+the node kept on disk are in them, others are gone.
+"""
+
+import logging
+import secrets
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import DataPlaneError, NodeUnavailableError
+from dataplane.place_writer import close_quietly
+from dataplane.wire import dump, from_flight, parse
+
+_RETRY_S = 0.5
+
+log = logging.getLogger(__name__)
+
+
+class ScopeKeeper:
+    """Keeps scopes open for as long as its client lives. Thread-safe."""
+
+    def __init__(self, flight: fl.FlightClient, uri: str, act: Callable[[str, Mapping[str, Any]], object]) -> None:
+        """`act` runs an action of the node. It must not keep the client alive."""
+        self._flight = flight
+        self._uri = uri
+        self._act = act
+        self._owner = secrets.token_hex(16)
+        self._lock = threading.Lock()
+        self._bound: dict[str, Mapping[str, Any]] = {}
+        self._stream: tuple[Any, Any] | None = None
+        self._is_there = threading.Event()
+        """The stream is open, and with it the scopes; or nothing was ever opened."""
+        self._is_there.set()
+        self._is_closed = threading.Event()
+
+    def __del__(self) -> None:
+        self._is_closed.set()
+        if self._stream is not None:
+            self._stream[1].cancel()
+
+    def open(self, body: Mapping[str, Any], timeout_s: float) -> None:
+        """Open a scope that closes when this process is gone. Raises ArrowException if there is no node."""
+        with self._lock:
+            if self._stream is None:
+                self._stream = self._connect(timeout_s)
+                reference = weakref.ref(self)
+                threading.Thread(target=_watch, args=[reference, self._stream[1]], name="scopes", daemon=True).start()
+            bound = {**body, "owner": self._owner}
+            self._act("open_scope", bound)
+            self._bound[str(body["name"])] = bound
+
+    def wait(self, timeout_s: float) -> None:
+        """Before a call that needs scopes. Waits for: the stream to be open again, if it broke."""
+        self._is_there.wait(timeout_s)
+
+    def forget(self, name: str) -> None:
+        """The scope was closed."""
+        with self._lock:
+            self._bound.pop(name, None)
+
+    def close(self) -> None:
+        """The client is done: its scopes close now."""
+        self._is_closed.set()
+        with self._lock:
+            stream, self._stream = self._stream, None
+        if stream is not None:
+            try:
+                stream[0].write_metadata(pa.py_buffer(dump({"end": True})))
+                stream[0].done_writing()
+            except pa.ArrowException as error:
+                log.info("%s was gone before its scopes were closed: %s", self._uri, str(error)[:100])
+            close_quietly(stream[0])
+
+    def _connect(self, timeout_s: float) -> tuple[Any, Any]:
+        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "scopes", "owner": self._owner}))
+        writer, reader = self._flight.do_exchange(descriptor)
+        timer = threading.Timer(timeout_s, reader.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            parse(reader.read_chunk().app_metadata, "the answer to scopes")
+        except StopIteration as error:
+            raise fl.FlightUnavailableError("the node ended the stream at once") from error
+        finally:
+            timer.cancel()
+        return writer, reader
+
+    def come_back(self) -> Any:
+        """The reader of a new stream, once the node is there again and the scopes are open; None when closed."""
+        self._is_there.clear()
+        while not self._is_closed.wait(_RETRY_S):
+            try:
+                stream = self._connect(5.0)
+                with self._lock:
+                    bound = list(self._bound.values())
+                for body in bound:
+                    self._act("open_scope", body)
+            except pa.ArrowException as error:
+                log.debug("%s", from_flight(error, self._uri, "scopes", 5.0))
+                continue
+            except DataPlaneError as error:
+                log.info("a scope could not be opened again: %s", error)
+                continue
+            with self._lock:
+                if not self._is_closed.is_set():
+                    self._stream = stream
+                    self._is_there.set()
+                    return stream[1]
+            close_quietly(stream[0])
+        return None
+
+
+def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[[str, Mapping[str, Any]], object]:
+    """A bound method that does not keep its object alive."""
+    reference = weakref.WeakMethod(method)
+
+    def call(verb: str, body: Mapping[str, Any]) -> object:
+        bound = reference()
+        if bound is None:
+            raise NodeUnavailableError("this client was dropped")
+        return bound(verb, body)
+
+    return call
+
+
+def _watch(reference: "weakref.ref[ScopeKeeper]", reader: Any) -> None:
+    """Waits for: the stream's end; then has the keeper come back, unless it is closed or forgotten."""
+    while reader is not None:
+        try:
+            reader.read_chunk()
+        except (StopIteration, pa.ArrowException):
+            keeper = reference()
+            reader = keeper.come_back() if keeper is not None else None
+            del keeper

@@ -1,0 +1,28 @@
+"""A ref names one content: what has its name later, with other bytes, is never given out for it."""
+
+import os
+
+import pytest
+
+from dataplane.client import PUT_IN_PLACE_FROM, Client
+from dataplane.digests import content_digest
+from dataplane.errors import BadRequestError, ChecksumError
+from dataplane.reader import Reader
+
+
+@pytest.mark.parametrize("nbytes", [100, PUT_IN_PLACE_FROM, 5 << 20])
+def test_a_ref_of_content_that_was_replaced_is_refused_everywhere(client: Client, reader: Reader, nbytes: int) -> None:
+    old = client.put(os.urandom(nbytes), name="renewed")
+    client.release([old])
+    data = os.urandom(nbytes)
+    new = client.put(data, name="renewed")
+    assert old.generation != new.generation == int(content_digest(data)[:16], 16) >> 1
+    with pytest.raises(ChecksumError, match="released and written again"):
+        reader.resolve([old])
+    with pytest.raises(ChecksumError, match="released and written again"):
+        client.get(old)
+    assert reader.resolve([new])[0].tobytes() == data == client.get(new)
+    assert client.put(data, name="renewed") == new
+    with pytest.raises(BadRequestError, match="exists with other content"):
+        client.put(data[:-1] + bytes([data[-1] ^ 1]), name="renewed")
+    client.release([new])
