@@ -98,7 +98,15 @@ def build_parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME=GLOB",
-        help="a dataset that clients may read: its name and its tar shards; repeatable",
+        help="a dataset that clients may read: its name, and its tars, Parquet, JSON lines or folder; repeatable",
+    )
+    serve.add_argument(
+        "--media-root",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder into which the paths of JSON lines and tables may lead, besides those of --root; repeatable",
     )
     serve.add_argument("--workers", type=int, default=1, help="processes that decode images, default 1")
     serve.add_argument("--node-id", metavar="ID", help="what refs name; keep it over restarts; default: a random one")

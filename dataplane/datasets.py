@@ -17,6 +17,7 @@ import numpy as np
 from dataplane.byte_ranges import RangeFile
 from dataplane.digests import source_name
 from dataplane.errors import BadRequestError, DatasetError
+from dataplane.formats.arrow import ArrowGroups
 from dataplane.formats.caches import Caches
 from dataplane.formats.jsonl import JsonLinesShard
 from dataplane.formats.media_paths import media_folders
@@ -152,7 +153,7 @@ class Datasets:
         folders = media_folders(item.file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
             return JsonLinesShard(item.file, folders, item.root.options, self._caches)
-        groups = ParquetGroups(item.file, self._caches)
+        groups = ArrowGroups(item.file) if item.format == "arrow" else ParquetGroups(item.file, self._caches)
         return TableShard(groups, folders, item.root.options, self._caches)
 
     def _sample(self, dataset: str, shard: str, number: int, row: Row) -> Sample:

@@ -44,6 +44,7 @@ class EmbeddedNode:
         *,
         memory_bytes: int,
         roots: Mapping[str, Sequence[str]],
+        media_roots: Sequence[Path] = (),
         num_workers: int = 1,
         tmp_dir: str | None = None,
         node_id: str = "",
@@ -66,6 +67,8 @@ class EmbeddedNode:
         for name, patterns in roots.items():
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
                 self._command += ["--root", f"{name}={_absolute(pattern)}"]
+        for folder in media_roots:
+            self._command += ["--media-root", str(folder.absolute())]
         self._environ = dict(os.environ) | ({"TMPDIR": tmp_dir} if tmp_dir else {})
         self._restarts: deque[float] = deque()
         self._stopping = threading.Event()

@@ -37,7 +37,9 @@ class NodeConfig:
     port: int = 0
     """0 takes any free port."""
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Dataset id to globs of tar shards, local or any fsspec URL."""
+    """Dataset id to paths, globs or any fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face folder."""
+    media_roots: Sequence[Path] = ()
+    """Folders, besides those of `roots`, into which paths in JSON lines and tables may lead."""
     num_workers: int = 1
     limits: MediaLimits = DEFAULT_LIMITS
     """What a medium may be before it is refused."""
@@ -67,7 +69,7 @@ class Node:
         try:
             self._store = Store(self._segment)
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
-            self._datasets = Datasets(config.roots, self.node_id)
+            self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
             self._server = FlightServer(config.host, config.port, self, config.security)

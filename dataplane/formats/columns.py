@@ -82,10 +82,10 @@ def _is_media(field: pa.Field, options: ColumnOptions) -> bool:
     kind = _element(field.type)
     if pa.types.is_struct(kind):
         keys = {kind.field(at).name: kind.field(at).type for at in range(kind.num_fields)}
-        if "bytes" in keys and _is_bytes(keys["bytes"]):
+        if "bytes" in keys and is_bytes(keys["bytes"]):
             return set(keys) <= {"bytes", "path"} or _is_named(field.name, options)
         return _is_named(field.name, options) and _has_path(keys)
-    return _is_named(field.name, options) and (_is_bytes(kind) or _is_text(kind) or pa.types.is_null(kind))
+    return _is_named(field.name, options) and (is_bytes(kind) or _is_text(kind) or pa.types.is_null(kind))
 
 
 def _is_named(name: str, options: ColumnOptions) -> bool:
@@ -100,7 +100,8 @@ def _element(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if is_list(kind) else kind
 
 
-def _is_bytes(kind: pa.DataType) -> bool:
+def is_bytes(kind: pa.DataType) -> bool:
+    """Whether cells of this type are bytes."""
     return (
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
@@ -118,7 +119,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
         return _holds_bytes(kind.storage_type) and not str(kind).startswith("extension<arrow.uuid")
     if pa.types.is_dictionary(kind):
         return _holds_bytes(kind.value_type)
-    return _is_bytes(kind) or any(_holds_bytes(kind.field(at).type) for at in range(kind.num_fields))
+    return is_bytes(kind) or any(_holds_bytes(kind.field(at).type) for at in range(kind.num_fields))
 
 
 def _hugging_face_features(schema: pa.Schema) -> dict[str, str]:

@@ -13,7 +13,7 @@ class Found:
     """One medium as its row names it: exactly one of data, path and reason is set."""
 
     part: str
-    data: bytes | None = None
+    data: bytes | memoryview | None = None
     path: str | None = None
     reason: str | None = None
 
@@ -43,8 +43,8 @@ def _chat_values(turns: Any) -> Iterator[Any]:
 def _found(part: str, value: Any) -> Found:
     if isinstance(value, Mapping):
         return _found_in_mapping(part, value)
-    if isinstance(value, (bytes, bytearray, memoryview)):
-        return Found(part, data=bytes(value))
+    if isinstance(value, (bytes, memoryview)):
+        return Found(part, data=value)
     if isinstance(value, str):
         return Found(part, path=value) if value else Found(part, reason="an empty path")
     if value is None:
@@ -54,8 +54,8 @@ def _found(part: str, value: Any) -> Found:
 
 def _found_in_mapping(part: str, value: Mapping[str, Any]) -> Found:
     data = value.get("bytes")
-    if isinstance(data, (bytes, bytearray, memoryview)):
-        return Found(part, data=bytes(data))
+    if isinstance(data, (bytes, memoryview)):
+        return Found(part, data=data)
     if data is not None:
         return Found(
             part, reason=f"bytes is a JSON {type(data).__name__}; JSON holds no bytes: write a file, name its path"

@@ -65,6 +65,10 @@ class ParquetGroups:
                 self._caches.footers.put(self._file, parquet.metadata, parquet.metadata.serialized_size)
             return parquet.read_row_group(group, columns=list(columns), use_threads=False)
 
+    def offset_in_file(self, address: int) -> int | None:
+        """Nowhere: pages are encoded, and mostly compressed."""
+        return None
+
 
 def _check_ends(file: RangeFile) -> None:
     if file.nbytes < 12:

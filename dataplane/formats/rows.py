@@ -21,13 +21,16 @@ class Cell:
     nbytes: int = 0
     digest: str = ""
     file: RangeFile | None = None
-    """Where the row names a path; None where the row itself holds the bytes."""
+    """What workers can read; None where only the node can read the bytes, out of the row."""
+    offset: int = 0
+    is_path: bool = False
+    """Whether the row names the file; what is there may change though the row does not."""
     reason: str = ""
 
     @property
     def formats(self) -> tuple[str, ...]:
         """What a file's name promises; the path beside bytes in a table promises nothing."""
-        return MEDIA_FORMATS.get(extension_of(self.file.path), ()) if self.file else ()
+        return MEDIA_FORMATS.get(extension_of(self.file.path), ()) if self.file and self.is_path else ()
 
 
 def name_cell(found: Found, folders: MediaFolders, caches: Caches) -> Cell:
@@ -59,7 +62,7 @@ def _size_problem(nbytes: int) -> str:
     return f"{nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}" if nbytes > MAX_MEDIUM_BYTES else ""
 
 
-def _cell_of_bytes(part: str, data: bytes) -> Cell:
+def _cell_of_bytes(part: str, data: bytes | memoryview) -> Cell:
     return Cell(part, len(data), content_digest(data))
 
 
@@ -73,4 +76,4 @@ def _cell_of_file(found: Found, file: RangeFile, caches: Caches) -> Cell:
             )
         digest = content_digest(data)
         caches.file_digests.put(file, digest)
-    return Cell(found.part, file.nbytes, digest, file)
+    return Cell(found.part, file.nbytes, digest, file, is_path=True)

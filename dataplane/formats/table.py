@@ -7,7 +7,7 @@ named while their group is at hand and kept for a while: who names a medium most
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,6 +16,7 @@ import pyarrow as pa
 from dataplane.byte_ranges import RangeFile
 from dataplane.errors import DatasetError
 from dataplane.formats.caches import Caches
+from dataplane.formats.cells import cell_of
 from dataplane.formats.columns import ColumnOptions, split_columns
 from dataplane.formats.json_safe import json_safe
 from dataplane.formats.media_paths import MediaFolders
@@ -52,6 +53,10 @@ class Groups(Protocol):
 
     def read(self, group: int, columns: Sequence[str]) -> pa.Table:
         """These columns of a group. Raises pa.ArrowException, OSError or DatasetError."""
+        ...
+
+    def offset_in_file(self, address: int) -> int | None:
+        """Where in the file the bytes at an address of memory are; None unless workers can read them there."""
         ...
 
 
@@ -115,8 +120,8 @@ class TableShard:
             start = int(self._groups.starts[group])
             column = part.rpartition("/")[0]
             table = self._read(group, self._columns.media)
-            found = {item.part: item for item in media_of(column, table.column(column)[row - start].as_py())}
-            data = found[part].data if part in found else None
+            found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
+            data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
         if data is None:
             raise DatasetError(f"{self._groups.file.path} has no bytes at row {row}, {part}; ingest the dataset again")
         return data
@@ -127,7 +132,7 @@ class TableShard:
     def _place(self, row: int, cell: Cell) -> Place:
         key = f"{row_key(row)} {cell.part}"
         if cell.file is not None:
-            return Place(cell.file, 0, cell.nbytes, key, cell.formats)
+            return Place(cell.file, cell.offset, cell.nbytes, key, cell.formats)
         return Place(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
 
     def _rows_of_group(self, group: int, numbers: Sequence[int]) -> dict[int, Row]:
@@ -135,7 +140,7 @@ class TableShard:
         try:
             fields = self._read(group, self._columns.fields) if self._columns.fields else None
             known = {number: self._caches.rows.get((self._groups.file, number)) for number in numbers}
-            has_paths = any(cell.file for cells in known.values() for cell in cells or ())
+            has_paths = any(cell.is_path for cells in known.values() for cell in cells or ())
             is_needed = self._columns.media and (has_paths or None in known.values())
             media = self._read(group, self._columns.media) if is_needed else None
         except (pa.ArrowException, OSError, DatasetError) as error:
@@ -152,12 +157,12 @@ class TableShard:
         self, number: int, values: Mapping[str, Any], media: pa.Table | None, at: int, known: tuple[Cell, ...] | None
     ) -> Row:
         key = row_key(number)
-        if known is None or any(cell.file for cell in known):
+        if known is None or any(cell.is_path for cell in known):
             found: list[Found] = []
             if media is not None:
                 for name in self._columns.media:
                     is_optional = name in self._columns.optional
-                    found += media_of(name, media.column(name)[at].as_py(), is_optional=is_optional)
+                    found += media_of(name, cell_of(media.column(name), at), is_optional=is_optional)
             for name in CHAT_NAMES:
                 found += media_of_chat(name, values.get(name))
             known = self._name(number, found)
@@ -166,12 +171,19 @@ class TableShard:
         return Row(key, fields, served, (*flaws, Flaw(number, key, reason)) if reason else flaws)
 
     def _name(self, number: int, found: Sequence[Found]) -> tuple[Cell, ...]:
-        cells = tuple(name_cell(item, self._folders, self._caches) for item in found)
-        for item in found:
-            if item.data is not None:
-                self._caches.cells.put((self._groups.file, number, item.part), item.data, len(item.data))
+        cells = tuple(self._name_one(number, item) for item in found)
         self._caches.rows.put((self._groups.file, number), cells)
         return cells
+
+    def _name_one(self, number: int, found: Found) -> Cell:
+        cell = name_cell(found, self._folders, self._caches)
+        if found.data is None or cell.reason:
+            return cell
+        at = self._groups.offset_in_file(pa.py_buffer(found.data).address)
+        if at is not None:
+            return replace(cell, file=self._groups.file, offset=at)
+        self._caches.cells.put((self._groups.file, number, found.part), bytes(found.data), cell.nbytes)
+        return cell
 
     def _read(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = (self._groups.file, group, columns)
@@ -179,7 +191,8 @@ class TableShard:
             table = self._caches.groups.get(key)
             if table is None:
                 table = self._groups.read(group, columns)
-                self._caches.groups.put(key, table, self._groups.nbytes(group, columns) and table.nbytes)
+                if self._groups.nbytes(group, columns):
+                    self._caches.groups.put(key, table, table.nbytes)
             return table
 
     def _check_groups(self) -> None:

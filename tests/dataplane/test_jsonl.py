@@ -1,0 +1,182 @@
+"""JSON lines with paths as a dataset, and which files such a path may lead to."""
+
+import json
+from pathlib import Path
+
+import fsspec
+import pytest
+
+from dataplane.client import Client
+from dataplane.datasets import Datasets
+from dataplane.digests import content_digest
+from dataplane.embedded import EmbeddedNode
+from dataplane.errors import DatasetError
+from dataplane.refs import BadMedia, Lineage, Ref
+from tests.dataplane.shards import RECIPE, encode, noise
+from tests.dataplane.tables import write_lines
+
+IMAGES = [encode(noise(at)) for at in range(4)]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """`set/images/0.png` ... and nothing else yet."""
+    (tmp_path / "set" / "images").mkdir(parents=True)
+    for at, data in enumerate(IMAGES):
+        (tmp_path / "set" / "images" / f"{at}.png").write_bytes(data)
+    return tmp_path / "set"
+
+
+def datasets_of(pattern: object, *media_roots: Path) -> Datasets:
+    return Datasets({"d": [str(pattern)]}, "node", media_roots)
+
+
+def name(at: int) -> str:
+    return f"s/{content_digest(IMAGES[at])}"
+
+
+def test_lines_are_samples_and_their_media_keys_paths_beside_them(folder: Path) -> None:
+    rows = [
+        {"question": "one?", "image": "images/0.png", "answer": 1},
+        {"images": ["images/1.png", "images/2.png"], "at": {"deep": [1, None]}},
+        {"question": "no picture", "images": None},
+    ]
+    datasets = datasets_of(write_lines(folder / "a.jsonl", rows))
+    found = datasets.ingest("d")
+    assert (found.num_samples, found.bad) == (3, ())
+    one, two, three = datasets.samples("d", [0, 1, 2])
+    assert (one.key, one.fields) == ("line 1", {"question": "one?", "answer": 1})
+    assert [ref.name for ref in (*one.media, *two.media)] == [name(0), name(1), name(2)]
+    assert [ref.lineage.part for ref in two.media if ref.lineage] == ["images/0", "images/1"]
+    assert (two.fields, three.media, three.bad) == ({"at": {"deep": [1, None]}}, (), ())
+    lineage = two.media[1].lineage
+    assert lineage is not None
+    place = datasets_of(folder / "a.jsonl").locate(lineage)
+    assert (place.file.path, place.file.is_local, place.formats) == (str(folder / "images" / "2.png"), True, ("PNG",))
+    for change in ({"offset": 0}, {"offset": 9}, {"part": "images/2"}, {"part": "question/0"}, {"nbytes": 7}):
+        with pytest.raises(DatasetError, match="has no medium"):
+            datasets.locate(Lineage(**(lineage.to_dict() | change)))
+
+
+def test_chat_turns_name_media_among_their_contents(folder: Path) -> None:
+    contents = [
+        {"type": "image", "image": "images/3.png"},
+        {"type": "text", "text": "?"},
+        {"type": "image", "image": "images/1.png"},
+    ]
+    path = write_lines(folder / "a.jsonl", [{"messages": [{"role": "user", "content": contents}]}])
+    sample = datasets_of(path).samples("d", [0])[0]
+    assert [ref.name for ref in sample.media] == [name(3), name(1)]
+    assert sample.fields["messages"][0]["content"] == contents
+
+
+def test_lines_that_cannot_be_used_are_named_by_their_number_and_the_others_served(folder: Path) -> None:
+    lines = ['{"image": "images/0.png"}', "", "{broken", "[1]", "\udcff", '{"n": 5}', "   "]
+    (folder / "a.jsonl").write_bytes("\n".join(lines).encode("utf-8", "surrogateescape"))
+    datasets = datasets_of(folder / "a.jsonl")
+    assert datasets.ingest("d").num_samples == 5
+    samples = datasets.samples("d", range(5))
+    assert [sample.key for sample in samples] == ["line 1", "line 3", "line 4", "line 5", "line 6"]
+    reasons = [bad.reason for sample in samples for bad in sample.bad]
+    wanted = (
+        "line 3 of .* is not JSON",
+        "line 4 of .* holds a JSON list; wanted an object",
+        "line 5 of .* is not JSON",
+    )
+    assert len(reasons) == 3
+    for reason, words in zip(reasons, wanted):
+        with pytest.raises(ValueError, match=words):
+            raise ValueError(reason)
+    assert samples[4].fields == {"n": 5}
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ("images/missing.png", "cannot be read: No such file"),
+        ("images", "is no file"),
+        ("../outside/secret.png", "outside of"),
+        ("link.png", "outside of"),
+        ("/etc/passwd", "outside of"),
+        ("file:///etc/passwd", "is a URL; a node follows none"),
+        ("http://127.0.0.1/x.png", "is a URL; a node follows none"),
+        ("data:image/png;base64,AAAA", "is a URL; a node follows none"),
+        ("a\0b", "zero byte"),
+        ("", "an empty path"),
+        (None, "null"),
+        (7, "int '7'; wanted a path"),
+        ({"bytes": "AAAA"}, "JSON holds no bytes"),
+        ([["images/0.png"]], "list .*; wanted a path"),
+    ],
+)
+def test_a_medium_that_cannot_be_had_is_quarantined_with_its_reason(folder: Path, value: object, reason: str) -> None:
+    (folder.parent / "outside").mkdir()
+    (folder.parent / "outside" / "secret.png").write_bytes(IMAGES[0])
+    (folder / "link.png").symlink_to(folder.parent / "outside" / "secret.png")
+    path = write_lines(folder / "a.jsonl", [{"image": value, "images": ["images/1.png"]}])
+    sample = datasets_of(path).samples("d", [0])[0]
+    assert [ref.name for ref in sample.media] == [name(1)]
+    assert [(bad.shard, bad.offset, bad.key) for bad in sample.bad] == [("a.jsonl", 0, "line 1 image/0")]
+    with pytest.raises(ValueError, match=reason):
+        raise ValueError(sample.bad[0].reason)
+
+
+def test_paths_may_leave_the_files_folder_within_the_root_or_an_extra_one(folder: Path) -> None:
+    (folder / "lists").mkdir()
+    path = write_lines(folder / "lists" / "a.jsonl", [{"image": "../images/0.png"}])
+    assert datasets_of(path).samples("d", [0])[0].media == ()
+    for datasets in (datasets_of(folder / "*" / "a.jsonl"), datasets_of(path, folder / "images")):
+        sample = datasets.samples("d", [0])[0]
+        assert [ref.name for ref in sample.media] == [name(0)]
+        assert sample.media[0].lineage is not None
+        assert datasets.locate(sample.media[0].lineage).file.path == str(folder / "images" / "0.png")
+
+
+def test_a_json_array_and_an_empty_file_are_no_dataset(folder: Path) -> None:
+    (folder / "a.json").write_text("[{}, {}]")
+    with pytest.raises(DatasetError, match=r"is a JSON array; wanted one object a line: jq -c"):
+        datasets_of(folder / "a.json").ingest("d")
+    (folder / "b.jsonl").write_text("\n\n")
+    with pytest.raises(DatasetError, match="no sample in 1 shard"):
+        datasets_of(folder / "b.jsonl").ingest("d")
+
+
+def test_lines_across_blocks_and_without_a_last_newline_are_found(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.formats.jsonl.SCAN_BYTES", 7)
+    (folder / "a.jsonl").write_text("\n".join(json.dumps({"n": at, "pad": "x" * at}) for at in range(20)))
+    samples = datasets_of(folder / "a.jsonl").samples("d", range(20))
+    assert [sample.fields["n"] for sample in samples] == list(range(20))
+
+
+def test_remote_lines_name_files_of_their_own_store(folder: Path) -> None:
+    filesystem = fsspec.filesystem("memory")
+    filesystem.pipe("/lines/images/0.png", IMAGES[0])
+    filesystem.pipe("/secret.png", IMAGES[1])
+    rows = b'{"image": "images/0.png"}\n{"image": "../secret.png"}\n{"image": "images/no.png"}\n'
+    filesystem.pipe("/lines/a.jsonl", rows)
+    try:
+        datasets = datasets_of("memory://lines/a.jsonl")
+        samples = datasets.samples("d", [0, 1, 2])
+        assert samples[0].media[0].name == name(0)
+        assert samples[0].media[0].lineage is not None
+        assert datasets.locate(samples[0].media[0].lineage).file.read(0, 99999) == IMAGES[0]
+        assert "outside of" in samples[1].bad[0].reason and "cannot be read" in samples[2].bad[0].reason
+    finally:
+        filesystem.rm("/lines", recursive=True)
+        filesystem.rm("/secret.png")
+
+
+def test_a_node_serves_lines_and_notices_a_file_that_changed(folder: Path) -> None:
+    write_lines(folder / "a.jsonl", [{"image": f"images/{at}.png"} for at in range(4)])
+    (folder / "images" / "1.png").write_bytes(encode(noise(1), "JPEG"))
+    with EmbeddedNode(memory_bytes=8 << 20, roots={"d": [f"{folder}/a.jsonl"]}) as node:
+        with Client(node.uri, timeout_s=30) as client:
+            refs = [sample.media[0] for sample in client.samples("d", range(4))]
+            (folder / "images" / "3.png").write_bytes(IMAGES[3][:-1])
+            made = client.derive(refs[:2], RECIPE)
+            assert isinstance(made[0], Ref) and isinstance(made[1], BadMedia)
+            assert (made[1].key, made[1].reason) == ("line 2 image/0", "mislabelled: named as PNG, holds JPEG")
+            with pytest.raises(DatasetError, match="has no medium of"):
+                client.derive(refs[3:], RECIPE)
