@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from dataplane.call_limits import CallLimits
 from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
@@ -90,6 +91,23 @@ def build_parser() -> argparse.ArgumentParser:
     serve.add_argument("--tls-key", type=Path, metavar="PEM", help="the private key of --tls-cert")
     serve.add_argument(
         "--tls-ca", type=Path, metavar="PEM", help="clients must show a certificate that this one signed"
+    )
+    serve.add_argument(
+        "--metrics-port", type=parse_port, metavar="P", help="serve counts over HTTP for Prometheus; 0 takes a free one"
+    )
+    limits = CallLimits()
+    serve.add_argument("--max-calls", type=int, default=limits.max_calls, help=f"at once, default {limits.max_calls}")
+    serve.add_argument(
+        "--max-streams", type=int, default=limits.max_streams, help=f"open at once, default {limits.max_streams}"
+    )
+    serve.add_argument(
+        "--max-leases", type=int, default=limits.max_leases, help=f"of all readers, default {limits.max_leases}"
+    )
+    serve.add_argument(
+        "--max-message",
+        type=parse_memory,
+        default=limits.max_message_bytes,
+        help=f"largest batch of a DoPut, default {format_bytes(limits.max_message_bytes)}",
     )
     serve.add_argument("--insecure", action="store_true", help="listen beyond loopback with neither tokens nor TLS")
     serve.add_argument(

@@ -44,7 +44,7 @@ def session(
     node.store.open_session(token)
     try:
         writer.write_metadata(pa.py_buffer(dump({"session": token, **node.hello()})))
-        for _ in _Messages(reader, context, "a message of the session"):
+        for _ in _Messages(node, reader, context, "session"):
             pass
     finally:
         node.store.end_session(token)
@@ -67,7 +67,7 @@ def resolve(
     token = own or secrets.token_hex(16)
     if not own:
         node.store.open_session(token)
-    requests = _Messages(reader, context, "resolve")
+    requests = _Messages(node, reader, context, "resolve")
     try:
         writer.begin(LOCATORS)
         if not own:
@@ -82,8 +82,7 @@ def resolve(
             except BadRequestError:
                 raise
             except DataPlaneError as error:
-                answer = {"error": type(error).__name__, "message": str(error)}
-                writer.write_metadata(pa.py_buffer(dump(answer)))
+                writer.write_metadata(pa.py_buffer(dump(requests.refusal(error))))
             else:
                 requests.unconfirmed = [item.lease for item in leased if item]
                 if request.get("as") == "json":
@@ -105,9 +104,10 @@ def put(
 ) -> None:
     """Writers on this machine: `{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written."""
     slab: Slab | None = None
+    requests = _Messages(node, reader, context, "put")
     writer.write_metadata(pa.py_buffer(dump(node.hello())))
     try:
-        for request in _Messages(reader, context, "put"):
+        for request in requests:
             try:
                 if "seal" in request and slab is not None:
                     checked = PutRequest.from_body(take(request, "put", "seal", dict))
@@ -122,7 +122,7 @@ def put(
                 if slab is not None:
                     node.store.abort(slab)
                     slab = None
-                answer = {"error": type(error).__name__, "message": str(error)}
+                answer = requests.refusal(error)
             writer.write_metadata(pa.py_buffer(dump(answer)))
     finally:
         if slab is not None:
@@ -184,19 +184,32 @@ EXCHANGES: Mapping[str, Exchange] = {
 
 
 class _Messages:
-    """The JSON requests of a stream, until it ends for whatever reason."""
+    """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
 
-    def __init__(self, reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str) -> None:
+    def __init__(
+        self, node: "Node", reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str
+    ) -> None:
         self.unconfirmed: list[int] = []
         """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
         self._reader = reader
         self._context = context
         self._what = what
+        self._meter = node.meter
+        self._started = 0.0
+        self._error = ""
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
 
+    def refusal(self, error: DataPlaneError) -> dict[str, Any]:
+        """The answer that carries an error; the stream goes on after it."""
+        self._error = type(error).__name__
+        return {"error": self._error, "message": str(error)}
+
     def __next__(self) -> dict[str, Any]:
+        if self._started:
+            self._meter.count_call(self._what, time.perf_counter() - self._started, self._error)
+            self._started, self._error = 0.0, ""
         try:
             chunk = self._reader.read_chunk()
         except StopIteration:
@@ -207,6 +220,7 @@ class _Messages:
             log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
             raise StopIteration from error
         self.unconfirmed = []
+        self._started = time.perf_counter()
         return parse(chunk.app_metadata, self._what)
 
 
@@ -222,8 +236,13 @@ def _as_claimed(node: "Node", ref: Ref, leased: Leased, token: str) -> Leased:
 
 def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence[Leased | None]:
     if "names" in request:
-        return node.store.lease(take_list(request, "resolve", "names", str), token)
+        names = take_list(request, "resolve", "names", str)
+        node.call_limits.check_leases(node.store.num_leases, len(names))
+        found = node.store.lease(names, token)
+        node.meter.count_found(len(found) - found.count(None), 0)  # a miss is what is then asked for as a whole ref
+        return found
     refs = take_refs(request, "resolve")
+    node.call_limits.check_leases(node.store.num_leases, len(refs))
     deadline = time.monotonic() + take_timeout_s(request, "resolve")
     leased: list[Leased] = []
     try:
@@ -233,6 +252,7 @@ def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence
             if item:
                 check_claim(ref, item.entry.ref)
         missing = [at for at, item in enumerate(ordered) if item is None]
+        node.meter.count_found(len(refs) - len(missing), len(missing))
         node.deriver.start([refs[at] for at in missing], deadline)
         for at in missing:
             made = lease_made(node, refs[at], deadline, token)

@@ -6,16 +6,20 @@ no sense gets a Flight error that says so, and the node stays up.
 
 import functools
 import logging
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane import gets
 from dataplane.actions import ACTIONS
+from dataplane.call_limits import Slots
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.exchanges import EXCHANGES
+from dataplane.meter import Meter, error_kind
 from dataplane.receive import receive
 from dataplane.rights import Right, check_right
 from dataplane.security import GATE, Gate, Security, host_in_uri, right_of
@@ -55,9 +59,11 @@ def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
 class FlightServer(fl.FlightServerBase):
     """Serves a node from gRPC's own threads, from construction on."""
 
-    def __init__(self, host: str, port: int, node: "Node", security: Security) -> None:
+    def __init__(self, host: str, port: int, node: "Node", security: Security, tokens: TokenFile | None) -> None:
         self._node = node
-        gate = Gate(TokenFile(security.token_file) if security.token_file else None)
+        self._calls = Slots(node.call_limits.max_calls, "calls", "--max-calls")
+        self._streams = Slots(node.call_limits.max_streams, "streams", "--max-streams")
+        gate = Gate(tokens, node.meter)
         location = f"{security.scheme}://{host_in_uri(host)}:{port}"
         try:
             super().__init__(location, middleware={GATE: gate}, **security.server_options())
@@ -69,23 +75,30 @@ class FlightServer(fl.FlightServerBase):
     @_answers_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
         """Every action with its body and answer."""
-        check_right(right_of(context), VERB_RIGHTS["list_actions"], "ListActions")
-        return [(name, action.text) for name, action in ACTIONS.items()]
+        with self._call(context, "ListActions", VERB_RIGHTS["list_actions"]):
+            return [(name, action.text) for name, action in ACTIONS.items()]
 
     @_answers_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         """A JSON body in, a JSON body out."""
-        if action.type not in ACTIONS:
-            raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
-        check_right(right_of(context), ACTIONS[action.type].right, action.type)
-        body = parse(action.body or b"{}", f"the body of {action.type}") if action.body.size else {}
-        return [dump(ACTIONS[action.type].run(self._node, body))]
+        verb = ACTIONS.get(action.type)
+        with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
+            if verb is None:
+                raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
+            body = parse(action.body, f"the body of {action.type}") if action.body.size else {}
+            return [dump(verb.run(self._node, body))]
 
     @_answers_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
         """Stream an object as uint8 batches; dtype, shape and meta stand in the schema's metadata."""
-        check_right(right_of(context), VERB_RIGHTS["do_get"], "DoGet")
-        return gets.stream(self._node, ticket)
+        sending = _Sending(self._node.meter, self._calls)
+        try:
+            check_right(right_of(context), VERB_RIGHTS["do_get"], "DoGet")
+            sending.begin(gets.stream(self._node, ticket))
+        except BaseException as error:
+            sending.fail(error)
+            raise
+        return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(sending.schema, sending))
 
     @_answers_errors
     def do_put(
@@ -96,9 +109,9 @@ class FlightServer(fl.FlightServerBase):
         writer: fl.FlightMetadataWriter,
     ) -> None:
         """Store the one column of a stream of batches; the ref comes back as metadata."""
-        check_right(right_of(context), VERB_RIGHTS["do_put"], "DoPut")
-        ref = receive(self._node, descriptor, reader)
-        writer.write(pa.py_buffer(dump(ref.to_dict())))
+        with self._call(context, "DoPut", VERB_RIGHTS["do_put"]):
+            ref = receive(self._node, descriptor, reader)
+            writer.write(pa.py_buffer(dump(ref.to_dict())))
 
     @_answers_errors
     def do_exchange(
@@ -109,9 +122,71 @@ class FlightServer(fl.FlightServerBase):
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
         """A stream of requests and answers; its verb stands in the descriptor: session, resolve, put, scopes."""
-        body = parse(descriptor.command, "the descriptor of DoExchange")
-        verb = take(body, "the descriptor of DoExchange", "verb", str)
-        if verb not in EXCHANGES:
-            raise BadRequestError(f"verb {verb!r} of DoExchange is unknown; wanted one of {', '.join(EXCHANGES)}")
-        check_right(right_of(context), EXCHANGES[verb].right, verb)
-        EXCHANGES[verb].run(self._node, context, body, reader, writer)
+        body, verb = self._asked_stream(context, descriptor)
+        with self._node.meter.stream(verb):
+            check_right(right_of(context), EXCHANGES[verb].right, verb)
+            with self._streams.held():
+                EXCHANGES[verb].run(self._node, context, body, reader, writer)
+
+    def _asked_stream(
+        self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor
+    ) -> tuple[dict[str, Any], str]:
+        with self._node.meter.stream("unknown"):
+            check_right(right_of(context), Right.READ, "DoExchange")
+            body = parse(descriptor.command, "the descriptor of DoExchange")
+            verb = take(body, "the descriptor of DoExchange", "verb", str)
+            if verb not in EXCHANGES:
+                raise BadRequestError(f"verb {verb!r} of DoExchange is unknown; wanted one of {', '.join(EXCHANGES)}")
+        return body, verb
+
+    @contextmanager
+    def _call(self, context: fl.ServerCallContext, verb: str, right: Right) -> Iterator[None]:
+        """What every call does besides its own work: check the right, hold a slot, be counted."""
+        with self._node.meter.call(verb):
+            check_right(right_of(context), right, verb)
+            with self._calls.held():
+                yield
+
+
+class _Sending:
+    """The batches of a DoGet; the call is over, counted and its slot given back, when gRPC drops this."""
+
+    def __init__(self, meter: Meter, slots: Slots) -> None:
+        self._meter = meter
+        self._slots: Slots | None = None
+        self._started = time.perf_counter()
+        self._error = ""
+        slots.take()
+        self._slots = slots
+
+    @property
+    def schema(self) -> pa.Schema:
+        """Of the batches."""
+        return self._reader.schema
+
+    def begin(self, reader: pa.RecordBatchReader) -> None:
+        """What will be sent."""
+        self._reader = reader
+
+    def fail(self, error: BaseException) -> None:
+        """Note what the call ends with."""
+        self._error = error_kind(error)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        return self
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            batch = self._reader.read_next_batch()
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.fail(error)
+            raise
+        self._meter.count_bytes(sent=batch.nbytes)
+        return batch
+
+    def __del__(self) -> None:
+        if self._slots is not None:
+            self._slots.give_back()
+            self._meter.count_call("DoGet", time.perf_counter() - self._started, self._error)

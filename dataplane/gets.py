@@ -28,10 +28,9 @@ if TYPE_CHECKING:
 
 GATHER_BELOW = 128 << 10
 """Objects under this size are copied into a batch together: that costs less than a batch of their own."""
-MAX_REFS = 65_536
 
 
-def stream(node: "Node", ticket: fl.Ticket) -> fl.RecordBatchStream:
+def stream(node: "Node", ticket: fl.Ticket) -> pa.RecordBatchReader:
     """What a ticket asks for: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
 
     With `"local": true` only what is resident here is given: nothing is made, and no other node is asked.
@@ -41,10 +40,8 @@ def stream(node: "Node", ticket: fl.Ticket) -> fl.RecordBatchStream:
     is_local = take(body, "the ticket", "local", bool, default=False)
     if "refs" in body:
         refs = take_refs(body, "the ticket")
-        if len(refs) > MAX_REFS:
-            raise BadRequestError(f"the ticket has {len(refs)} refs; wanted at most {MAX_REFS}: ask for less at once")
         pieces = _pieces(node, refs, deadline, is_local)
-        return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(PIECES, pieces))
+        return pa.RecordBatchReader.from_batches(PIECES, pieces)
     return _stream_one(node, body, deadline, is_local)
 
 
@@ -59,7 +56,7 @@ def checksum(store: Store, leased: Leased) -> str:
     return entry.digest
 
 
-def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> fl.RecordBatchStream:
+def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> pa.RecordBatchReader:
     leased = _lease_one(node, body, deadline, is_local)
     data = _buffer(node.store, leased)
     ref = leased.entry.ref
@@ -79,7 +76,7 @@ def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local
     batches = (
         pa.record_batch([array.slice(at, BATCH_BYTES)], schema=schema) for at in range(0, max(length, 1), BATCH_BYTES)
     )
-    return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(schema, list(batches)))
+    return pa.RecordBatchReader.from_batches(schema, list(batches))
 
 
 def _pieces(node: "Node", refs: Sequence[Ref], deadline: float, is_local: bool) -> Iterator[pa.RecordBatch]:

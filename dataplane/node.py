@@ -9,18 +9,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataplane.call_limits import CallLimits
 from dataplane.datasets import Datasets
 from dataplane.derive import Deriver
 from dataplane.errors import BadRequestError
 from dataplane.flight_server import FlightServer
 from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
+from dataplane.meter import Meter
+from dataplane.metrics import Metrics
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.scope_owners import GRACE_S, ScopeOwners
 from dataplane.security import Security, host_in_uri
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
+from dataplane.tokens import TokenFile
+from dataplane.web import MetricsServer
 
 MIN_MEMORY_BYTES = 1 << 20
 
@@ -52,6 +57,10 @@ class NodeConfig:
     """Who may come in."""
     scope_grace_s: float = GRACE_S
     """How long a client whose connection broke may take to come back before its scopes close."""
+    call_limits: CallLimits = field(default_factory=CallLimits)
+    """How much callers may ask for at once."""
+    metrics_port: int | None = None
+    """Of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
 
 
 class Node:
@@ -59,24 +68,36 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         _check(config)
+        tokens = TokenFile(config.security.token_file) if config.security.token_file else None
         reap_dead_segments(config.shm_dir)
         keep_freed_memory()
         self.node_id = config.node_id
         self.host_id = config.host_id
         self.incarnation = secrets.token_hex(8)
+        self.call_limits = config.call_limits
+        self.meter = Meter()
         self._started = time.monotonic()
         self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir)
+        self._web: MetricsServer | None = None
         try:
             self._store = Store(self._segment)
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
             self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
-            self._server = FlightServer(config.host, config.port, self, config.security)
+            self._server = FlightServer(config.host, config.port, self, config.security, tokens)
+            if config.metrics_port is not None:
+                metrics = Metrics(self.node_id, self.stat, self.meter)
+                self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
         except BaseException:
             self._segment.unlink()
             raise
         self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
+
+    @property
+    def metrics_url(self) -> str | None:
+        """Where `/metrics` and the page for people are."""
+        return self._web.url if self._web else None
 
     @property
     def store(self) -> Store:
@@ -117,6 +138,7 @@ class Node:
             "num_workers": self._pool.num_workers,
             **self._store.stat(),
             **self._deriver.stat(),
+            **self.meter.stat(),
             "datasets": self._datasets.stat(),
         }
 
@@ -127,6 +149,8 @@ class Node:
         """
         self._segment.unlink()
         self.scope_owners.close()
+        if self._web is not None:
+            self._web.close()
         self._pool.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()
@@ -137,6 +161,7 @@ class Node:
 def _check(config: NodeConfig) -> None:
     config.security.check_host(config.host)
     config.security.server_options()
+    config.call_limits.check()
     if config.memory_bytes < MIN_MEMORY_BYTES:
         raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
     if not 1 <= config.num_workers <= 1024:

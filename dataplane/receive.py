@@ -12,7 +12,6 @@ from dataplane.entries import Slab
 from dataplane.errors import BadRequestError
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
-from dataplane.store import Store
 from dataplane.wire import ITEM_BYTES
 
 if TYPE_CHECKING:
@@ -24,7 +23,8 @@ def receive(node: "Node", descriptor: fl.FlightDescriptor, reader: fl.MetadataRe
     request = PutRequest.from_descriptor(descriptor)
     dtype = _column_dtype(reader.schema)
     deadline = time.monotonic() + request.timeout_s
-    slab = _receive(reader, request, dtype, node.store, deadline)
+    slab = _receive(reader, request, dtype, node, deadline)
+    node.meter.count_bytes(received=slab.nbytes)
     return seal(node.store, slab, request, dtype, node.node_id)
 
 
@@ -39,21 +39,26 @@ def _column_dtype(schema: pa.Schema) -> str:
     return name
 
 
-def _chunks(reader: fl.MetadataRecordBatchReader, item: int) -> Iterator[np.ndarray]:
+def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> Iterator[np.ndarray]:
     """The bytes of each batch."""
     for chunk in reader:
         column = chunk.data.column(0)
         if column.null_count:
             raise BadRequestError(f"DoPut with {column.null_count} nulls; wanted numbers only")
+        if column.nbytes > max_bytes:
+            raise BadRequestError(
+                f"DoPut with a batch of {column.nbytes} bytes; wanted at most {max_bytes} a batch: send more batches"
+            )
         start = column.offset * item
         yield np.frombuffer(column.buffers()[1], np.uint8)[start : start + len(column) * item]
 
 
 def _receive(
-    reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, store: Store, deadline: float
+    reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, node: "Node", deadline: float
 ) -> Slab:
     """The stream's bytes in a new slab: straight in where the size was announced, gathered first where not."""
-    chunks = _chunks(reader, ITEM_BYTES[dtype])
+    store = node.store
+    chunks = _chunks(reader, ITEM_BYTES[dtype], node.call_limits.max_message_bytes)
     nbytes = request.announced_bytes
     if nbytes is None:
         gathered, total = [], 0

@@ -6,6 +6,7 @@ Rights belong to verbs and are checked where the verbs are (`flight_server.py`);
 import ipaddress
 import logging
 import ssl
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pyarrow.flight as fl
 
 from dataplane.errors import BadRequestError, UnauthenticatedError
+from dataplane.meter import Meter
 from dataplane.rights import Right
 from dataplane.tokens import TokenFile
 from dataplane.wire import to_flight
@@ -75,6 +77,17 @@ class Security:
             options |= {"verify_client": True, "root_certificates": self.tls_ca.read_bytes()}
         return options
 
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The same TLS for a socket of Python's own; None without a certificate."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.tls_cert, self.tls_key)
+        if self.tls_ca is not None:
+            context.load_verify_locations(self.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
 
 def is_loopback(host: str) -> bool:
     """Whether only this machine reaches an address."""
@@ -100,17 +113,19 @@ class Caller(fl.ServerMiddleware):
 class Gate(fl.ServerMiddlewareFactory):
     """Sees the headers of every call before its verb runs; without a good token the verb never does."""
 
-    def __init__(self, tokens: TokenFile | None) -> None:
+    def __init__(self, tokens: TokenFile | None, meter: Meter) -> None:
         super().__init__()
         self._tokens = tokens
+        self._meter = meter
 
     def start_call(self, info: fl.CallInfo, headers: dict[str, list[Any]]) -> Caller:
         """The caller, or a Flight error that says what its token lacks."""
         if self._tokens is None:
             return Caller(Right.ADMIN)
         try:
-            return Caller(self._tokens.right_of(_bearer(headers)))
+            return Caller(self._tokens.right_of(bearer(headers.get("authorization", []))))
         except UnauthenticatedError as error:
+            self._meter.count_error("gate", type(error).__name__)
             raise to_flight(error) from None
 
 
@@ -121,8 +136,8 @@ def right_of(context: fl.ServerCallContext) -> Right:
     return caller.right
 
 
-def _bearer(headers: dict[str, list[Any]]) -> str:
-    shown = headers.get("authorization", [])
+def bearer(shown: Sequence[Any]) -> str:
+    """The token of authorization headers; empty if there are none. UnauthenticatedError for other kinds."""
     if not shown:
         return ""
     scheme, _, token = str(shown[0])[:MAX_HEADER_CHARS].partition(" ")

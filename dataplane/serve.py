@@ -14,6 +14,7 @@ import threading
 from collections import defaultdict
 from types import FrameType
 
+from dataplane.call_limits import CallLimits
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import MediaLimits
@@ -74,6 +75,13 @@ def _config(args: argparse.Namespace) -> NodeConfig:
             is_insecure=args.insecure,
         ),
         limits=_limits(args),
+        metrics_port=args.metrics_port,
+        call_limits=CallLimits(
+            max_calls=args.max_calls,
+            max_streams=args.max_streams,
+            max_leases=args.max_leases,
+            max_message_bytes=args.max_message,
+        ),
     )
 
 
@@ -141,4 +149,6 @@ def _greet(node: Node, args: argparse.Namespace) -> None:
     print(
         f"dataplane: serving at {node.uri} with {format_bytes(args.memory)} of shared memory, {args.workers} worker(s)"
     )
+    if node.metrics_url:
+        print(f"dataplane: counts at {node.metrics_url}/ and {node.metrics_url}/metrics")
     print(f"dataplane: datasets: {datasets}. Stop with Ctrl-C.", flush=True)

@@ -14,6 +14,14 @@ def format_bytes(nbytes: float) -> str:
     return f"{int(nbytes)} B"
 
 
+def format_seconds(seconds: float) -> str:
+    """`1.2 ms` for 0.00123."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} µs"
+
+
 def parse_bytes(text: str) -> int:
     """Bytes of `1GiB`, `512MiB`, `1.5GB` or `1048576`. ValueError for anything else."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())

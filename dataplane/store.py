@@ -157,6 +157,11 @@ class Store:
         """A lease of the node itself; end it with `end_later` (safe in a finaliser) or `end_leases`."""
         return self.lease([name], INTERNAL_SESSION)[0]
 
+    @property
+    def num_leases(self) -> int:
+        """Leases of all readers, and of the node itself."""
+        return len(self._residents.leases)
+
     def open_session(self, session: str) -> None:
         """Begin a reader's session."""
         with self._room:

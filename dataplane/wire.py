@@ -26,6 +26,8 @@ DEFAULT_PORT = 8815
 MAX_BODY_BYTES = 64 << 20
 MAX_META_BYTES = 64 << 10
 MAX_NAME_CHARS = 512
+MAX_ITEMS = 65_536
+"""Names, refs, indices or leases in one request."""
 BATCH_BYTES = 4 << 20
 """Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
 
@@ -113,6 +115,7 @@ _PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted 
 def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default: Any = ...) -> list[Any]:
     """body[key] as a list of nothing but strings, or of nothing but whole numbers."""
     items: list[Any] = take(body, what, key, list, default=default)
+    _check_count(items, what, key)
     if not set(map(type, items)) <= {kind}:
         raise BadRequestError(f"{what}.{key} holds something else than {_PLURALS[kind]}")
     return items
@@ -120,8 +123,10 @@ def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default:
 
 def take_refs(body: Mapping[str, Any], what: str) -> list[Ref]:
     """The refs of a request."""
+    items = take(body, what, "refs", list)
+    _check_count(items, what, "refs")
     try:
-        return [Ref.from_dict(item) for item in take(body, what, "refs", list)]
+        return [Ref.from_dict(item) for item in items]
     except ValueError as error:
         raise BadRequestError(f"{what}: {error}") from error
 
@@ -203,6 +208,13 @@ def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float)
             _tell_tls(text, uri) or f"no data-plane node answers {what} at {uri} ({text}); is it running?"
         )
     return DataPlaneError(f"{what} at {uri} failed: {text}")
+
+
+def _check_count(items: Sequence[Any], what: str, key: str) -> None:
+    if len(items) > MAX_ITEMS:
+        raise BadRequestError(
+            f"{what}.{key} has {len(items)} entries; wanted at most {MAX_ITEMS}: ask for less at once"
+        )
 
 
 def _tell_tls(text: str, uri: str) -> str:

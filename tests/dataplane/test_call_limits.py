@@ -1,0 +1,94 @@
+"""What goes beyond a node's limits gets an error that says so, and the node goes on."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from dataplane.client import Client
+from dataplane.errors import BadRequestError, OverloadedError
+from dataplane.reader import Reader
+from dataplane.wire import MAX_ITEMS
+from tests.dataplane.serving import Served, refused, serving
+from tests.dataplane.shards import wait_until
+
+
+@pytest.fixture(scope="module")
+def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A node for one call, two streams, batches of 8 MiB and a hundred leases."""
+    flags = ("--max-calls", "1", "--max-streams", "2", "--max-message", "8MiB", "--max-leases", "100")
+    with serving(tmp_path_factory.mktemp("narrow") / "log", *flags, "--memory", "64MiB") as served:
+        yield served
+
+
+def test_a_call_too_many_is_refused_until_another_ends(narrow: Served) -> None:
+    with Client(narrow.uri, timeout_s=20) as client, fl.FlightClient(narrow.uri) as flight:
+        ref = client.put(np.zeros(32 << 20, np.uint8), name="big")
+        stream = flight.do_get(client.ticket(ref))
+        stream.read_chunk()
+        with pytest.raises(OverloadedError, match=r"1 calls open, as many as it may; .* --max-calls"):
+            client.stat()
+        stream.read_all()
+        del stream
+        wait_until(lambda: answers(client))
+        stream = flight.do_get(client.ticket(ref))
+        stream.read_chunk()
+        stream.cancel()
+        wait_until(lambda: answers(client))
+        client.release([ref])
+
+
+def answers(client: Client) -> bool:
+    try:
+        return client.stat()["num_objects"] >= 0
+    except OverloadedError:
+        return False
+
+
+def test_a_stream_too_many_is_refused_until_another_ends(narrow: Served) -> None:
+    with Client(narrow.uri, timeout_s=20) as client:
+        ref = client.put(b"some bytes", name="some")
+        with Reader(narrow.uri, timeout_s=20) as reader:
+            assert reader.resolve([ref])[0].tobytes() == b"some bytes"
+            with pytest.raises(OverloadedError, match="2 streams open"):
+                Reader(narrow.uri, timeout_s=20)
+        wait_until(lambda: client.stat()["num_streams"] == 0)
+        with Reader(narrow.uri, timeout_s=20) as reader:
+            assert reader.resolve([ref])[0].tobytes() == b"some bytes"
+        client.release([ref])
+
+
+def test_leases_too_many_are_refused(narrow: Served) -> None:
+    with Client(narrow.uri, timeout_s=20) as client, Reader(narrow.uri, timeout_s=20) as reader:
+        ref = client.put(b"some bytes", name="some")
+        views = reader.resolve([ref] * 60)
+        with pytest.raises(OverloadedError, match=r"60 leases .* asked for 60 more, 100 .* --max-leases"):
+            reader.resolve([ref] * 60)
+        assert len(reader.resolve([ref] * 40)) == 40
+        assert views[0].tobytes() == b"some bytes"
+        client.release([ref])
+
+
+def test_a_batch_too_big_is_refused_and_takes_no_room(narrow: Served) -> None:
+    batch = pa.record_batch({"data": np.zeros(9 << 20, np.uint8)})
+    with Client(narrow.uri, timeout_s=20) as client, fl.FlightClient(narrow.uri) as flight:
+        writer, answers = flight.do_put(fl.FlightDescriptor.for_path("big"), batch.schema)
+        with pytest.raises(fl.FlightServerError, match="a batch of 9437184 bytes; wanted at most 8388608 a batch"):
+            writer.write_batch(batch)
+            writer.done_writing()
+            answers.read()
+            writer.close()
+        assert client.stat()["used_bytes"] == 0
+
+
+def test_a_request_for_too_many_names_is_refused(narrow: Served) -> None:
+    with Client(narrow.uri, timeout_s=20) as client:
+        with pytest.raises(BadRequestError, match=f"{MAX_ITEMS + 1} entries; wanted at most {MAX_ITEMS}"):
+            client.release_names(["x"] * (MAX_ITEMS + 1))
+
+
+def test_limits_under_which_no_node_could_work_are_refused() -> None:
+    assert "max-calls is 0; wanted at least 1" in refused("--max-calls", "0")
+    assert "max-message is 1024" in refused("--max-message", "1KiB")

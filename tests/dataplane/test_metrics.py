@@ -1,0 +1,116 @@
+"""What a node counts, as stat, as Prometheus reads it and as people do."""
+
+import ssl
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import numpy as np
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from dataplane.client import Client
+from dataplane.connect import Credentials
+from dataplane.errors import MissingObjectError
+from dataplane.meter import BOUNDS_S, Meter
+from dataplane.reader import Reader
+from tests.dataplane.certificates import issue
+from tests.dataplane.serving import Served, refused, serving
+
+TOKEN = "0123456789abcdef"
+
+
+def url_of(served: Served) -> str:
+    return served.greeting.split("counts at ")[1].split("/ and")[0]
+
+
+def fetch(url: str, token: str = "", context: ssl.SSLContext | None = None) -> str:
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+        return str(answer.read().decode())
+
+
+def samples(text: str) -> dict[tuple[str, str], float]:
+    """Values by name and the one label beside the node."""
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = [value for key, value in sorted(sample.labels.items()) if key not in ("node", "le")]
+            assert "node" in sample.labels
+            found[sample.name, "".join(labels) + sample.labels.get("le", "")] = sample.value
+    return found
+
+
+def test_prometheus_and_people_read_what_was_done(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", "--metrics-port", "0") as served:
+        with Client(served.uri, timeout_s=20) as client, Reader(served.uri, timeout_s=20) as reader:
+            ref = client.put(np.arange(1000, dtype=np.uint8), name="one")
+            views = reader.resolve([ref, ref])
+            assert client.get(ref) == views[0].tobytes()
+            for _ in range(3):
+                with pytest.raises(MissingObjectError):
+                    client.get("nope")
+            found = samples(fetch(f"{url_of(served)}/metrics"))
+            assert found["dataplane_hits_total", ""] == 2
+            assert found["dataplane_leases", ""] == 2
+            assert found["dataplane_received_bytes_total", ""] == 1000 == found["dataplane_sent_bytes_total", ""]
+            assert found["dataplane_errors_total", "MissingObjectError"] == 3
+            assert found["dataplane_call_errors_total", "DoGet"] == 3
+            assert found["dataplane_call_seconds_count", "DoGet"] == 4
+            assert found["dataplane_call_seconds_bucket", "DoPut+Inf"] == 1
+            assert 0 < found["dataplane_call_seconds_sum", "resolve"] < 1
+            assert found["dataplane_streams", "session"] == 1 == found["dataplane_streams", "resolve"]
+            page = fetch(f"{url_of(served)}/")
+            assert "used_bytes" in page and "p99" in page and "MissingObjectError" in page
+            with pytest.raises(urllib.error.HTTPError, match="404"):
+                fetch(f"{url_of(served)}/etc/passwd")
+            verbs = client.stat()["verbs"]
+            assert verbs["resolve"]["num_calls"] == 1 and 0 < verbs["resolve"]["p50_s"] <= verbs["resolve"]["p99_s"]
+
+
+def test_the_metrics_port_wants_the_nodes_tokens_and_speaks_its_tls(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text(f"{TOKEN} read\n")
+    authority = issue(tmp_path, "authority")
+    server = issue(tmp_path, "server", authority)
+    flags = ["--tls-cert", str(server.cert_file), "--tls-key", str(server.key_file), "--token-file", str(tokens)]
+    with serving(tmp_path / "log", "--metrics-port", "0", *flags) as served:
+        url = url_of(served)
+        assert url.startswith("https://")
+        context = ssl.create_default_context(cafile=str(authority.cert_file))
+        assert "dataplane_used_bytes" in fetch(f"{url}/metrics", TOKEN, context)
+        for token in ("", "wrong-0123456789"):
+            with pytest.raises(urllib.error.HTTPError, match="401"):
+                fetch(f"{url}/metrics", token, context)
+        with Client(served.uri, timeout_s=20, credentials=Credentials(token="x" * 16, tls_ca=authority.cert_file)) as c:
+            with pytest.raises(PermissionError):
+                c.stat()
+        assert samples(fetch(f"{url}/metrics", TOKEN, context))["dataplane_errors_total", "UnauthenticatedError"] == 1
+
+
+def test_a_metrics_port_beyond_loopback_is_guarded(tmp_path: Path) -> None:
+    authority = issue(tmp_path, "authority")
+    flags = ["--tls-cert", str(authority.cert_file), "--tls-key", str(authority.key_file), "--host", "0.0.0.0"]
+    assert "--metrics-port on 0.0.0.0 would show" in refused("--metrics-port", "0", *flags)
+
+
+def test_a_metrics_port_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", "--metrics-port", "0") as served:
+        port = url_of(served).rpartition(":")[2]
+        message = refused("--metrics-port", port)
+        assert f"--metrics-port {port}" in message and message.count("\n") == 1
+
+
+def test_quantiles_stay_within_a_bucket_of_the_truth() -> None:
+    meter = Meter()
+    times = np.random.default_rng(0).lognormal(-7, 1.5, 5000)
+    for seconds in times:
+        meter.count_call("x", float(seconds))
+    counts = meter.verbs()["x"]
+    for share in (0.01, 0.5, 0.99):
+        truth = float(np.quantile(times, share))
+        assert truth / 1.8 < counts.quantile_s(share) < truth * 1.8
+    meter.count_call("slow", 2 * BOUNDS_S[-1])
+    assert meter.verbs()["slow"].quantile_s(0.5) >= BOUNDS_S[-1]
+    assert meter.stat()["verbs"]["slow"]["num_calls"] == 1
