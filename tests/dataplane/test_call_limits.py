@@ -80,7 +80,7 @@ def test_a_batch_too_big_is_refused_and_takes_no_room(narrow: Served) -> None:
             writer.done_writing()
             answers.read()
             writer.close()
-        assert client.stat()["used_bytes"] == 0
+        wait_until(lambda: client.stat()["used_bytes"] == 0)
 
 
 def test_a_request_for_too_many_names_is_refused(narrow: Served) -> None:
