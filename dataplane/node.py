@@ -115,6 +115,11 @@ class Node:
         return self._deriver
 
     @property
+    def pool(self) -> Pool:
+        """What decodes media."""
+        return self._pool
+
+    @property
     def segments(self) -> list[dict[str, Any]]:
         """Path and size of each segment, as readers need them."""
         return [{"path": str(self._segment.path), "nbytes": self._segment.capacity}]

@@ -26,6 +26,7 @@ from dataplane.media import UndecodableError
 from dataplane.process import keep_freed_memory, signal_on_parent_death
 from dataplane.recipes import parse_recipe
 from dataplane.recipes.kernel import Kernel, Plan
+from dataplane.videos import Video
 
 Frame = Mapping[str, Any]
 
@@ -94,7 +95,10 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: Media
 
 
 def _decode(medium: str, data: bytes, formats: tuple[str, ...], limits: MediaLimits) -> tuple[Any, str]:
-    return decode_image(data, formats, limits)
+    if medium == "image":
+        return decode_image(data, formats, limits)
+    video = Video(data, formats, limits)
+    return video, video.format
 
 
 def _plan(kernel: Kernel, source: Any) -> Plan:

@@ -9,11 +9,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from dataplane.errors import BadRequestError
+from dataplane.recipes.frames import Frames
 from dataplane.recipes.kernel import Kernel
 from dataplane.recipes.qwen_vl_patches import QwenVLPatches
+from dataplane.recipes.qwen_vl_video_patches import QwenVLVideoPatches
 from dataplane.recipes.rgb import Rgb
 
-KERNELS: Mapping[str, type[QwenVLPatches] | type[Rgb]] = {"qwen_vl_patches": QwenVLPatches, "rgb": Rgb}
+KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Frames] | type[Rgb]] = {
+    "qwen_vl_patches": QwenVLPatches,
+    "qwen_vl_video_patches": QwenVLVideoPatches,
+    "frames": Frames,
+    "rgb": Rgb,
+}
 VERSION = 1
 """Of all kernels so far. A kernel whose results change gets the next number, and keeps the old one beside it."""
 

@@ -22,7 +22,7 @@ def write_frame(image: Image.Image, out: np.ndarray, patch: int, merge: int, tem
         target[:, :, :, :, channel, at] = blocks.transpose(0, 3, 1, 4, 2)
 
 
-def repeat_first_frame(out: np.ndarray, patch: int, temporal: int, places: Iterable[int], source: int = 0) -> None:
+def repeat_frame(out: np.ndarray, patch: int, temporal: int, source: int, places: Iterable[int]) -> None:
     """Copy frame `source` of every patch in `out` (flat uint8) to other places of the `temporal` ones."""
     squares = out.view(np.dtype((np.void, patch * patch))).reshape(-1, 3, temporal)
     for at in places:

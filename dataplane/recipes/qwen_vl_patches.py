@@ -13,7 +13,7 @@ from PIL import Image
 from pydantic import Field, model_validator
 
 from dataplane.recipes.kernel import MAX_PIXELS, RESAMPLE, Medium, Plan, Recipe, Resample
-from dataplane.recipes.patches import repeat_first_frame, write_frame
+from dataplane.recipes.patches import repeat_frame, write_frame
 from dataplane.recipes.resizing import check_bounds, resize_image
 
 
@@ -47,7 +47,7 @@ class QwenVLPatches(Recipe):
             if image.size != (width, height):
                 image = image.resize((width, height), RESAMPLE[self.resample])
             write_frame(image, out, patch, merge, self.temporal_patch_size, 0)
-            repeat_first_frame(out, patch, self.temporal_patch_size, range(1, self.temporal_patch_size))
+            repeat_frame(out, patch, self.temporal_patch_size, 0, range(1, self.temporal_patch_size))
 
         return Plan(
             shape=(rows * columns, 3 * self.temporal_patch_size * patch**2),
