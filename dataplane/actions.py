@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataplane import scope_owners
+from dataplane import infos, scope_owners
 from dataplane.refs import Ref
 from dataplane.rights import Right
 from dataplane.wire import take, take_list, take_refs, take_timeout_s
@@ -73,5 +73,6 @@ ACTIONS: Mapping[str, Action] = {
     "close_scope": Action(scope_owners.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
     "move_to_scope": Action(scope_owners.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}'),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
+    "renew": Action(infos.renew, Right.READ, '{"lease", "lease_s"} -> {"expires"}: a lease of GetFlightInfo'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}'),
 }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane import gets
+from dataplane import gets, infos
 from dataplane.actions import ACTIONS
 from dataplane.call_limits import Slots
 from dataplane.errors import BadRequestError, DataPlaneError
@@ -29,7 +29,14 @@ from dataplane.wire import dump, parse, take, to_flight
 if TYPE_CHECKING:
     from dataplane.node import Node
 
-VERB_RIGHTS: Mapping[str, Right] = {"list_actions": Right.READ, "do_get": Right.READ, "do_put": Right.WRITE}
+VERB_RIGHTS: Mapping[str, Right] = {
+    "list_actions": Right.READ,
+    "list_flights": Right.READ,
+    "get_flight_info": Right.READ,
+    "get_schema": Right.READ,
+    "do_get": Right.READ,
+    "do_put": Right.WRITE,
+}
 """The rights of Flight verbs that do one thing; actions and exchanges have tables of their own."""
 
 P = ParamSpec("P")
@@ -77,6 +84,24 @@ class FlightServer(fl.FlightServerBase):
         """Every action with its body and answer."""
         with self._call(context, "ListActions", VERB_RIGHTS["list_actions"]):
             return [(name, action.text) for name, action in ACTIONS.items()]
+
+    @_answers_errors
+    def list_flights(self, context: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
+        """The first thousand resident objects whose names begin with the criteria."""
+        with self._call(context, "ListFlights", VERB_RIGHTS["list_flights"]):
+            return iter(list(infos.listing(self._node, criteria)))
+
+    @_answers_errors
+    def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
+        """An object's size and schema, and a ticket that is good until its expiration time."""
+        with self._call(context, "GetFlightInfo", VERB_RIGHTS["get_flight_info"]):
+            return infos.info(self._node, descriptor)
+
+    @_answers_errors
+    def get_schema(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:
+        """The schema of an object's stream."""
+        with self._call(context, "GetSchema", VERB_RIGHTS["get_schema"]):
+            return infos.schema(self._node, descriptor)
 
     @_answers_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:

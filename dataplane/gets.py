@@ -5,7 +5,6 @@ stream of pieces (`wire.PIECES`); what is wrong with one of them stands in its r
 Bytes go to gRPC straight from the arena: the lease ends when gRPC has sent them.
 """
 
-import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from dataplane import exchanges
 from dataplane.digests import content_digest
 from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
+from dataplane.infos import describe
 from dataplane.lineages import check_claim
 from dataplane.refs import Ref
 from dataplane.store import Store
@@ -61,13 +61,7 @@ def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local
     data = _buffer(node.store, leased)
     ref = leased.entry.ref
     start, length = _span(body, ref)
-    metadata = {
-        "name": ref.name,
-        "kind": ref.kind,
-        "dtype": ref.dtype,
-        "shape": json.dumps(ref.shape),
-        "meta": dump(dict(ref.meta)).decode(),
-        "nbytes": str(ref.nbytes),
+    metadata = describe(ref) | {
         "checksum": checksum(node.store, leased),
         "ref": dump(ref.to_dict()).decode(),
     }
@@ -201,6 +195,9 @@ def _span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
 
 
 def _lease_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> Leased:
+    offered = node.offers.lease_again(take(body, "the ticket", "lease", str)) if "lease" in body else None
+    if offered is not None:
+        return offered
     if "ref" in body:
         return _lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], deadline, is_local)
     name = take(body, "the ticket", "name", str)

@@ -18,6 +18,7 @@ from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.meter import Meter
 from dataplane.metrics import Metrics
+from dataplane.offers import Offers
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.scope_owners import GRACE_S, ScopeOwners
@@ -81,6 +82,7 @@ class Node:
         self._web: MetricsServer | None = None
         try:
             self._store = Store(self._segment)
+            self.offers = Offers(self._store)
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
             self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
@@ -143,6 +145,7 @@ class Node:
             "num_workers": self._pool.num_workers,
             **self._store.stat(),
             **self._deriver.stat(),
+            "num_timed_leases": len(self.offers),
             **self.meter.stat(),
             "datasets": self._datasets.stat(),
         }
@@ -154,6 +157,7 @@ class Node:
         """
         self._segment.unlink()
         self.scope_owners.close()
+        self.offers.close()
         if self._web is not None:
             self._web.close()
         self._pool.close()

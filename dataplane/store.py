@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Iterable, Sequence
+from itertools import islice
 from queue import SimpleQueue
 
 import numpy as np
@@ -34,6 +35,7 @@ class Store:
         self.segment = segment
         self._residents = Residents(segment.capacity)
         self._residents.leases.open_session(INTERNAL_SESSION)
+        self._num_own_sessions = 1
         self._room = threading.Condition()
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
@@ -157,14 +159,26 @@ class Store:
         """A lease of the node itself; end it with `end_later` (safe in a finaliser) or `end_leases`."""
         return self.lease([name], INTERNAL_SESSION)[0]
 
+    def lease_entry(self, entry: Entry) -> Leased:
+        """Another lease of the node itself on an object that is leased, whatever became of its name."""
+        with self._room:
+            return Leased(entry, self._residents.leases.grant(entry, INTERNAL_SESSION))
+
+    def resident(self, prefix: str, limit: int) -> list[Ref]:
+        """Up to `limit` objects that are resident now and whose names begin with `prefix`."""
+        with self._room:
+            found = (entry.ref for name, entry in self._residents.entries.items() if name.startswith(prefix))
+            return list(islice(found, limit))
+
     @property
     def num_leases(self) -> int:
         """Leases of all readers, and of the node itself."""
         return len(self._residents.leases)
 
-    def open_session(self, session: str) -> None:
-        """Begin a reader's session."""
+    def open_session(self, session: str, *, is_reader: bool = True) -> None:
+        """Begin a session: a reader's, or one of the node's own."""
         with self._room:
+            self._num_own_sessions += not is_reader
             self._residents.leases.open_session(session)
 
     def end_session(self, session: str) -> None:
@@ -262,7 +276,7 @@ class Store:
                 "scoped_bytes": residents.scoped_bytes,
                 "num_objects": len(residents.entries),
                 "num_leases": len(residents.leases),
-                "num_readers": residents.leases.num_sessions - 1,
+                "num_readers": residents.leases.num_sessions - self._num_own_sessions,
                 "num_scopes": len(residents.scopes),
                 "num_evicted": residents.num_evicted,
             }

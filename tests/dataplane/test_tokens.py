@@ -103,6 +103,9 @@ def call_every_verb(flight: fl.FlightClient) -> Iterator[tuple[str, Right, Excep
         yield name, exchange.right, raised_by(lambda name=name: open_exchange(flight, name))
     by_verb = {
         "list_actions": lambda: flight.list_actions(),
+        "list_flights": lambda: list(flight.list_flights()),
+        "get_flight_info": lambda: flight.get_flight_info(fl.FlightDescriptor.for_command(b"no json")),
+        "get_schema": lambda: flight.get_schema(fl.FlightDescriptor.for_command(b"no json")),
         "do_get": lambda: flight.do_get(fl.Ticket(b"no json")).read_all(),
         "do_put": lambda: put_nonsense(flight),
     }
@@ -133,6 +136,8 @@ def raised_by(call) -> Exception | None:  # type: ignore[no-untyped-def]
         call()
     except pa.ArrowException as error:
         return from_flight(error, "node", "call", 20)
+    except OSError as error:  # what pyarrow makes of any error of GetSchema
+        return UnauthenticatedError(str(error)) if "Unauthenticated" in str(error) else BadRequestError(str(error))
     return None
 
 
