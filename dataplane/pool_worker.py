@@ -50,7 +50,8 @@ def map_segment(path: Path) -> np.ndarray:
     """The node's arena, writable."""
     fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     try:
-        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size), np.uint8)
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written
+        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags), np.uint8)
     finally:
         os.close(fd)
 
