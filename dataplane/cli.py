@@ -49,6 +49,14 @@ def parse_root(text: str) -> tuple[str, str]:
     return name, pattern
 
 
+def parse_peer(text: str) -> tuple[str, str]:
+    """Id and address of `ID=URI`."""
+    node_id, equals, uri = text.partition("=")
+    if not (node_id and equals and uri.startswith("grpc")):
+        raise argparse.ArgumentTypeError(f"{text!r} names no node; wanted ID=URI, such as a=grpc://10.0.0.1:8815")
+    return node_id, uri
+
+
 def parse_seconds(text: str) -> float:
     """A time to wait: more than 0, at most a day."""
     try:
@@ -133,6 +141,22 @@ def build_parser() -> argparse.ArgumentParser:
         flag = "--" + name.replace("_", "-")
         parse = type(value) if name != "max_media_bytes" else parse_memory
         serve.add_argument(flag, type=parse, default=value, help=f"refuse media above this, default {value}")
+    serve.add_argument(
+        "--peer",
+        type=parse_peer,
+        action="append",
+        default=[],
+        metavar="ID=URI",
+        help="another node and its address, from which objects are fetched; repeatable",
+    )
+    serve.add_argument(
+        "--directory", type=Path, metavar="DIR", help="a folder (mode 0700) in which nodes write and find addresses"
+    )
+    serve.add_argument("--advertise", default="", metavar="URI", help="the address that other nodes use for this one")
+    serve.add_argument("--peer-token-file", type=Path, metavar="FILE", help="the token that this node shows others")
+    serve.add_argument(
+        "--peer-streams", type=int, default=4, metavar="N", help="connections for a big object, default 4"
+    )
     serve.add_argument("--embedded", action="store_true", help=argparse.SUPPRESS)
 
     put = _add_client_command(commands, "put", "store a file and print its name")

@@ -16,6 +16,7 @@ from dataplane.tokens import first_token
 CLIENT_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.optimization_target", "throughput"),
+    ("grpc.use_local_subchannel_pool", 1),  # else clients of one node share a connection, and one core behind it
     ("grpc.initial_reconnect_backoff_ms", 100),  # gRPC waits 1 s to 2 min by itself; a node that restarts takes 1 s
     ("grpc.max_reconnect_backoff_ms", 500),
 ]

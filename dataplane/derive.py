@@ -1,5 +1,7 @@
 """Making objects: derived ones out of sources, sources out of their shards; each once, however many ask.
 
+What another node calls its own is asked of that node first (`remote_objects.py`).
+
 Single flight: callers that want the same object while it is being made wait for the one that makes it. What a kernel
 made is remembered by checksum, so that making it again after eviction is counted apart and must give the same bytes.
 """
@@ -25,16 +27,25 @@ from dataplane.errors import (
     DatasetError,
     MissingObjectError,
     NodeTimeoutError,
+    PeerError,
 )
-from dataplane.lineages import check_claim, checked_ref, derived_ref, file_job, source_job, source_ref
+from dataplane.lineages import check_claim, derived_ref, file_job, source_job, source_ref
+from dataplane.peer_fetcher import PeerFetcher
+from dataplane.peers import Peers
 from dataplane.pool import Allocate, Pool
 from dataplane.pool_process import Result
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
+from dataplane.remote_objects import RemoteObjects
 from dataplane.store import Store
 
 Wanted = tuple[str, tuple[str, ...]]
 """What is asked for: an object's name, and the formats that the name of its source's file promises."""
+
+SOURCE_TIMEOUT_S = 60.0
+"""How long a pool thread waits for a source that another node has."""
+FETCH_AGAIN_S = 1.0
+"""In less time than this nothing comes of fetching again where somebody else's try failed."""
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +61,9 @@ class _Made:
 class Deriver:
     """Makes objects resident in a store. Thread-safe."""
 
-    def __init__(self, store: Store, datasets: Datasets, pool: Pool, node_id: str) -> None:
+    def __init__(
+        self, store: Store, datasets: Datasets, pool: Pool, node_id: str, peers: Peers, fetcher: PeerFetcher
+    ) -> None:
         self.num_processed = 0
         self.num_recomputed = 0
         self.processed_bytes = 0
@@ -59,6 +72,7 @@ class Deriver:
         self._datasets = datasets
         self._pool = pool
         self._node_id = node_id
+        self._remote = RemoteObjects(store, datasets, peers, fetcher, lambda ref, until: self._start(ref, until)[0])
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[Ref]] = {}
         self._made: dict[str, _Made] = {}
@@ -70,23 +84,35 @@ class Deriver:
         Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
         """
         checked = parse_recipe(recipe).model_dump()
-        wanted = [derived_ref(ref, checked, self._node_id) for ref in refs]
+        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
         made = self._make_all(wanted, deadline)
         return [self._as_asked(made[self._key(ref)], ref) for ref in wanted]
 
-    def make_resident(self, refs: Sequence[Ref], deadline: float) -> None:
-        """Make again what was evicted, or what only another node made. Raises what makes it impossible."""
-        for made in self._make_all([checked_ref(ref, self._node_id) for ref in refs], deadline).values():
+    def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
+        """Fetch or make again what is not here. Raises what makes it impossible.
+
+        `is_local`: another node asks, which knows itself whom else to ask; no request may go round in circles.
+        """
+        wanted = [self._remote.checked(ref, is_local=is_local) for ref in refs]
+        for made in self._make_all(wanted, deadline).values():
             if isinstance(made, BadMedia):
                 raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
 
-    def start(self, refs: Sequence[Ref], deadline: float) -> None:
+    def start(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
         """Begin to make objects side by side, without waiting; `make_resident` collects what comes of it."""
+        wanted = []
         for ref in refs:
-            if ref.kind != "plain":
-                checked = checked_ref(ref, self._node_id)
-                if self._key(checked) not in self._quarantine:
-                    self._start(checked, deadline)
+            try:
+                checked = self._remote.checked(ref, is_local=is_local)
+            except DataPlaneError:
+                continue  # `make_resident` says what is wrong with it
+            if self._key(checked) not in self._quarantine:
+                wanted.append(checked)
+        self._start_all(wanted, deadline)
+
+    def drop_stale(self, refs: Sequence[Ref]) -> None:
+        """Let go of copies of other nodes' objects where a ref says that its home wrote another since."""
+        self._remote.drop_stale(refs)
 
     def quarantine(self) -> list[BadMedia]:
         """Every medium that could not be made into what was asked."""
@@ -103,6 +129,7 @@ class Deriver:
                 "num_quarantined": len(self._quarantine),
                 "processed_bytes": self.processed_bytes,
                 "pixel_bytes": self.pixel_bytes,
+                **self._remote.stat(),
             }
 
     def _key(self, ref: Ref) -> Wanted:
@@ -117,10 +144,10 @@ class Deriver:
 
     def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
         made: dict[Wanted, Ref | BadMedia] = {}
-        waiting: dict[Wanted, tuple[Ref, Future[Ref], bool]] = {}
+        missing: dict[Wanted, Ref] = {}
         for ref in refs:
             key = self._key(ref)
-            if key in made or key in waiting:
+            if key in made or key in missing:
                 continue
             entry = self._store.find(ref.name)
             bad = self._quarantine.get(key)
@@ -129,7 +156,9 @@ class Deriver:
             elif entry is not None:
                 made[key] = self._as_labelled(entry.ref, ref, key)
             else:
-                waiting[key] = (ref, *self._start(ref, deadline))
+                missing[key] = ref
+        started = self._start_all(list(missing.values()), deadline)
+        waiting = {key: (ref, *begun) for (key, ref), begun in zip(missing.items(), started, strict=True)}
         for num_done, (key, (ref, future, is_own)) in enumerate(waiting.items()):
             try:
                 made[key] = self._wait(ref, key, future, is_own, deadline)
@@ -156,10 +185,17 @@ class Deriver:
                     raise _OverdueError from error
                 if is_own or time.monotonic() >= deadline:
                     raise
-            except DataPlaneError:
-                if is_own or time.monotonic() >= deadline:
+            except DataPlaneError as error:
+                needed_s = FETCH_AGAIN_S if isinstance(error, PeerError) else 0.0
+                if is_own or time.monotonic() + needed_s >= deadline:
                     raise
-            future, is_own = self._start(ref, deadline)
+            future, is_own = self._start_all([ref], deadline)[0]
+
+    def _start_all(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
+        """As `_start`, of many: what another node calls its own is asked of that node, in one go."""
+        remote = [ref for ref in refs if self._remote.can_fetch(ref)]
+        fetched = dict(zip(map(id, remote), self._remote.start(remote, deadline), strict=True))
+        return [fetched[id(ref)] if id(ref) in fetched else self._start(ref, deadline) for ref in refs]
 
     def _start(self, ref: Ref, deadline: float) -> "tuple[Future[Ref], bool]":
         """The future of an object, and whether it was started for this caller: it is not if somebody else makes it."""
@@ -197,21 +233,21 @@ class Deriver:
         assert lineage is not None
         if isinstance(made, Ref):
             return replace(made, lineage=lineage)
-        if not lineage.dataset:
+        place = self._place(wanted, lineage)
+        if place is None:
             return made
-        key = self._datasets.locate(lineage).key
-        return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=key, offset=lineage.offset)
+        return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=place.key, offset=lineage.offset)
 
     # -- private: in a pool thread ---------------------------------------------------------------------------------
 
     def _make_derived(self, ref: Ref, allocate: Allocate) -> Ref:
         lineage = ref.lineage
         assert lineage is not None and lineage.recipe is not None
-        place = self._datasets.locate(lineage) if lineage.dataset else None
+        place = self._place(ref, lineage)
         if place is not None and place.file.is_local:
             result = self._pool.run(file_job(lineage, place), allocate)
         else:
-            result = self._run_on_resident_source(lineage, place, allocate)
+            result = self._run_on_resident_source(ref, place, allocate)
         key = place.key if place else source_name(lineage.source)
         if result.bad:
             formats = place.formats if place else ()
@@ -221,15 +257,32 @@ class Deriver:
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
         return self._publish(ref, result)
 
-    def _run_on_resident_source(self, lineage: Lineage, place: Place | None, allocate: Allocate) -> Result:
-        """The source lies in the arena: put there by hand, or just fetched from a remote shard."""
+    def _place(self, ref: Ref, lineage: Lineage) -> Place | None:
+        """Where the source lies in a shard; None if it belongs to no dataset, or to one that only its home has."""
+        if not lineage.dataset:
+            return None
+        try:
+            return self._datasets.locate(lineage)
+        except DatasetError:
+            if self._remote.can_fetch(ref):
+                return None
+            raise
+
+    def _run_on_resident_source(self, ref: Ref, place: Place | None, allocate: Allocate) -> Result:
+        """The source lies in the arena: put there by hand, or just fetched from a remote shard or its home."""
+        lineage = ref.lineage
+        assert lineage is not None
         name = source_name(lineage.source)
         leased = self._store.lease_one(name)
-        if leased is None and place is not None:
-            self._make_source(source_ref(lineage, self._node_id), allocate)
+        if leased is None:
+            source = source_ref(lineage, ref.node)
+            if place is None and self._remote.can_fetch(source):
+                self.make_resident([source], time.monotonic() + SOURCE_TIMEOUT_S)
+            else:
+                self._make_source(source, allocate)
             leased = self._store.lease_one(name)
         if leased is None:
-            raise MissingObjectError(f"{name} is not resident and belongs to no dataset; put it again")
+            raise MissingObjectError(f"{name} was evicted again at once; start the node with more --memory")
         try:
             formats = place.formats if place else ()
             label = f"{lineage.shard} {place.key}" if place else name
@@ -242,6 +295,7 @@ class Deriver:
     def _make_source(self, ref: Ref, allocate: Allocate) -> Ref:
         lineage = ref.lineage
         if lineage is None or not lineage.dataset:
+            self._remote.check_home(ref)
             raise MissingObjectError(f"{ref.name} is not resident and belongs to no dataset; put it again")
         place = self._datasets.locate(lineage)
         data = place.file.read(place.offset, place.nbytes)
@@ -252,12 +306,13 @@ class Deriver:
             )
         slab = allocate(len(data))
         self._store.view(slab)[:] = np.frombuffer(data, np.uint8)
-        return self._store.seal(slab, ref, is_held=False, digest=lineage.source).ref
+        made = replace(ref, node=self._node_id)
+        return self._store.seal(slab, made, is_held=False, digest=lineage.source).ref
 
     def _publish(self, ref: Ref, result: Result) -> Ref:
         assert result.slab is not None and result.meta is not None
         meta = {**result.meta, "checksum": result.checksum}
-        made = replace(ref, shape=result.shape, nbytes=result.slab.nbytes, meta=meta)
+        made = replace(ref, node=self._node_id, shape=result.shape, nbytes=result.slab.nbytes, meta=meta)
         before = self._made.get(ref.name)
         try:
             for claim in [ref, before.ref] if before else [ref]:

@@ -52,6 +52,8 @@ class EmbeddedNode:
         port: int = 0,
         restart: bool = True,
         on_failure: Callable[[NodeUnavailableError], None] | None = None,
+        peers: Mapping[str, str] | None = None,
+        directory: Path | None = None,
     ) -> None:
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
@@ -64,6 +66,9 @@ class EmbeddedNode:
         self._command += ["--port", str(self._reservation.getsockname()[1])]
         self._command += ["--memory", str(memory_bytes), "--workers", str(num_workers)]
         self._command += [f"--node-id={node_id or new_node_id()}"] + [f"--host-id={host_id}"] * bool(host_id)
+        for peer, uri in (peers or {}).items():
+            self._command.append(f"--peer={peer}={uri}")
+        self._command += [f"--directory={directory}"] * (directory is not None)
         for name, patterns in roots.items():
             for pattern in [patterns] if isinstance(patterns, str) else patterns:
                 self._command += ["--root", f"{name}={_absolute(pattern)}"]

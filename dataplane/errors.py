@@ -53,6 +53,10 @@ class StreamLostError(NodeUnavailableError):
     """A stream to the node ended in the middle of a call, or the node does not know its session: a new one may do."""
 
 
+class PeerError(DataPlaneError, ConnectionError):
+    """Another node, which holds the object, could not be reached or did not send it whole."""
+
+
 ERRORS: dict[str, type[DataPlaneError]] = {
     error.__name__: error
     for error in (
@@ -69,5 +73,6 @@ ERRORS: dict[str, type[DataPlaneError]] = {
         ForbiddenError,
         OverloadedError,
         StreamLostError,
+        PeerError,
     )
 }

@@ -129,8 +129,11 @@ def put(
             node.store.abort(slab)
 
 
-def lease_made(node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SESSION) -> Leased:
+def lease_made(
+    node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SESSION, *, is_local: bool = False
+) -> Leased:
     """A lease on an object that is made again if it is not resident. Raises what makes that impossible."""
+    node.deriver.drop_stale([ref])
     while True:
         leased = node.store.lease([ref.name], token)[0]
         if leased is not None:
@@ -140,7 +143,7 @@ def lease_made(node: "Node", ref: Ref, deadline: float, token: str = INTERNAL_SE
                 f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
                 "not fit the node: drop views, or start the node with more --memory"
             )
-        node.deriver.make_resident([ref], deadline)
+        node.deriver.make_resident([ref], deadline, is_local=is_local)
 
 
 def _locate(leased: Sequence[Leased | None]) -> Locators:
@@ -244,6 +247,7 @@ def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence
     refs = take_refs(request, "resolve")
     node.call_limits.check_leases(node.store.num_leases, len(refs))
     deadline = time.monotonic() + take_timeout_s(request, "resolve")
+    node.deriver.drop_stale(refs)
     leased: list[Leased] = []
     try:
         ordered: list[Leased | None] = list(node.store.lease([ref.name for ref in refs], token))

@@ -7,6 +7,7 @@ Bytes go to gRPC straight from the arena: the lease ends when gRPC has sent them
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow.flight as fl
 from dataplane import exchanges
 from dataplane.digests import content_digest
 from dataplane.entries import Leased
-from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
+from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError, NodeTimeoutError, OutOfSpaceError
 from dataplane.infos import describe
 from dataplane.lineages import check_claim
 from dataplane.refs import Ref
@@ -28,21 +29,35 @@ if TYPE_CHECKING:
 
 GATHER_BELOW = 128 << 10
 """Objects under this size are copied into a batch together: that costs less than a batch of their own."""
+HEARTBEAT_S = 5.0
+"""A stream that waits for an object to be made sends an empty batch this often."""
+_NO_BYTES = np.empty(0, np.uint8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _How:
+    """What may be done for an object that is not resident, and until when."""
+
+    deadline: float
+    is_local: bool
+    is_made: bool
 
 
 def stream(node: "Node", ticket: fl.Ticket) -> pa.RecordBatchReader:
     """What a ticket asks for: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
 
-    With `"local": true` only what is resident here is given: nothing is made, and no other node is asked.
+    With `"local": true` no other node is asked, and with `"make": false` only what is resident here is given.
     """
     body = parse(ticket.ticket, "the ticket")
-    deadline = time.monotonic() + take_timeout_s(body, "the ticket")
-    is_local = take(body, "the ticket", "local", bool, default=False)
+    how = _How(
+        deadline=time.monotonic() + take_timeout_s(body, "the ticket"),
+        is_local=take(body, "the ticket", "local", bool, default=False),
+        is_made=take(body, "the ticket", "make", bool, default=True),
+    )
     if "refs" in body:
         refs = take_refs(body, "the ticket")
-        pieces = _pieces(node, refs, deadline, is_local)
-        return pa.RecordBatchReader.from_batches(PIECES, pieces)
-    return _stream_one(node, body, deadline, is_local)
+        return pa.RecordBatchReader.from_batches(PIECES, _pieces(node, refs, how))
+    return _stream_one(node, body, how)
 
 
 def checksum(store: Store, leased: Leased) -> str:
@@ -56,8 +71,8 @@ def checksum(store: Store, leased: Leased) -> str:
     return entry.digest
 
 
-def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> pa.RecordBatchReader:
-    leased = _lease_one(node, body, deadline, is_local)
+def _stream_one(node: "Node", body: Mapping[str, Any], how: _How) -> pa.RecordBatchReader:
+    leased = _lease_one(node, body, how)
     data = _buffer(node.store, leased)
     ref = leased.entry.ref
     start, length = _span(body, ref)
@@ -73,15 +88,15 @@ def _stream_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local
     return pa.RecordBatchReader.from_batches(schema, list(batches))
 
 
-def _pieces(node: "Node", refs: Sequence[Ref], deadline: float, is_local: bool) -> Iterator[pa.RecordBatch]:
+def _pieces(node: "Node", refs: Sequence[Ref], how: _How) -> Iterator[pa.RecordBatch]:
     """The batches of a stream of many, made while they are sent: an object is leased when its turn comes."""
     gathered = _Gathered()
-    started: dict[int, DataPlaneError] = {} if is_local else _start_missing(node, refs, deadline)
+    if how.is_made:
+        _start_missing(node, refs, how)
     for at, ref in enumerate(refs):
         try:
-            if at in started:
-                raise started[at]
-            leased = _lease_ref(node, ref, deadline, is_local)
+            while (leased := _try_lease(node, ref, how)) is None:
+                yield gathered.take()  # also when it is empty: the receiver then knows that this node still works
         except DataPlaneError as error:
             gathered.add(at, {"error": type(error).__name__, "message": str(error)}, None)
             continue
@@ -102,16 +117,21 @@ def _pieces(node: "Node", refs: Sequence[Ref], deadline: float, is_local: bool) 
         yield gathered.take()
 
 
-def _start_missing(node: "Node", refs: Sequence[Ref], deadline: float) -> dict[int, DataPlaneError]:
-    """Begin to make what is not resident, side by side; errors by place."""
-    failed: dict[int, DataPlaneError] = {}
-    for at, ref in enumerate(refs):
-        if node.store.find(ref.name) is None:
-            try:
-                node.deriver.start([ref], deadline)
-            except DataPlaneError as error:
-                failed[at] = error
-    return failed
+def _start_missing(node: "Node", refs: Sequence[Ref], how: _How) -> None:
+    """Begin to make what is not resident, side by side."""
+    missing = [ref for ref in refs if node.store.find(ref.name) is None]
+    node.deriver.start(missing, how.deadline, is_local=how.is_local)
+
+
+def _try_lease(node: "Node", ref: Ref, how: _How) -> Leased | None:
+    """A lease, or None when that takes longer than a receiver likes to hear nothing."""
+    soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
+    try:
+        return _lease_ref(node, ref, replace(how, deadline=soon))
+    except (NodeTimeoutError, OutOfSpaceError):
+        if time.monotonic() >= how.deadline:
+            raise
+        return None
 
 
 class _Gathered:
@@ -132,14 +152,14 @@ class _Gathered:
 
     def add(self, at: int, info: Mapping[str, Any], data: pa.Buffer | None) -> None:
         self._rows.append((at, dump(info).decode()))
-        self._parts.append(np.frombuffer(data, np.uint8) if data is not None and data.size else np.empty(0, np.uint8))
+        self._parts.append(np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES)
         self._nbytes += len(self._parts[-1])
 
     def take(self) -> pa.RecordBatch:
         """The batch, copied together; what was gathered is forgotten."""
         ends = np.zeros(len(self._parts) + 1, np.int32)
         np.cumsum([len(part) for part in self._parts], out=ends[1:])
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate(self._parts))]
+        buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate([*self._parts, _NO_BYTES]))]
         columns = [
             pa.array([at for at, _ in self._rows], pa.int32()),
             pa.array([0] * len(self._rows), pa.int64()),
@@ -194,12 +214,12 @@ def _span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
     return start, length
 
 
-def _lease_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local: bool) -> Leased:
+def _lease_one(node: "Node", body: Mapping[str, Any], how: _How) -> Leased:
     offered = node.offers.lease_again(take(body, "the ticket", "lease", str)) if "lease" in body else None
     if offered is not None:
         return offered
     if "ref" in body:
-        return _lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], deadline, is_local)
+        return _lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], how)
     name = take(body, "the ticket", "name", str)
     leased = node.store.lease_one(name)
     if leased is None:
@@ -209,9 +229,9 @@ def _lease_one(node: "Node", body: Mapping[str, Any], deadline: float, is_local:
     return leased
 
 
-def _lease_ref(node: "Node", ref: Ref, deadline: float, is_local: bool) -> Leased:
-    if not is_local:
-        return exchanges.lease_made(node, ref, deadline)
+def _lease_ref(node: "Node", ref: Ref, how: _How) -> Leased:
+    if how.is_made:
+        return exchanges.lease_made(node, ref, how.deadline, is_local=how.is_local)
     leased = node.store.lease_one(ref.name)
     if leased is None:
         raise MissingObjectError(f"{ref.name} is not resident on node {node.node_id}")

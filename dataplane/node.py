@@ -10,15 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.call_limits import CallLimits
+from dataplane.connect import Credentials
 from dataplane.datasets import Datasets
 from dataplane.derive import Deriver
 from dataplane.errors import BadRequestError
+from dataplane.fetch import NUM_STREAMS
 from dataplane.flight_server import FlightServer
 from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.meter import Meter
 from dataplane.metrics import Metrics
 from dataplane.offers import Offers
+from dataplane.peer_fetcher import PeerFetcher
+from dataplane.peers import Peers
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.scope_owners import GRACE_S, ScopeOwners
@@ -52,6 +56,16 @@ class NodeConfig:
     shm_dir: Path = SHM_DIR
     node_id: str = field(default_factory=new_node_id)
     """What refs name; a node that is started again with the same id is the same home."""
+    peers: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of other nodes by id, from which objects are fetched."""
+    directory: Path | None = None
+    """A folder that only this user may write, in which nodes find each other."""
+    advertise: str = ""
+    """The address that others use; empty where they use the one that this node listens on."""
+    peer_credentials: Credentials | None = None
+    """What this node shows other nodes; None shows what its environment says."""
+    num_streams: int = NUM_STREAMS
+    """Connections over which a big object comes from another node."""
     host_id: str = field(default_factory=default_host_id)
     """Readers, writers and nodes share memory only where their host ids are equal."""
     security: Security = field(default_factory=Security)
@@ -86,15 +100,20 @@ class Node:
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
             self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
-            self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id)
+            self._peers = Peers(self.node_id, config.peers, config.directory)
+            self._fetcher = PeerFetcher(
+                self._store, self._peers, credentials=config.peer_credentials, num_streams=config.num_streams
+            )
+            self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id, self._peers, self._fetcher)
             self._server = FlightServer(config.host, config.port, self, config.security, tokens)
             if config.metrics_port is not None:
                 metrics = Metrics(self.node_id, self.stat, self.meter)
                 self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
+            self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
+            self._peers.announce(config.advertise or self.uri, self.host_id, self.incarnation)
         except BaseException:
             self._segment.unlink()
             raise
-        self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
 
     @property
     def metrics_url(self) -> str | None:
@@ -155,12 +174,14 @@ class Node:
 
         Views that readers hold stay valid: their memory lives until they drop it.
         """
+        self._peers.withdraw()
         self._segment.unlink()
         self.scope_owners.close()
         self.offers.close()
         if self._web is not None:
             self._web.close()
         self._pool.close()
+        self._fetcher.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()
         stopping.join(grace_s)
@@ -175,6 +196,8 @@ def _check(config: NodeConfig) -> None:
         raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
     if not 1 <= config.num_workers <= 1024:
         raise BadRequestError(f"workers is {config.num_workers}; wanted 1 to 1024")
+    if not 1 <= config.num_streams <= 64:
+        raise BadRequestError(f"peer streams is {config.num_streams}; wanted 1 to 64")
     try:
         check_id(config.node_id, "node id")
         check_id(config.host_id, "host id")

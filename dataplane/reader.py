@@ -173,7 +173,12 @@ class Reader:
 
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
         asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
-        views = self._views(stream, refs, self._ask(stream, asked, deadline))
+        try:
+            views = self._views(stream, refs, self._ask(stream, asked, deadline))
+        except ChecksumError:
+            if all(ref.node == stream.session.node for ref in refs):
+                raise
+            views = [None] * len(refs)  # perhaps old copies of another node's objects: whole refs tell
         missing = [at for at, view in enumerate(views) if view is None]
         if missing:
             wanted = [refs[at] for at in missing]

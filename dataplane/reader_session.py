@@ -105,6 +105,7 @@ class ReaderSession:
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
         """Of the node: another one has other memory."""
+        self.node = str(hello["node"])
         self._map(hello)
         self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
         self._thread.start()

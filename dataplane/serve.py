@@ -12,9 +12,11 @@ import signal
 import sys
 import threading
 from collections import defaultdict
+from dataclasses import replace
 from types import FrameType
 
 from dataplane.call_limits import CallLimits
+from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import MediaLimits
@@ -82,6 +84,23 @@ def _config(args: argparse.Namespace) -> NodeConfig:
             max_leases=args.max_leases,
             max_message_bytes=args.max_message,
         ),
+        peers=dict(args.peer),
+        directory=args.directory,
+        advertise=args.advertise,
+        num_streams=args.peer_streams,
+        peer_credentials=_peer_credentials(args),
+    )
+
+
+def _peer_credentials(args: argparse.Namespace) -> Credentials:
+    """What other nodes are shown: what the command line says, else the environment."""
+    told = Credentials.from_environment()
+    return replace(
+        told,
+        token_file=args.peer_token_file or told.token_file,
+        tls_ca=args.tls_ca or told.tls_ca,
+        tls_cert=args.tls_cert or told.tls_cert,
+        tls_key=args.tls_key or told.tls_key,
     )
 
 

@@ -63,12 +63,12 @@ def test_a_missing_object_in_a_stream_of_many_does_not_keep_the_others(client: C
     client.release(refs)
 
 
-def test_a_stream_of_many_makes_what_was_evicted_unless_it_is_told_to_stay_local(
+def test_a_stream_of_many_makes_what_was_evicted_unless_it_is_told_not_to(
     client: Client, flight: fl.FlightClient
 ) -> None:
     client.ingest("good")
     sources = [sample.media[0] for sample in client.samples("good", [1, 2])]
-    _, infos = pieces(flight, sources, local=True)
+    _, infos = pieces(flight, sources, make=False)
     assert [infos[at]["error"] for at in (0, 1)] == ["MissingObjectError"] * 2
     data, infos = pieces(flight, sources)
     assert ["s/" + content_digest(data[at]) for at in (0, 1)] == [ref.name for ref in sources]
