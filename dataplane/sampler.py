@@ -128,8 +128,8 @@ class Sampler:
             raise BadRequestError(f"that is no state of a sampler: {error!r}") from error
         if sources is not None and list(sources) != then:
             raise BadRequestError(
-                f"the state was taken with {_describe(then)}, now there is {_describe(sources)}; the order would not go "
-                "on: use the same data and weights, or start a new sampler"
+                f"the state was taken with {_describe(then)}, now there is {_describe(sources)}; the order would not "
+                "go on: use the same data and weights, or start a new sampler"
             )
         return sampler
 

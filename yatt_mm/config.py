@@ -58,9 +58,14 @@ class ModelSection(Section):
 
 class DataSection(Section):
     train: str
-    """Glob of WebDataset shards; with `dataplane.uri`, the name under which its node registered them."""
+    """Glob of WebDataset tars, Parquet or JSON lines, or a Hugging Face `datasets` folder; with `dataplane.uri`, the
+    name under which its node registered them."""
     eval: str
     """The same for the held-out samples."""
+    question_field: str = "question"
+    """Where a sample's question is: text, or one chat turn of the user (`prompt` in verl's Parquet)."""
+    answer_field: str = "answer"
+    """Where its answer is; `a.b` looks into nested fields (`reward_model.ground_truth` in verl's Parquet)."""
     shuffle_answers: bool = False
     """True deals the answers out among the prompts at random: the control in which nothing can be learnt."""
     on_bad_media: Literal["quarantine", "fail"] = "quarantine"

@@ -7,7 +7,6 @@ soon as it exists, so errors and Ctrl-C end everything in reverse order.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 import shutil
 import tempfile
@@ -31,6 +30,7 @@ from yatt_mm.cluster import ray_session
 from yatt_mm.config import Config
 from yatt_mm.control.calls import fetch, wait_all
 from yatt_mm.control.cursor import PromptCursor
+from yatt_mm.control.fields import take_field
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import bad_media_error
 from yatt_mm.errors import ConfigError
@@ -129,10 +129,7 @@ def _take_records(rendezvous: Any, reporter: Reporter, *, wait_s: float) -> None
 def _start_dataplane(stack: ExitStack, config: Config, scratch: Scratch, console: Console) -> str:
     if config.dataplane.uri is not None:
         return config.dataplane.uri
-    patterns = {"train": config.data.train, "eval": config.data.eval}
-    roots = {
-        name: sorted(str(Path(path).absolute()) for path in glob.glob(pattern)) for name, pattern in patterns.items()
-    }
+    roots = {"train": [config.data.train], "eval": [config.data.eval]}
     node = stack.enter_context(
         EmbeddedNode(
             memory_bytes=config.dataplane.memory,
@@ -154,6 +151,21 @@ def _ingest(client: Client, key: str, name: str) -> Dataset:
         raise ConfigError(f"{key}: {error}") from error
 
 
+def _check_fields(client: Client, config: Config, key: str, name: str) -> None:
+    """A wrong field name would set every sample aside, one by one; the first sample tells it at once."""
+    sample = client.samples(name, [0])[0]
+    if sample.bad:
+        return
+    for option, field in (
+        ("data.question_field", config.data.question_field),
+        ("data.answer_field", config.data.answer_field),
+    ):
+        try:
+            take_field(sample.fields, field)
+        except ValueError as error:
+            raise ConfigError(f"{key}, first sample ({sample.shard} {sample.key}): {error}; set {option}") from error
+
+
 def _start_point(
     config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
 ) -> tuple[RunStart, PromptCursor]:
@@ -161,6 +173,8 @@ def _start_point(
     train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
         sets = [_ingest(client, "data.train", train_set), _ingest(client, "data.eval", eval_set)]
+        for key, name in (("data.train", train_set), ("data.eval", eval_set)):
+            _check_fields(client, config, key, name)
     num_train, num_eval = (dataset.num_samples for dataset in sets)
     flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for dataset in sets for bad in dataset.bad]
     if flaws and config.data.on_bad_media == "fail":

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import glob
 import json
 import tarfile
 from pathlib import Path
 from typing import Any
 
+from dataplane.errors import DatasetError
+from dataplane.roots import WANTED, find_dataset_files
 from models.parallel import check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
@@ -82,22 +83,30 @@ def check_model(config: Config) -> dict[str, Any]:
 
 
 def check_shards(key: str, pattern: str) -> None:
-    """At least one shard, and every one begins like a tar file.
+    """At least one file, all of one known format, and every tar begins like one; the node looks into the others.
 
     Raises:
-        ConfigError: nothing matches, or a shard cannot be read.
+        ConfigError: nothing matches, or a file cannot be read.
     """
-    shards = sorted(glob.glob(pattern))
-    if not shards:
+    try:
+        found = find_dataset_files(key, [pattern])
+    except DatasetError as error:
+        if "no file matches" not in str(error):
+            raise ConfigError(f"{key}: {error}") from error
         raise ConfigError(
-            f"{key} is {pattern!r}: no file matches (relative to {Path.cwd()}); wanted WebDataset .tar shards "
+            f"{key} is {pattern!r}: no file matches (relative to {Path.cwd()}); wanted {WANTED} "
             "(for the digits example: python -m examples.digits.prepare)"
-        )
-    for shard in shards:
-        try:
-            with tarfile.open(shard, "r:") as tar:
-                first = tar.next()
-        except (OSError, tarfile.TarError) as error:
-            raise ConfigError(f"{key}: cannot read the shard {shard}: {error}; wanted an uncompressed .tar") from error
-        if first is None:
-            raise ConfigError(f"{key}: the shard {shard} is empty; remove it or write samples into it")
+        ) from error
+    for item in found:
+        if item.format == "tar" and item.file.is_local:
+            _check_tar(key, item.file.path)
+
+
+def _check_tar(key: str, shard: str) -> None:
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            first = tar.next()
+    except (OSError, tarfile.TarError) as error:
+        raise ConfigError(f"{key}: cannot read the shard {shard}: {error}; wanted an uncompressed .tar") from error
+    if first is None:
+        raise ConfigError(f"{key}: the shard {shard} is empty; remove it or write samples into it")

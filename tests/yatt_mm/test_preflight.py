@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.dataplane.tables import verl_table, write_lines, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.config import load_config
 from yatt_mm.errors import ConfigError
@@ -18,6 +19,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs.write_shard(path / "train-000000.tar", range(4))
     runs.write_shard(path / "eval-000000.tar", range(4, 8))
     (path / "text.tar").write_text("this is no tar file")
+    (path / "notes.txt").write_text("these are notes")
     (path / "empty.tar").write_bytes(bytes(10240))
     return path
 
@@ -36,6 +38,7 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
     [
         ("model.path=/no/such/folder", "no such folder; wanted a Hugging Face folder with config.json"),
         ("data.train=/no/such-*.tar", "no file matches"),
+        ("data.train={folder}/notes.txt", "notes.txt is of no known format"),
         ("data.train={folder}/text.tar", "cannot read the shard"),
         ("data.eval={folder}/empty.tar", "is empty"),
         ("reward.function=no_such_module:f", "cannot import no_such_module"),
@@ -49,6 +52,14 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
     with pytest.raises(ConfigError) as caught:
         check(folder, tiny_dir, override.format(folder=folder))
     assert message in str(caught.value)
+
+
+def test_parquet_json_lines_and_folders_pass_too(folder: Path, tiny_dir: Path) -> None:
+    (folder / "tables").mkdir()
+    write_parquet(folder / "tables" / "a.parquet", verl_table([[]]))
+    write_lines(folder / "a.jsonl", [{"question": "?", "answer": "!"}])
+    for pattern in ("tables/*.parquet", "a.jsonl", "tables", "tables/a.parquet#drop=extra_info"):
+        check(folder, tiny_dir, f"data.train={folder}/{pattern}")
 
 
 def test_a_layout_that_the_model_does_not_allow_is_named(folder: Path, tiny_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,9 +11,12 @@ import pytest
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from models.qwen2_5_vl.recipe import patch_recipe
+from tests.dataplane.shards import encode, noise
+from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.config import load_config
 from yatt_mm.control.cursor import Slot
+from yatt_mm.control.fields import question_text
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.errors import DataError
@@ -27,20 +31,25 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
     runs.write_shard(folder / "train.tar", range(NUM_TRAIN), corrupt=(CORRUPT,))
     runs.write_shard(folder / "eval.tar", range(10, 13), corrupt=(11,))
     roots = {name: [str(folder / f"{name}.tar")] for name in ("train", "eval")}
+    verl = verl_table([[encode(noise(at))] for at in range(3)] + [[]])
+    write_parquet(folder / "verl.parquet", verl)
+    roots["verl"] = [str(folder / "verl.parquet")]
     with EmbeddedNode(memory_bytes=16 * 2**20, roots=roots) as node:
         yield node
 
 
-def source(node: EmbeddedNode, model: Path, *overrides: str, checkpoint: str | None = None) -> PromptSource:
+def source(
+    node: EmbeddedNode, model: Path, *overrides: str, checkpoint: str | None = None, train: str = "train"
+) -> PromptSource:
     config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1", *overrides)
     client = Client(node.uri)
-    sets = {name: client.ingest(name).num_samples for name in ("train", "eval")}
+    sets = {name: client.ingest(name).num_samples for name in (train, "eval")}
     start = RunStart(
         step=0,
         checkpoint=checkpoint,
-        train_set="train",
+        train_set=train,
         eval_set="eval",
-        num_train=sets["train"],
+        num_train=sets[train],
         num_eval=sets["eval"],
     )
     loaded = load_config(runs.ROOT / config, rest)
@@ -94,3 +103,50 @@ def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: Embed
     assert (len(prompts), len(notices)) == (2, 1)
     assert fresh.load_eval() == (prompts, [])
     assert source(node, tiny_dir, "controllers.num=1", checkpoint="somewhere").load_eval()[1] == []
+
+
+VERL = ("data.question_field=prompt", "data.answer_field=reward_model.ground_truth")
+
+
+def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path) -> None:
+    prompts, notices = source(node, tiny_dir, *VERL, train="verl").load(slots(1, 2, 3))
+    assert [(prompt.question, prompt.answer, len(prompt.media)) for prompt in prompts] == [
+        ("What is in picture 1?", "1", 1),
+        ("What is in picture 2?", "2", 1),
+    ]
+    assert prompts[0].fields["reward_model"] == {"ground_truth": "1", "style": "rule"}
+    assert "1 placeholders for 0 media" in notices[0]["reason"]
+
+
+def test_shuffled_answers_replace_nested_ones_too(node: EmbeddedNode, tiny_dir: Path) -> None:
+    prompts, _ = source(node, tiny_dir, *VERL, "data.shuffle_answers=true", train="verl").load(slots(0, 1, 2))
+    assert all(prompt.fields["reward_model"]["ground_truth"] == prompt.answer for prompt in prompts)
+
+
+def test_a_field_that_is_not_there_is_named_beside_those_that_are(node: EmbeddedNode, tiny_dir: Path) -> None:
+    _, notices = source(node, tiny_dir, *VERL[:1], train="verl").load(slots(0))
+    assert "the sample lacks answer; it has ['data_source', 'extra_info', 'prompt'" in notices[0]["reason"]
+
+
+USER = {"role": "user", "content": "<image> <image>\nWhich?"}
+
+
+@pytest.mark.parametrize(
+    ("value", "num_media", "wanted"),
+    [
+        ("plain", 2, "plain"),
+        ("  plain ", 0, "  plain "),
+        ([USER], 2, "Which?"),
+        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]}], 1, "Which?"),
+        ([USER], 1, "2 placeholders for 1 media"),
+        ("see <image> there", 1, "placeholder in its middle"),
+        ([{"role": "system", "content": "x"}, USER], 2, "turns of .'system', 'user'.; wanted one turn of the user"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], 1, "contents of"),
+        (7, 0, "is a int; wanted text or a list of chat turns"),
+    ],
+)
+def test_the_question_is_the_text_of_one_user_turn(value: object, num_media: int, wanted: str) -> None:
+    try:
+        assert question_text(value, num_media) == wanted
+    except ValueError as error:
+        assert re.search(wanted, str(error))

@@ -10,11 +10,10 @@ from dataplane.client import Client
 from dataplane.refs import BadMedia, Ref, Sample
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot
+from yatt_mm.control.fields import question_text, take_field, with_field
 from yatt_mm.control.messages import Prompt, RunStart
 from yatt_mm.errors import DataError
 
-QUESTION_FIELD = "question"
-ANSWER_FIELD = "answer"
 DERIVE_CHUNK = 64
 """Media per call to the data plane."""
 
@@ -30,6 +29,7 @@ class PromptSource:
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
         self._limits = config.rollout
+        self._question_field, self._answer_field = config.data.question_field, config.data.answer_field
         self._answer_of: list[int] | None = None
         if config.data.shuffle_answers:
             self._answer_of = list(range(start.num_train))
@@ -64,13 +64,13 @@ class PromptSource:
             media = [next(derived) for _ in sample.media]
             reason = self._fault(sample, donor, media)
             if reason is None:
-                answer = str(donor.fields[ANSWER_FIELD])
+                answer = str(take_field(donor.fields, self._answer_field))
                 prompts.append(
                     Prompt(
                         slot=slot,
-                        question=str(sample.fields[QUESTION_FIELD]),
+                        question=question_text(take_field(sample.fields, self._question_field), len(media)),
                         answer=answer,
-                        fields={**sample.fields, ANSWER_FIELD: answer},
+                        fields=with_field(sample.fields, self._answer_field, answer),
                         media=tuple(ref for ref in media if isinstance(ref, Ref)),
                     )
                 )
@@ -93,9 +93,12 @@ class PromptSource:
         """Why a sample cannot be used; None when it can."""
         for bad in (*sample.bad, *donor.bad, *(medium for medium in media if isinstance(medium, BadMedia))):
             return bad.reason
-        for name, fields in ((QUESTION_FIELD, sample.fields), (ANSWER_FIELD, donor.fields)):
-            if name not in fields:
-                return f"the .json member lacks {name}; it has {sorted(fields)}"
+        try:
+            question_text(take_field(sample.fields, self._question_field), len(media))
+            take_field(sample.fields, self._answer_field)
+            take_field(donor.fields, self._answer_field)
+        except ValueError as error:
+            return str(error)
         if len(media) > self._limits.max_images_per_prompt:
             return f"{len(media)} images; rollout.max_images_per_prompt is {self._limits.max_images_per_prompt}"
         num_tokens = sum(int(ref.meta["num_tokens"]) for ref in media if isinstance(ref, Ref))
