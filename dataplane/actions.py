@@ -53,6 +53,11 @@ def _derive(node: "Node", body: Body) -> dict[str, Any]:
     return {"results": [{"ref": item.to_dict()} if isinstance(item, Ref) else {"bad": item.to_dict()} for item in made]}
 
 
+def _prefetch(node: "Node", body: Body) -> dict[str, Any]:
+    refs = take_refs(body, "prefetch")
+    return {"num_taken": node.deriver.prefetch(refs, take(body, "prefetch", "recipe", dict))}
+
+
 def _quarantine(node: "Node", body: Body) -> dict[str, Any]:
     return {"bad": [bad.to_dict() for bad in node.deriver.quarantine()]}
 
@@ -69,6 +74,7 @@ ACTIONS: Mapping[str, Action] = {
     "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
     "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}'),
     "derive": Action(_derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media'),
+    "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}'),
     "open_scope": Action(scope_owners.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
     "close_scope": Action(scope_owners.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
     "move_to_scope": Action(scope_owners.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}'),

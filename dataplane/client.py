@@ -150,6 +150,15 @@ class Client:
         results = self._act("derive", body)["results"]
         return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
 
+    def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
+        """Have the node begin with what the recipe makes of each source, for a `derive` that comes later.
+
+        Waits for nothing; whatever somebody waits for is made first. Returns how many of the refs, from the first on,
+        the node took: the rest did not fit its window. What then finds no room is left until it is asked for.
+        """
+        body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe)}
+        return int(self._act("prefetch", body)["num_taken"])
+
     def quarantine(self) -> list[BadMedia]:
         """Every medium that this node could not decode so far."""
         return [BadMedia.from_dict(item) for item in self._act("quarantine", {})["bad"]]

@@ -27,6 +27,7 @@ from dataplane.errors import (
     DatasetError,
     MissingObjectError,
     NodeTimeoutError,
+    OutOfSpaceError,
     PeerError,
 )
 from dataplane.lineages import check_claim, derived_ref, file_job, source_job, source_ref
@@ -34,6 +35,7 @@ from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
 from dataplane.pool import Allocate, Pool
 from dataplane.pool_process import Result
+from dataplane.prefetch import WINDOW, Prefetched
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.remote_objects import RemoteObjects
@@ -73,6 +75,7 @@ class Deriver:
         self._pool = pool
         self._node_id = node_id
         self._remote = RemoteObjects(store, datasets, peers, fetcher, lambda ref, until: self._start(ref, until)[0])
+        self._prefetched = Prefetched(store)
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[Ref]] = {}
         self._made: dict[str, _Made] = {}
@@ -114,6 +117,17 @@ class Deriver:
         """Let go of copies of other nodes' objects where a ref says that its home wrote another since."""
         self._remote.drop_stale(refs)
 
+    def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
+        """Begin to make what `recipe` makes of each source, behind all that somebody waits for; waits for nothing.
+
+        Returns how many refs, from the first on, are made, in the making, bad, or queued now: the rest does not fit the
+        window. Objects that find no room beside those that were prefetched and not used yet are called off, and what
+        another node calls its own is left to that node.
+        """
+        checked = parse_recipe(recipe).model_dump()
+        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
+        return next((at for at, ref in enumerate(wanted) if not self._begin_ahead(ref)), len(wanted))
+
     def quarantine(self) -> list[BadMedia]:
         """Every medium that could not be made into what was asked."""
         with self._lock:
@@ -130,6 +144,7 @@ class Deriver:
                 "processed_bytes": self.processed_bytes,
                 "pixel_bytes": self.pixel_bytes,
                 **self._remote.stat(),
+                **self._prefetched.stat(),
             }
 
     def _key(self, ref: Ref) -> Wanted:
@@ -154,6 +169,7 @@ class Deriver:
             if bad is not None:
                 made[key] = bad
             elif entry is not None:
+                self._prefetched.use(ref.name)
                 made[key] = self._as_labelled(entry.ref, ref, key)
             else:
                 missing[key] = ref
@@ -175,6 +191,7 @@ class Deriver:
         while True:
             try:
                 made = future.result(timeout=max(0.0, deadline - time.monotonic()))
+                self._prefetched.use(made.name)
                 return self._as_labelled(made, ref, key)
             except _Quarantined:
                 key = self._key(ref)  # anew: the dataset may have been ingested again
@@ -202,10 +219,37 @@ class Deriver:
         with self._lock:
             future = self._in_flight.get(ref.name)
             if future is not None:
+                self._pool.queue.promote(future)
                 return future, False
             future = self._pool.submit(self._run, ref, partial(self._store.allocate, deadline=deadline))
             self._in_flight[ref.name] = future
             return future, True
+
+    def _begin_ahead(self, ref: Ref) -> bool:
+        """Queue an object that nobody waits for yet; False if the window is full."""
+        is_there = self._key(ref) in self._quarantine or self._store.find(ref.name) is not None
+        is_there = is_there or self._remote.can_fetch(ref)
+        with self._lock:
+            if is_there or ref.name in self._in_flight:
+                return True
+            if self._pool.queue.num_ahead >= WINDOW:
+                return False
+            self._in_flight[ref.name] = self._pool.queue.submit(partial(self._run_ahead, ref), is_urgent=False)
+            return True
+
+    def _run_ahead(self, ref: Ref) -> Ref:
+        self._prefetched.begin(ref.name)
+        made = None
+        try:
+            made = self._run(ref, self._prefetched.allocate)
+            return made
+        except OutOfSpaceError:
+            with self._lock:
+                called_off = self._pool.queue.call_off()
+                self._in_flight = {name: future for name, future in self._in_flight.items() if future not in called_off}
+            raise
+        finally:
+            self._prefetched.end(ref.name, made.nbytes if made else None)
 
     def _run(self, ref: Ref, allocate: Allocate) -> Ref:
         try:

@@ -1,0 +1,113 @@
+"""Making objects before somebody waits for them: behind demand, once, and never at the cost of each other."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.job_queue import JobQueue
+from dataplane.prefetch import WINDOW
+from dataplane.refs import Ref
+from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    """Of a node of 1 MiB over a shard of eight images whose patches take 300 KB each."""
+    shard = write_shard(tmp_path / "a.tar", {f"{at}": encode(noise(at, 224, 224)) for at in range(8)})
+    with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as node, Client(node.uri) as opened:
+        yield opened
+
+
+def sources(client: Client) -> list[Ref]:
+    return [sample.media[0] for sample in client.samples("a", range(8))]
+
+
+def count(client: Client, *names: str) -> list[int]:
+    found = client.stat()
+    return [found[name] for name in names]
+
+
+def test_what_was_prefetched_is_there_when_it_is_asked_for(client: Client) -> None:
+    refs = sources(client)[:3]
+    assert client.prefetch(refs, RECIPE) == 3
+    wait_until(lambda: count(client, "num_prefetched") == [3])
+    assert client.prefetch(refs, RECIPE) == 3 and count(client, "num_prefetched", "num_prefetch_hits") == [3, 0]
+    assert all(isinstance(made, Ref) for made in client.derive(refs, RECIPE))
+    client.derive(refs, RECIPE)
+    assert count(client, "num_processed", "num_prefetched", "num_prefetch_hits") == [3, 3, 3]
+
+
+def test_demand_meets_what_is_being_prefetched_and_both_make_it_once(client: Client) -> None:
+    refs = sources(client)[:3]
+    client.prefetch(refs, RECIPE)
+    client.derive(refs, RECIPE)
+    assert count(client, "num_processed", "num_prefetched", "num_prefetch_hits") == [3, 3, 3]
+
+
+def test_prefetching_stops_before_it_evicts_what_it_made_and_nobody_used(client: Client) -> None:
+    refs = sources(client)
+    assert client.prefetch(refs, RECIPE) == 8
+    wait_until(lambda: count(client, "num_prefetched", "num_prefetch_refused") == [3, 1])
+    client.derive(refs[:1], RECIPE)  # its hit shows that the first one is still there
+    assert count(client, "num_prefetched", "num_prefetch_hits", "num_evicted") == [3, 1, 0]
+    assert client.prefetch(refs[3:5], RECIPE) == 2  # now there is room for one: that of the used one
+    wait_until(lambda: count(client, "num_prefetched", "num_prefetch_refused") == [4, 2])
+    client.derive(refs[1:4], RECIPE)
+    assert count(client, "num_processed", "num_prefetch_hits", "num_evicted") == [4, 4, 1]
+    client.derive(refs[4:], RECIPE)  # demand evicts anything
+    assert count(client, "num_processed", "num_recomputed", "num_quarantined") == [8, 0, 0]
+
+
+def test_the_window_is_bounded_and_bad_media_are_taken(client: Client) -> None:
+    bad = client.put_source(b"no image")
+    assert client.prefetch([bad], RECIPE) == 1
+    wait_until(lambda: count(client, "num_quarantined") == [1])
+    assert client.prefetch([bad], RECIPE) == 1
+    recipes = [{**RECIPE, "min_pixels": 3000 + at} for at in range(WINDOW + 50)]
+    slow = sources(client)[:1]
+    taken = [client.prefetch(slow, recipe) for recipe in recipes]
+    assert set(taken) <= {0, 1} and taken[0] == 1
+
+
+def test_what_somebody_waits_for_goes_first_and_may_overtake() -> None:
+    queue, order, gate, is_busy = JobQueue(1), [], threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        is_busy.set()
+        return gate.wait(20)
+
+    blocker = queue.submit(wait)
+    assert is_busy.wait(20)
+    ahead = [queue.submit(lambda at=at: order.append(at), is_urgent=False) for at in range(4)]
+    urgent = queue.submit(lambda: order.append("urgent"))
+    queue.promote(ahead[2])
+    assert queue.num_ahead == 3
+    gate.set()
+    for future in [blocker, urgent, *ahead]:
+        future.result(20)
+    assert order == ["urgent", 2, 0, 1, 3]
+    queue.close()
+
+
+def test_what_is_called_off_never_runs_and_a_closed_queue_takes_nothing() -> None:
+    queue, gate, is_busy = JobQueue(1), threading.Event(), threading.Event()
+
+    def wait() -> bool:
+        is_busy.set()
+        return gate.wait(20)
+
+    blocker = queue.submit(wait)
+    assert is_busy.wait(20)
+    ahead = queue.submit(lambda: 1, is_urgent=False)
+    assert queue.call_off() == {ahead} and ahead.cancelled() and queue.num_ahead == 0
+    waiting = queue.submit(lambda: 1)
+    queue.close()
+    gate.set()
+    assert blocker.result(20) and waiting.cancelled() and queue.submit(lambda: 1).cancelled()
+    failed = JobQueue(1).submit(lambda: 1 // 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.result(20)
