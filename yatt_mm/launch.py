@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -21,7 +21,6 @@ import ray
 from rich.console import Console
 
 from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
 from dataplane.errors import DatasetError
 from dataplane.refs import Dataset
 from yatt_mm import run_dir
@@ -34,8 +33,10 @@ from yatt_mm.control.fields import take_field
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import bad_media_error
 from yatt_mm.errors import ConfigError
+from yatt_mm.owned import owned_folder
 from yatt_mm.preflight import check_run
 from yatt_mm.report import METRICS_FILE, Reporter
+from yatt_mm.run_node import RunNode, start_node
 from yatt_mm.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.team import build_team, start_controllers
 
@@ -83,8 +84,9 @@ def _run(
     started = time.perf_counter()
     stack.enter_context(run_dir.locked(config))
     scratch = stack.enter_context(_scratch())
-    uri = _start_dataplane(stack, config, scratch, console)
-    start, cursor = _start_point(config, uri, checkpoint, state)
+    run_id = f"{config.run.name}-{secrets.token_hex(4)}"
+    node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
+    start, cursor = _start_point(config, node.uri, checkpoint, state)
     run_dir.prepare(config, checkpoint, start.step, console)
     console.print(_plan_of(config, start), highlight=False, soft_wrap=True)
     session = ray_session(
@@ -98,50 +100,35 @@ def _run(
         stack.enter_context(session)
     interrupt_on_signals()  # Ray has put a handler of its own
     with console.status("starting engines and training ranks"):
-        team = build_team(stack, config, dataplane_uri=uri, cursor=cursor, weights_dir=scratch.weights)
+        team = build_team(stack, config, run_id=run_id, node=node, cursor=cursor, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(
         Reporter(config.run_dir, num_steps=config.train.steps, first_step=start.step, console=console)
     )
-    _watch(team.rendezvous, controllers, reporter)
+    _watch(team.rendezvous, controllers, reporter, node)
     return reporter
 
 
-def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter) -> None:
+def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: RunNode) -> None:
     """Show records until every controller is through; the first failure ends the run."""
     runs = {controller.run.remote(): f"controller {c}" for c, controller in enumerate(controllers)}
     left = list(runs)
     while left:
         done, left = ray.wait(left, num_returns=len(left), timeout=0)
-        _take_records(rendezvous, reporter, wait_s=0.0 if done else POLL_S)
+        _take_records(rendezvous, reporter, node, wait_s=0.0 if done else POLL_S)
         for run in done:
             fetch(run, name=runs[run], what="the run")
-    _take_records(rendezvous, reporter, wait_s=0.0)
+        node.check()
+    _take_records(rendezvous, reporter, node, wait_s=0.0)
 
 
-def _take_records(rendezvous: Any, reporter: Reporter, *, wait_s: float) -> None:
+def _take_records(rendezvous: Any, reporter: Reporter, node: RunNode, *, wait_s: float) -> None:
     call = ("the rendezvous", rendezvous.take_records.remote(wait_s))
     for record in wait_all([call], what="handing over records", deadline_s=RECORDS_DEADLINE_S)[0]:
+        if record["kind"] == "step":
+            record["dataplane/num_restarts"] = node.num_restarts
         reporter.take(record)
-
-
-def _start_dataplane(stack: ExitStack, config: Config, scratch: Scratch, console: Console) -> str:
-    if config.dataplane.uri is not None:
-        return config.dataplane.uri
-    roots = {"train": [config.data.train], "eval": [config.data.eval]}
-    node = stack.enter_context(
-        EmbeddedNode(
-            memory_bytes=config.dataplane.memory,
-            roots=roots,
-            num_workers=config.dataplane.num_workers,
-            tmp_dir=str(scratch.files),
-        )
-    )
-    console.print(
-        f"data plane at {node.uri}, {config.dataplane.memory / 2**20:.0f} MiB", highlight=False, soft_wrap=True
-    )
-    return node.uri
 
 
 def _ingest(client: Client, key: str, name: str) -> Dataset:
@@ -203,14 +190,10 @@ def _start_point(
 
 @contextmanager
 def _scratch() -> Iterator[Scratch]:
-    files = Path(tempfile.mkdtemp(prefix="yatt-"))
-    parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else files
-    weights = Path(tempfile.mkdtemp(prefix="yatt-weights-", dir=parent))
-    try:
-        yield Scratch(files=files, weights=weights)
-    finally:
-        shutil.rmtree(weights, ignore_errors=True)
-        shutil.rmtree(files, ignore_errors=True)
+    with owned_folder(Path(tempfile.gettempdir()), "yatt-") as files:
+        parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else files
+        with owned_folder(parent, "yatt-weights-") as weights:
+            yield Scratch(files=files, weights=weights)
 
 
 def _env(scratch: Scratch) -> dict[str, str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import secrets
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from yatt_mm.placement import Placement, full_colocation
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.messages import EngineSpec
+from yatt_mm.run_node import RunNode
 from yatt_mm.training.actor import TrainActor
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.messages import TrainSpec
@@ -35,7 +35,7 @@ STOP_DEADLINE_S = 30.0
 
 
 def build_team(
-    stack: ExitStack, config: Config, *, dataplane_uri: str, cursor: PromptCursor, weights_dir: Path
+    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, cursor: PromptCursor, weights_dir: Path
 ) -> Team:
     """Every actor but the controllers, started and ready; `stack` ends them.
 
@@ -48,13 +48,13 @@ def build_team(
     site = _Site(
         stack=stack,
         config=config,
-        dataplane_uri=dataplane_uri,
+        node=node,
         placement=full_colocation(num_devices=num_devices, num_engines=config.rollout.num_engines),
         group=stack.enter_context(reserved),
         use_gpus=use_gpus,
     )
     engines, ranks = _create_engines(site), _create_ranks(site)
-    rewards = _create_reward_workers(stack, config, dataplane_uri)
+    rewards = _create_reward_workers(stack, config, node.uri)
     rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
         num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, cursor=cursor
     )
@@ -73,13 +73,13 @@ def build_team(
         ranks=tuple(ranks),
         parallel=config.parallel(),
         placement=site.placement,
-        dataplane_uri=dataplane_uri,
+        dataplane_uri=node.uri,
         recipe=_patch_recipe(Path(config.model.path)),
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
         export_dir=str(config.run_dir.absolute() / "hf"),
         generation=0,
-        run_id=f"{config.run.name}-{secrets.token_hex(4)}",
+        run_id=run_id,
     )
 
 
@@ -97,7 +97,7 @@ class _Site:
 
     stack: ExitStack
     config: Config
-    dataplane_uri: str
+    node: RunNode
     placement: Placement
     group: PlacementGroup
     use_gpus: bool
@@ -128,7 +128,7 @@ def _create_engines(site: _Site) -> list[Any]:
         site.create(RolloutActor, devices[0], concurrency=1000)(
             index=engine,
             spec=spec,
-            dataplane_uri=site.dataplane_uri,
+            dataplane_uri=site.node.uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
         )
@@ -159,7 +159,7 @@ def _create_ranks(site: _Site) -> list[Any]:
     )
     return [
         site.create(TrainActor, devices[0], concurrency=1)(
-            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=site.dataplane_uri
+            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=site.node.uri
         )
         for rank, devices in enumerate(site.placement.train)
     ]

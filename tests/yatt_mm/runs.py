@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -109,8 +110,21 @@ def run(command: list[str]) -> Finished:
 
 
 def shared_memory() -> set[str]:
-    """Names of all segments."""
-    return {path.name for path in Path("/dev/shm").iterdir()}
+    """Names of all segments, but for those of data-plane nodes that are alive: others of this machine may run some."""
+    return {path.name for path in Path("/dev/shm").iterdir() if not _is_of_a_living_node(path)}
+
+
+def _is_of_a_living_node(path: Path) -> bool:
+    if not path.name.startswith("dataplane-"):
+        return False
+    try:
+        with path.open("rb") as segment:
+            fcntl.flock(segment, fcntl.LOCK_SH | fcntl.LOCK_NB)  # its node holds an exclusive one
+    except BlockingIOError:
+        return True
+    except OSError:
+        return True  # it was removed while we looked
+    return False
 
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:

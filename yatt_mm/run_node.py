@@ -1,0 +1,60 @@
+"""The data plane of a run: a node of its own, started again when it dies, or one that somebody else runs."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from dataplane.embedded import EmbeddedNode
+from yatt_mm.config import Config
+
+MAX_ID_CHARS = 60
+"""A node's id may have 64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNode:
+    """Where the run's data plane is."""
+
+    uri: str
+    scope: str
+    """The run's rollouts are in it: they go with the run, however it ends."""
+    node: EmbeddedNode | None
+    """None where somebody else runs it."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the run's own node was started again."""
+        return self.node.num_restarts if self.node else 0
+
+    def check(self) -> None:
+        """Raise NodeUnavailableError when the run's own node died too often to be started again."""
+        if self.node is not None and self.node.failure is not None:
+            raise self.node.failure
+
+
+def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, console: Console) -> RunNode:
+    """Start a node that ends with `stack`, or use the one of `dataplane.uri`; opens the run's scope there."""
+    node = _embedded(stack, config, run_id, scratch) if config.dataplane.uri is None else None
+    uri = config.dataplane.uri if node is None else node.uri
+    assert uri is not None
+    if node is not None:
+        memory = f"{config.dataplane.memory / 2**20:.0f} MiB"
+        console.print(f"data plane at {uri}, {memory}", highlight=False, soft_wrap=True)
+    return RunNode(uri=uri, scope=f"run-{run_id}", node=node)
+
+
+def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
+    roots = {"train": [config.data.train], "eval": [config.data.eval]}
+    return stack.enter_context(
+        EmbeddedNode(
+            memory_bytes=config.dataplane.memory,
+            roots=roots,
+            num_workers=config.dataplane.num_workers,
+            tmp_dir=str(scratch),
+            node_id=run_id[-MAX_ID_CHARS:].lstrip("._-"),
+        )
+    )
