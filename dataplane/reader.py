@@ -22,7 +22,7 @@ from dataplane.connect import Credentials
 from dataplane.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.locators import JSON_UP_TO, Locators
 from dataplane.patience import MIN_ATTEMPT_S, Patience, is_gone
-from dataplane.reader_session import ReaderSession, ResolveStream
+from dataplane.reader_session import Mapping, ReaderSession, ResolveStream
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
 
@@ -91,6 +91,10 @@ class Reader:
         if not refs:
             return []
         return self._patience.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
+
+    def mapping(self) -> Mapping | None:
+        """The segment as this process maps it now; None where objects are copied over Flight."""
+        return self._session.mapping()
 
     def close(self) -> None:
         """Close the connection; leases of views that are still alive end when the last of them is collected."""

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -34,6 +35,16 @@ _GATHER_S = 0.002
 _MAX_RELEASES = 8192
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A segment in this process."""
+
+    address: int
+    nbytes: int
+    owner: object
+    """Keeps it mapped."""
 
 
 class ResolveStream:
@@ -147,6 +158,10 @@ class ReaderSession:
         """Count leases that were granted; each comes back through `ended`."""
         with self._lock:
             self._num_leases += count
+
+    def mapping(self) -> Mapping | None:
+        """Where the segment lies; None where it is out of reach."""
+        return None if self.address is None else Mapping(self.address, len(self._mapping), self)
 
     def open_stream(self) -> ResolveStream:
         """A new stream whose leases belong to this session."""

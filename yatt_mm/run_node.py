@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
+from dataplane.errors import DataPlaneError
 from yatt_mm.config import Config
 
+SCOPE_TIMEOUT_S = 10.0
 MAX_ID_CHARS = 60
 """A node's id may have 64."""
 
@@ -44,7 +48,17 @@ def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, 
     if node is not None:
         memory = f"{config.dataplane.memory / 2**20:.0f} MiB"
         console.print(f"data plane at {uri}, {memory}", highlight=False, soft_wrap=True)
-    return RunNode(uri=uri, scope=f"run-{run_id}", node=node)
+    scope = f"run-{run_id}"
+    client = stack.enter_context(Client(uri, timeout_s=SCOPE_TIMEOUT_S))
+    client.open_scope(scope)
+    stack.callback(_close_scope, client, scope)
+    return RunNode(uri=uri, scope=scope, node=node)
+
+
+def _close_scope(client: Client, scope: str) -> None:
+    """Drop what the run stored now; a node that is gone has dropped it already."""
+    with contextlib.suppress(DataPlaneError):
+        client.close_scope(scope)
 
 
 def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:

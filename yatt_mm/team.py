@@ -123,6 +123,7 @@ def _create_engines(site: _Site) -> list[Any]:
         kv_cache_bytes=config.rollout.kv_cache_memory,
         max_images_per_prompt=config.rollout.max_images_per_prompt,
         deadline_s=config.controllers.deadline_s,
+        scope=site.node.scope,
     )
     return [
         site.create(RolloutActor, devices[0], concurrency=1000)(

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -95,7 +95,7 @@ def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporar
         os.killpg(process.pid, signal.SIGKILL)
         output, _ = process.communicate()
         raise AssertionError(f"the run did not end in {DEADLINE_S:g} s:\n{output}") from None
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 30
     while (left := leftovers(mark, before, temporary)) and time.monotonic() < deadline:
         time.sleep(0.1)  # the kernel takes a moment to end what was told to end
     return Finished(status=process.returncode, output=output, left_behind=left)
@@ -110,34 +110,25 @@ def run(command: list[str]) -> Finished:
 
 
 def shared_memory() -> set[str]:
-    """Names of all segments, but for those of data-plane nodes that are alive: others of this machine may run some."""
-    return {path.name for path in Path("/dev/shm").iterdir() if not _is_of_a_living_node(path)}
-
-
-def _is_of_a_living_node(path: Path) -> bool:
-    if not path.name.startswith("dataplane-"):
-        return False
-    try:
-        with path.open("rb") as segment:
-            fcntl.flock(segment, fcntl.LOCK_SH | fcntl.LOCK_NB)  # its node holds an exclusive one
-    except BlockingIOError:
-        return True
-    except OSError:
-        return True  # it was removed while we looked
-    return False
+    """Names of all segments."""
+    return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
-    """What still carries the mark, or appeared in shared memory or the temporary folder."""
-    left = [f"/dev/shm/{name}" for name in shared_memory() - before]
-    left += [str(path) for path in temporary.iterdir()]
+    """What still carries the mark, or appeared in shared memory or the temporary folder and is nobody else's."""
+    appeared = shared_memory() - before
+    left = [str(path) for path in temporary.iterdir()]
     for entry in Path("/proc").iterdir():
         try:
-            if entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes():
+            if not entry.name.isdigit():
+                continue
+            if mark.encode() in (entry / "environ").read_bytes():
                 left.append(f"{entry.name}: {(entry / 'cmdline').read_bytes().replace(bytes(1), b' ')[:200]!r}")
+            elif appeared:
+                appeared -= set(re.findall(r"/dev/shm/([^/ \n]+)", (entry / "maps").read_text()))
         except OSError:
             continue
-    return left
+    return left + [f"/dev/shm/{name}" for name in appeared]
 
 
 def wait_for_process(mark: str, name: str, *, deadline_s: float) -> int:

@@ -68,3 +68,5 @@ class EngineSpec:
     kv_cache_bytes: int
     max_images_per_prompt: int
     deadline_s: float
+    scope: str
+    """Of the data plane: what the engine stores is in it, and goes with the run."""

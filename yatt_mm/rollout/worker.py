@@ -34,8 +34,10 @@ NUM_IO_THREADS = 2
 class RolloutWorker:
     """An engine and its connections to the data plane."""
 
-    def __init__(self, engine: Engine, client: Client, reader: Reader) -> None:
+    def __init__(self, engine: Engine, client: Client, reader: Reader, *, scope: str | None = None) -> None:
+        """`scope` is open at the node, and kept open by `client` among others."""
         self.engine = engine
+        self._scope = scope
         self._client = client
         self._reader = reader
         self._template = PromptTemplate(engine.tokenizer, engine.image_token_id)
@@ -59,7 +61,8 @@ class RolloutWorker:
         client = Client(dataplane_uri, timeout_s=spec.deadline_s)
         reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
         try:
-            return cls(await Engine.start(config), client, reader)
+            client.open_scope(spec.scope)
+            return cls(await Engine.start(config), client, reader, scope=spec.scope)
         except BaseException:
             reader.close()
             client.close()
@@ -135,7 +138,7 @@ class RolloutWorker:
             prompt_token_ids=np.array(prompt, dtype=np.int64),
             samples=tuple(_record(sampled) for sampled in samples),
         )
-        ref = self._client.put(record.encode(group), name=task.name)
+        ref = self._client.put(record.encode(group), name=task.name, scope=self._scope)
         self._num_groups += 1
         self._num_tokens += sum(len(sampled.token_ids) for sampled in samples)
         return GroupRef(
