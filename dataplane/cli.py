@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,8 +18,10 @@ from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.limits import DEFAULT_LIMITS
+from dataplane.progress import bar, read_file
 from dataplane.refs import Ref
 from dataplane.sizes import format_bytes, parse_bytes
+from dataplane.top import datasets_table, top, verbs_table
 from dataplane.wire import DEFAULT_PORT
 
 DEFAULT_URI = f"grpc://127.0.0.1:{DEFAULT_PORT}"
@@ -30,6 +33,9 @@ _EXAMPLES = """examples:
   python -m dataplane get weights/step-10 --output copy.bin
   python -m dataplane ingest train
   python -m dataplane stat --json
+  python -m dataplane top
+  python -m dataplane serve --host 0.0.0.0 --token-file tokens --tls-cert node.pem --tls-key node.key
+  python -m dataplane stat --uri grpc+tls://node:8815 --token-file token --tls-ca ca.pem
 """
 
 
@@ -75,6 +81,13 @@ def parse_port(text: str) -> int:
     return int(text)
 
 
+def parse_workers(text: str) -> int:
+    """A number of processes."""
+    if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of workers; wanted 1 to 1024")
+    return int(text)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The parser of every command."""
     formatter = argparse.RawDescriptionHelpFormatter
@@ -83,7 +96,7 @@ def build_parser() -> argparse.ArgumentParser:
         "python -m dataplane", description=description, epilog=_EXAMPLES, formatter_class=formatter
     )
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="serve | put | get | release | stat | ingest"
+        dest="command", required=True, metavar="serve | put | get | release | stat | top | ingest"
     )
 
     serve = commands.add_parser("serve", help="run a node until Ctrl-C", epilog=_EXAMPLES, formatter_class=formatter)
@@ -134,7 +147,7 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="a folder into which the paths of JSON lines and tables may lead, besides those of --root; repeatable",
     )
-    serve.add_argument("--workers", type=int, default=1, help="processes that decode images, default 1")
+    serve.add_argument("--workers", type=parse_workers, default=1, help="processes that decode images, default 1")
     serve.add_argument("--node-id", metavar="ID", help="what refs name; keep it over restarts; default: a random one")
     serve.add_argument("--host-id", metavar="ID", help="who shares memory with this node; default: this machine's")
     for name, value in DEFAULT_LIMITS.to_dict().items():
@@ -174,6 +187,10 @@ def build_parser() -> argparse.ArgumentParser:
     stat = _add_client_command(commands, "stat", "counts and bytes of a node")
     stat.add_argument("--json", action="store_true", help="one JSON object")
 
+    watch = _add_client_command(commands, "top", "watch a node: rates, memory, latencies")
+    watch.add_argument("--once", action="store_true", help="print one frame, with rates since the node's start")
+    watch.add_argument("--interval", type=parse_seconds, default=1.0, help="seconds between frames, default 1")
+
     ingest = _add_client_command(commands, "ingest", "index the shards of a dataset and show what is wrong with them")
     ingest.add_argument("dataset")
     ingest.add_argument("--json", action="store_true", help="one JSON object")
@@ -187,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from dataplane.serve import serve
 
         return serve(args)
-    commands = {"put": _put, "get": _get, "release": _release, "stat": _stat, "ingest": _ingest}
+    commands = {"put": _put, "get": _get, "release": _release, "stat": _stat, "top": _top, "ingest": _ingest}
     try:
         with Client(args.uri, timeout_s=args.timeout, credentials=_credentials(args)) as client:
             commands[args.command](client, args)
@@ -235,9 +252,10 @@ def _credentials(args: argparse.Namespace) -> Credentials:
 
 
 def _put(client: Client, args: argparse.Namespace) -> None:
-    data = args.file.read_bytes()
+    data = read_file(args.file)
     meta = {"file": args.file.name}
-    ref = client.put(data, name=args.name, meta=meta) if args.name else client.put_source(data, meta)
+    with bar(f"storing {args.file.name}"):
+        ref = client.put(data, name=args.name, meta=meta) if args.name else client.put_source(data, meta)
     print(json.dumps(ref.to_dict()) if args.json else ref.name)
 
 
@@ -249,7 +267,8 @@ def _get(client: Client, args: argparse.Namespace) -> None:
         except ValueError as error:
             raise BadRequestError(f"that is no ref: {error}") from error
     try:
-        data = client.get(target)
+        with bar("fetching") as on_bytes:
+            data = client.get(target, on_bytes=on_bytes)
     except MissingObjectError as error:
         if isinstance(target, Ref):
             raise
@@ -281,11 +300,15 @@ def _stat(client: Client, args: argparse.Namespace) -> None:
             table.add_row(key, f"{value:,} ({format_bytes(value)})" if is_size else f"{value:,}")
     console = Console()
     console.print(table)
+    if found["verbs"]:
+        console.print(verbs_table(found["verbs"], {}, found["uptime_s"]))
     if found["datasets"]:
-        datasets = Table("dataset", "samples", "shards", "bad", title="registered datasets")
-        for name, counts in found["datasets"].items():
-            datasets.add_row(name, *(f"{counts[key]:,}" for key in ("num_samples", "num_shards", "num_bad")))
-        console.print(datasets)
+        console.print(datasets_table(found["datasets"]))
+
+
+def _top(client: Client, args: argparse.Namespace) -> None:
+    with suppress(KeyboardInterrupt):
+        top(client, Console(), interval_s=args.interval, is_once=args.once)
 
 
 def _ingest(client: Client, args: argparse.Namespace) -> None:

@@ -5,7 +5,7 @@ refs with `dataplane.reader`. Thread-safe; from asyncio call it through `asyncio
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
 import pyarrow as pa
@@ -163,12 +163,21 @@ class Client:
         """Every medium that this node could not decode so far."""
         return [BadMedia.from_dict(item) for item in self._act("quarantine", {})["bad"]]
 
-    def get(self, ref: Ref | str) -> bytes:
-        """The bytes of an object, over Flight; of a whole ref also when it was evicted. For people and small things."""
+    def get(self, ref: Ref | str, *, on_bytes: Callable[[int, int | None], None] | None = None) -> bytes:
+        """The bytes of an object, over Flight; of a whole ref also when it was evicted. For people and small things.
+
+        `on_bytes` is told how many have arrived, of how many.
+        """
 
         def attempt(left_s: float) -> bytes:
             reader = self._flight.do_get(self.ticket(ref), _options(left_s))
-            return b"".join(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)] for chunk in reader)
+            total = int((reader.schema.metadata or {}).get(b"nbytes", 0))
+            parts: list[memoryview] = []
+            for chunk in reader:
+                parts.append(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)])
+                if on_bytes is not None:
+                    on_bytes(sum(map(len, parts)), total)
+            return b"".join(parts)
 
         return self._patience.call("get", attempt, self.timeout_s)
 

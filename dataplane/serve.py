@@ -17,11 +17,12 @@ from types import FrameType
 
 from dataplane.call_limits import CallLimits
 from dataplane.connect import Credentials
-from dataplane.errors import BadRequestError, DataPlaneError
+from dataplane.errors import BadRequestError, DataPlaneError, DatasetError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
 from dataplane.process import signal_on_parent_death
+from dataplane.roots import find_dataset_files
 from dataplane.security import Security
 from dataplane.sizes import format_bytes
 
@@ -46,6 +47,7 @@ def serve(args: argparse.Namespace) -> int:
             _say({"uri": node.uri, "pid": os.getpid(), "node": node.node_id, "segments": node.segments})
         else:
             _greet(node, args)
+            _warn_of_empty_roots(args)
         stop.wait()
     finally:
         node.stop()
@@ -161,6 +163,16 @@ class _Stop:
 def _say(message: dict[str, object]) -> None:
     """The one line an owner reads."""
     print(json.dumps(message), flush=True)
+
+
+def _warn_of_empty_roots(args: argparse.Namespace) -> None:
+    """Say now what a client would learn at its first ingest; remote roots are not asked."""
+    for name, pattern in args.root:
+        if "://" not in pattern:
+            try:
+                find_dataset_files(name, [pattern])
+            except DatasetError as error:
+                log.warning("%s", error)
 
 
 def _greet(node: Node, args: argparse.Namespace) -> None:

@@ -1,0 +1,104 @@
+"""`top`, and what the command line says while it works."""
+
+import io
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from dataplane.cli import main
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.top import frame
+from tests.dataplane.serving import serving
+from tests.dataplane.shards import wait_until
+
+
+def drawn(picture: object) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(picture)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_one_frame_shows_what_the_node_did(
+    node: EmbeddedNode, client: Client, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ref = client.put(b"x" * 100_000, name="top")
+    assert client.get(ref) == b"x" * 100_000
+    assert main(["top", "--once", "--uri", node.uri]) == 0
+    shown = capsys.readouterr().out
+    assert "memory" in shown and "of 16 MiB" in shown and "DoPut" in shown and "DoGet" in shown and "good" in shown
+    client.release([ref])
+
+
+def test_rates_are_differences_by_the_second(client: Client) -> None:
+    before = client.stat()
+    after = client.stat() | {"received_bytes": before["received_bytes"] + (8 << 20)}
+    assert "4 MiB" in drawn(frame("grpc://x", after, before, 2.0))
+
+
+@pytest.mark.parametrize("has_terminal", [True, False])
+def test_ctrl_c_ends_it_without_a_trace(node: EmbeddedNode, has_terminal: bool) -> None:
+    command = [sys.executable, "-m", "dataplane", "top", "--uri", node.uri, "--interval", "0.05"]
+    master, slave = pty.openpty() if has_terminal else os.pipe()
+    process = subprocess.Popen(command, stdout=slave, stderr=subprocess.PIPE)
+    try:
+        os.close(slave) if not has_terminal else None
+        seen = b""
+        while seen.count(b"DoAction") + seen.count(b"stat") < 3:
+            seen += os.read(master, 65536)
+        process.send_signal(signal.SIGINT)
+        drain = seen
+        while process.poll() is None:
+            drain = _read(master)
+        assert process.wait(20) == 0 and drain is not None
+        assert process.stderr is not None and process.stderr.read() == b""
+    finally:
+        process.kill()
+        process.wait()
+        process.stderr.close()  # type: ignore[union-attr]
+        os.close(master)
+
+
+def _read(fd: int) -> bytes:
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 65536)
+    except OSError:
+        return b""
+
+
+def test_a_big_file_shows_its_progress_on_a_terminal_and_nothing_elsewhere(
+    node: EmbeddedNode, client: Client, tmp_path: Path
+) -> None:
+    (tmp_path / "big.bin").write_bytes(os.urandom(4 << 20))
+    command = [sys.executable, "-m", "dataplane", "put", "--uri", node.uri, "--name", "big", str(tmp_path / "big.bin")]
+    done = subprocess.run(command, capture_output=True, check=True)
+    assert done.stdout == b"big\n" and done.stderr == b""
+    master, slave = pty.openpty()
+    get = [sys.executable, "-m", "dataplane", "get", "--uri", node.uri, "big", "-o", str(tmp_path / "copy.bin")]
+    with subprocess.Popen(get, stderr=slave) as process:
+        assert process.wait(60) == 0
+    os.close(slave)
+    assert b"fetching" in os.read(master, 1 << 20)
+    os.close(master)
+    assert (tmp_path / "copy.bin").read_bytes() == (tmp_path / "big.bin").read_bytes()
+    client.release_names(["big"])
+
+
+def test_roots_that_match_nothing_are_said_at_the_start(tmp_path: Path) -> None:
+    with serving(tmp_path / "log", "--root", f"train={tmp_path}/none-*.tar") as served:
+        wait_until(lambda: "no file matches" in served.log())
+        assert "train" in served.log()
+
+
+def test_workers_out_of_range_are_refused_by_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for workers in ("0", "many", "5000"):
+        with pytest.raises(SystemExit):
+            main(["serve", "--workers", workers])
+        assert "wanted 1 to 1024" in capsys.readouterr().err
