@@ -18,6 +18,7 @@ from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError
 from dataplane.limits import DEFAULT_LIMITS
+from dataplane.numa import NumaPolicy
 from dataplane.progress import bar, read_file
 from dataplane.refs import Ref
 from dataplane.sizes import format_bytes, parse_bytes
@@ -43,6 +44,14 @@ def parse_memory(text: str) -> int:
     """Bytes of `1GiB`, `512MiB`, `1.5GB`, `1048576`."""
     try:
         return parse_bytes(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+
+
+def parse_numa(text: str) -> NumaPolicy:
+    """`interleave` or `bind:N`."""
+    try:
+        return NumaPolicy.parse(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -104,6 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--port", type=parse_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}; 0 takes a free one"
     )
     serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
+    serve.add_argument(
+        "--numa", type=parse_numa, metavar="POLICY", help="interleave or bind:N: where the pages of the memory lie"
+    )
     serve.add_argument(
         "--host", default="127.0.0.1", help="default 127.0.0.1; beyond loopback it needs --token-file or --tls-cert"
     )

@@ -8,23 +8,23 @@ message; locators are a record batch (the semantics of Arrow's Dissociated IPC p
 import logging
 import secrets
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane import scope_owners
-from dataplane.entries import Leased, Slab
+from dataplane import places, scope_owners
+from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, DataPlaneError, OutOfSpaceError
 from dataplane.lineages import check_claim
 from dataplane.locators import Locators
-from dataplane.puts import PutRequest, seal
+from dataplane.messages import Messages
 from dataplane.refs import Ref
 from dataplane.rights import Right
 from dataplane.store import INTERNAL_SESSION
-from dataplane.wire import LOCATORS, dump, parse, take, take_list, take_refs, take_timeout_s
+from dataplane.wire import LOCATORS, dump, take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -44,7 +44,7 @@ def session(
     node.store.open_session(token)
     try:
         writer.write_metadata(pa.py_buffer(dump({"session": token, **node.hello()})))
-        for _ in _Messages(node, reader, context, "session"):
+        for _ in Messages(node, reader, context, "session"):
             pass
     finally:
         node.store.end_session(token)
@@ -67,7 +67,7 @@ def resolve(
     token = own or secrets.token_hex(16)
     if not own:
         node.store.open_session(token)
-    requests = _Messages(node, reader, context, "resolve")
+    requests = Messages(node, reader, context, "resolve")
     try:
         writer.begin(LOCATORS)
         if not own:
@@ -93,40 +93,6 @@ def resolve(
         node.store.end_leases(requests.unconfirmed, token)
         if not own:
             node.store.end_session(token)
-
-
-def put(
-    node: "Node",
-    context: fl.ServerCallContext,
-    body: Mapping[str, Any],
-    reader: fl.MetadataRecordBatchReader,
-    writer: fl.MetadataRecordBatchWriter,
-) -> None:
-    """Writers on this machine: `{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written."""
-    slab: Slab | None = None
-    requests = _Messages(node, reader, context, "put")
-    writer.write_metadata(pa.py_buffer(dump(node.hello())))
-    try:
-        for request in requests:
-            try:
-                if "seal" in request and slab is not None:
-                    checked = PutRequest.from_body(take(request, "put", "seal", dict))
-                    written, slab = slab, None
-                    answer = seal(node.store, written, checked, checked.dtype or "uint8", node.node_id).to_dict()
-                elif slab is None:
-                    slab = _allocate(node, request)
-                    answer = {"segment": 0, "offset": slab.offset}
-                else:
-                    raise BadRequestError("put: a second allocate before the first was sealed; seal it first")
-            except DataPlaneError as error:
-                if slab is not None:
-                    node.store.abort(slab)
-                    slab = None
-                answer = requests.refusal(error)
-            writer.write_metadata(pa.py_buffer(dump(answer)))
-    finally:
-        if slab is not None:
-            node.store.abort(slab)
 
 
 def lease_made(
@@ -181,50 +147,9 @@ class Exchange:
 EXCHANGES: Mapping[str, Exchange] = {
     "session": Exchange(session, Right.READ),
     "resolve": Exchange(resolve, Right.READ),
-    "put": Exchange(put, Right.WRITE),
+    "put": Exchange(places.put, Right.WRITE),
     "scopes": Exchange(scope_owners.keep_open, Right.WRITE),
 }
-
-
-class _Messages:
-    """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
-
-    def __init__(
-        self, node: "Node", reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str
-    ) -> None:
-        self.unconfirmed: list[int] = []
-        """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
-        self._reader = reader
-        self._context = context
-        self._what = what
-        self._meter = node.meter
-        self._started = 0.0
-        self._error = ""
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return self
-
-    def refusal(self, error: DataPlaneError) -> dict[str, Any]:
-        """The answer that carries an error; the stream goes on after it."""
-        self._error = type(error).__name__
-        return {"error": self._error, "message": str(error)}
-
-    def __next__(self) -> dict[str, Any]:
-        if self._started:
-            self._meter.count_call(self._what, time.perf_counter() - self._started, self._error)
-            self._started, self._error = 0.0, ""
-        try:
-            chunk = self._reader.read_chunk()
-        except StopIteration:
-            if not self._context.is_cancelled():
-                self.unconfirmed = []
-            raise
-        except pa.ArrowException as error:
-            log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
-            raise StopIteration from error
-        self.unconfirmed = []
-        self._started = time.perf_counter()
-        return parse(chunk.app_metadata, self._what)
 
 
 def _as_claimed(node: "Node", ref: Ref, leased: Leased, token: str) -> Leased:
@@ -266,11 +191,3 @@ def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence
         node.store.end_leases([item.lease for item in leased], token)
         raise
     return ordered
-
-
-def _allocate(node: "Node", request: Mapping[str, Any]) -> Slab:
-    nbytes = take(request, "put", "allocate", int)
-    if nbytes < 0:
-        raise BadRequestError(f"put.allocate is {nbytes}; wanted 0 bytes or more")
-    scope = take(request, "put", "scope", str, type(None), default=None)
-    return node.store.allocate(nbytes, time.monotonic() + take_timeout_s(request, "put"), scope)

@@ -20,6 +20,7 @@ from dataplane.hosts import check_id, default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.meter import Meter
 from dataplane.metrics import Metrics
+from dataplane.numa import NumaPolicy
 from dataplane.offers import Offers
 from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
@@ -70,6 +71,8 @@ class NodeConfig:
     """Readers, writers and nodes share memory only where their host ids are equal."""
     security: Security = field(default_factory=Security)
     """Who may come in."""
+    numa: NumaPolicy | None = None
+    """Where the arena's pages lie; None leaves it to the kernel."""
     scope_grace_s: float = GRACE_S
     """How long a client whose connection broke may take to come back before its scopes close."""
     call_limits: CallLimits = field(default_factory=CallLimits)
@@ -84,6 +87,7 @@ class Node:
     def __init__(self, config: NodeConfig) -> None:
         _check(config)
         tokens = TokenFile(config.security.token_file) if config.security.token_file else None
+        self._config = config
         reap_dead_segments(config.shm_dir)
         keep_freed_memory()
         self.node_id = config.node_id
@@ -92,7 +96,7 @@ class Node:
         self.call_limits = config.call_limits
         self.meter = Meter()
         self._started = time.monotonic()
-        self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir)
+        self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir, config.numa)
         self._web: MetricsServer | None = None
         try:
             self._store = Store(self._segment)
@@ -142,8 +146,8 @@ class Node:
 
     @property
     def segments(self) -> list[dict[str, Any]]:
-        """Path and size of each segment, as readers need them."""
-        return [{"path": str(self._segment.path), "nbytes": self._segment.capacity}]
+        """Path, size, device and inode of each segment, as readers need them."""
+        return [self._segment.describe()]
 
     def hello(self) -> dict[str, Any]:
         """How a stream begins: who answers, since which start, on which machine, and where its memory lies."""
@@ -162,6 +166,7 @@ class Node:
             "host": self.host_id,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "num_workers": self._pool.num_workers,
+            "segments": [{**segment, "numa": str(self._config.numa or "")} for segment in self.segments],
             **self._store.stat(),
             **self._deriver.stat(),
             "num_timed_leases": len(self.offers),

@@ -72,4 +72,5 @@ class NodeProcess:
                 if pipe is not None:
                     pipe.close()
             for path in self.segments:
-                path.unlink(missing_ok=True)
+                if not path.is_relative_to("/proc"):  # memory without a name goes with its node
+                    path.unlink(missing_ok=True)

@@ -11,7 +11,6 @@ import os
 import threading
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -23,7 +22,8 @@ from dataplane.connect import Credentials, connect
 from dataplane.errors import NodeUnavailableError, StreamLostError
 from dataplane.hosts import default_host_id
 from dataplane.patience import MIN_ATTEMPT_S
-from dataplane.place_writer import close_quietly
+from dataplane.place_stream import close_quietly
+from dataplane.reach import open_segment
 from dataplane.refs import Ref
 from dataplane.wire import dump, parse
 
@@ -206,12 +206,11 @@ class ReaderSession:
 
     def _map(self, hello: dict[str, Any]) -> None:
         """Map the node's segment read-only and populated, if it lies on this machine; every view lies in it."""
-        path = Path(hello["segments"][0]["path"])
         if hello["host"] != default_host_id():
             log.info("the node at %s runs on another machine; objects are copied over Flight", self.uri)
             return
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+            fd = open_segment(hello["segments"][0], os.O_RDONLY)
         except OSError as error:
             log.warning("the shared memory of %s is out of reach (%s); objects are copied over Flight", self.uri, error)
             return

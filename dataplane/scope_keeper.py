@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.errors import DataPlaneError, NodeUnavailableError
-from dataplane.place_writer import close_quietly
+from dataplane.place_stream import close_quietly
 from dataplane.wire import dump, from_flight, parse
 
 _RETRY_S = 0.5

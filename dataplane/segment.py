@@ -10,14 +10,19 @@ import mmap
 import os
 import secrets
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 
 from dataplane.errors import OutOfSpaceError
+from dataplane.numa import NumaPolicy
+from dataplane.reach import identity
 from dataplane.sizes import format_bytes
 
 SHM_DIR = Path("/dev/shm")
 PREFIX = "dataplane-"
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PREFAULT_STEP = 256 * 1024 * 1024
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap has no name for it in Python 3.11
 
@@ -27,28 +32,55 @@ log = logging.getLogger(__name__)
 class Segment:
     """A mapped, writable segment of its owner. `path` is what readers open, read-only."""
 
-    def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR) -> None:
-        """Reserve and touch `capacity` bytes now, so that nothing faults or runs out later."""
-        _check_room(capacity, shm_dir)
+    def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR, numa: NumaPolicy | None = None) -> None:
+        """Reserve and touch `capacity` bytes now, so that nothing faults or runs out later.
+
+        Where `shm_dir` is missing or too small it takes memory that has no name in any folder, and says so. Raises
+        OutOfSpaceError where there is not that much memory either.
+        """
+        shortage = _shortage(capacity, shm_dir)
         self.capacity = capacity
-        self.path = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
-        self._fd = _create_locked(self.path)
+        self._named: Path | None = None
+        if shortage:
+            _check_memory(capacity, shortage)
+            log.warning(
+                "%s; the node takes memory outside of it instead, which workers in other containers cannot map (they "
+                "copy over Flight): give the container a larger /dev/shm (docker run --shm-size), or ask for less "
+                "with --memory",
+                shortage,
+            )
+            self._fd = os.memfd_create(f"{PREFIX}{node_id}", os.MFD_CLOEXEC)
+            self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        else:
+            self.path = self._named = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
+            self._fd = _create_locked(self.path)
         try:
-            os.posix_fallocate(self._fd, 0, capacity)
+            os.ftruncate(self._fd, capacity)
             self.map = mmap.mmap(self._fd, capacity)
+            self.bytes = np.frombuffer(self.map, np.uint8)
+            self.address = self.bytes.__array_interface__["data"][0]
+            if numa is not None:
+                numa.apply(self.address, capacity)
+            os.posix_fallocate(self._fd, 0, capacity)
             _prefault(self.map, capacity)
-        except OSError as error:
+        except BaseException as error:
             self.unlink()
+            if not isinstance(error, OSError):
+                raise
             raise OutOfSpaceError(
-                f"{shm_dir} could not give {format_bytes(capacity)} ({error.strerror}); "
+                f"{self.path.parent} could not give {format_bytes(capacity)} ({error.strerror}); "
                 "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
             ) from error
-        self.bytes = np.frombuffer(self.map, np.uint8)
-        self.address = self.bytes.__array_interface__["data"][0]
+        self._identity = identity(self._fd)
+
+    def describe(self) -> dict[str, Any]:
+        """What readers need to map it, and to be sure that it is this one."""
+        return {"path": str(self.path), "nbytes": self.capacity, **self._identity}
 
     def unlink(self) -> None:
         """Remove the file and let go of the lock. Memory stays with those who still map it."""
-        self.path.unlink(missing_ok=True)
+        if self._named is not None:
+            self._named.unlink(missing_ok=True)
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -75,17 +107,27 @@ def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
     return reaped
 
 
-def _check_room(capacity: int, shm_dir: Path) -> None:
-    """Say it before the kernel does, and with numbers."""
+def _shortage(capacity: int, shm_dir: Path) -> str:
+    """Why the segment cannot be a file there; empty if it can."""
     if not shm_dir.is_dir():
-        raise OutOfSpaceError(f"{shm_dir} does not exist; the data plane needs a tmpfs there")
+        return f"{shm_dir} does not exist; wanted {format_bytes(capacity)} there"
     stat = os.statvfs(shm_dir)
-    free = stat.f_bavail * stat.f_frsize
-    if capacity > free:
-        total = stat.f_blocks * stat.f_frsize
+    free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    if capacity <= free:
+        return ""
+    return f"{shm_dir} has {format_bytes(free)} free of {format_bytes(total)}; wanted {format_bytes(capacity)}"
+
+
+def _check_memory(capacity: int, shortage: str) -> None:
+    """Say it before the kernel ends somebody for it."""
+    available = psutil.virtual_memory().available
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    if limit.isdigit():
+        available = min(available, int(limit))
+    if capacity > available:
         raise OutOfSpaceError(
-            f"{shm_dir} has {format_bytes(free)} free of {format_bytes(total)}; wanted {format_bytes(capacity)}: "
-            "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
+            f"{shortage}, and the machine has only {format_bytes(available)} of memory available: ask for less with "
+            "--memory, or give the container a larger /dev/shm (docker run --shm-size)"
         )
 
 

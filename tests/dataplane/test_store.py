@@ -129,8 +129,8 @@ def test_a_segment_is_private_and_says_when_shared_memory_is_too_small(store: St
     assert store.segment.path.stat().st_mode & 0o777 == 0o600
     with pytest.raises(OutOfSpaceError, match=r"free of .*; wanted .*--memory"):
         Segment(1 << 50, "test")
-    with pytest.raises(OutOfSpaceError, match="does not exist"):
-        Segment(1 << 20, "test", tmp_path / "nowhere")
+    with pytest.raises(OutOfSpaceError, match=r"does not exist.* and the machine has only"):
+        Segment(1 << 50, "test", tmp_path / "nowhere")
 
 
 def test_with_holds_in_between_only_what_makes_room_is_evicted(store: Store) -> None:

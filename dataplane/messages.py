@@ -1,0 +1,58 @@
+"""The requests of a DoExchange stream, one after the other, until it ends for whatever reason."""
+
+import logging
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.errors import DataPlaneError
+from dataplane.wire import parse
+
+if TYPE_CHECKING:
+    from dataplane.node import Node
+
+log = logging.getLogger(__name__)
+
+
+class Messages:
+    """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
+
+    def __init__(
+        self, node: "Node", reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str
+    ) -> None:
+        self.unconfirmed: list[int] = []
+        """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
+        self._reader = reader
+        self._context = context
+        self._what = what
+        self._meter = node.meter
+        self._started = 0.0
+        self._error = ""
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self
+
+    def refusal(self, error: DataPlaneError) -> dict[str, Any]:
+        """The answer that carries an error; the stream goes on after it."""
+        self._error = type(error).__name__
+        return {"error": self._error, "message": str(error)}
+
+    def __next__(self) -> dict[str, Any]:
+        if self._started:
+            self._meter.count_call(self._what, time.perf_counter() - self._started, self._error)
+            self._started, self._error = 0.0, ""
+        try:
+            chunk = self._reader.read_chunk()
+        except StopIteration:
+            if not self._context.is_cancelled():
+                self.unconfirmed = []
+            raise
+        except pa.ArrowException as error:
+            log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
+            raise StopIteration from error
+        self.unconfirmed = []
+        self._started = time.perf_counter()
+        return parse(chunk.app_metadata, self._what)

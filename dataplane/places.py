@@ -1,0 +1,101 @@
+"""DoExchange `put`, the node's side: places in the arena for writers on this machine, who write and then seal.
+
+Places belong to their stream: those that were not sealed when it ends, because its owner closed it or because the
+kernel closed the connection of a process that died, go back to the arena.
+"""
+
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.entries import Slab
+from dataplane.errors import BadRequestError, DataPlaneError
+from dataplane.messages import Messages
+from dataplane.puts import PutRequest, seal
+from dataplane.wire import dump, take, take_list, take_timeout_s
+
+if TYPE_CHECKING:
+    from dataplane.node import Node
+
+MAX_PLACES = 4096
+
+
+def put(
+    node: "Node",
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
+) -> None:
+    """`{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written; lists do many at once.
+
+    `{"abort": true}` gives the places back. After an error the stream has no places.
+    """
+    places = _Places(node)
+    requests = Messages(node, reader, context, "put")
+    writer.write_metadata(pa.py_buffer(dump(node.hello())))
+    try:
+        for request in requests:
+            try:
+                answer = places.answer(request)
+            except DataPlaneError as error:
+                places.give_back()
+                answer = requests.refusal(error)
+            writer.write_metadata(pa.py_buffer(dump(answer)))
+    finally:
+        places.give_back()
+
+
+class _Places:
+    """The unsealed places of one stream."""
+
+    def __init__(self, node: "Node") -> None:
+        self._node = node
+        self._slabs: list[Slab] = []
+
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """Do what a request says."""
+        if "abort" in request:
+            self.give_back()
+            return {}
+        if "seal" in request and self._slabs:
+            return self._seal(request)
+        if self._slabs:
+            raise BadRequestError("put: a second allocate before the first was sealed; seal it first")
+        return self._allocate(request)
+
+    def give_back(self) -> None:
+        """What was not sealed goes back to the arena."""
+        while self._slabs:
+            self._node.store.abort(self._slabs.pop())
+
+    def _allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        is_many = isinstance(request.get("allocate"), list)
+        sizes = take_list(request, "put", "allocate", int) if is_many else [take(request, "put", "allocate", int)]
+        if not 0 < len(sizes) <= MAX_PLACES or min(sizes) < 0:
+            raise BadRequestError(
+                f"put.allocate is {str(request['allocate'])[:60]}; wanted 0 bytes or more, or 1 to {MAX_PLACES} of such"
+            )
+        deadline = time.monotonic() + take_timeout_s(request, "put")
+        scope = take(request, "put", "scope", str, type(None), default=None)
+        for nbytes in sizes:
+            self._slabs.append(self._node.store.allocate(nbytes, deadline, scope))
+        places = [{"segment": 0, "offset": slab.offset} for slab in self._slabs]
+        return {"places": places} if is_many else places[0]
+
+    def _seal(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        is_many = isinstance(request["seal"], list)
+        bodies = request["seal"] if is_many else [take(request, "put", "seal", dict)]
+        if len(bodies) != len(self._slabs) or not all(isinstance(body, dict) for body in bodies):
+            raise BadRequestError(
+                f"put.seal describes {len(bodies)} objects; wanted an object for each of {len(self._slabs)} places"
+            )
+        checked = [PutRequest.from_body(body) for body in bodies]
+        refs = []
+        for one in checked:
+            written = self._slabs.pop(0)
+            refs.append(seal(self._node.store, written, one, one.dtype or "uint8", self._node.node_id).to_dict())
+        return {"refs": refs} if is_many else refs[0]

@@ -1,0 +1,79 @@
+"""Where a node's memory comes from, and who may map it: with no /dev/shm, in other containers, on NUMA machines."""
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dataplane.client import PUT_IN_PLACE_FROM, Client
+from dataplane.errors import BadRequestError
+from dataplane.node import Node, NodeConfig
+from dataplane.numa import NumaPolicy
+from dataplane.reader import Reader
+from dataplane.reader_session import ReaderSession
+from dataplane.segment import Segment
+from dataplane.writer import Writer
+from tests.dataplane.shards import RECIPE, encode, noise
+
+
+def test_without_shared_memory_a_node_says_so_and_everything_still_maps(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        node = Node(NodeConfig(memory_bytes=4 << 20, shm_dir=tmp_path / "missing"))
+    try:
+        assert "missing does not exist; wanted 4 MiB there" in caplog.text and "--shm-size" in caplog.text
+        with Client(node.uri, timeout_s=20) as client, Reader(node.uri) as reader, Writer(node.uri) as writer:
+            ref = client.put(bytes(range(256)) * 1024, name="big")
+            assert len(bytes(range(256)) * 1024) >= PUT_IN_PLACE_FROM and not client._place_writer._is_remote
+            with writer.create("made", "int32", (5,)) as place:
+                place.array[:] = range(5)
+            assert place.ref is not None
+            big, made = reader.resolve([ref, place.ref])
+            assert reader._session.address is not None
+            assert big.tobytes() == bytes(range(256)) * 1024 and made.tolist() == [0, 1, 2, 3, 4]
+            source = client.put_source(encode(noise(1)))
+            assert client.derive([source], RECIPE)[0].name.startswith("d/")  # a worker maps it too
+            del big, made
+    finally:
+        node.stop()
+
+
+def test_a_reader_that_finds_another_file_under_the_path_copies_instead(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    node = Node(NodeConfig(memory_bytes=1 << 20))
+    try:
+        real = ReaderSession._map
+
+        def elsewhere(self: ReaderSession, hello: dict[str, list[dict[str, object]]]) -> None:
+            other = tmp_path / "other"
+            other.write_bytes(bytes(1 << 20))
+            hello["segments"][0]["path"] = str(other)
+            real(self, hello)
+
+        monkeypatch.setattr(ReaderSession, "_map", elsewhere)
+        with Client(node.uri) as client, Reader(node.uri) as reader:
+            ref = client.put(np.arange(10, dtype=np.int64), name="ten", dtype="int64")
+            assert reader._session.address is None
+            assert reader.resolve([ref])[0].tolist() == list(range(10))
+    finally:
+        node.stop()
+
+
+def test_numa_policies_are_read_and_refused_with_what_there_is() -> None:
+    assert NumaPolicy.parse("bind:0").nodes == (0,) and str(NumaPolicy.parse("interleave")) == "interleave"
+    for text in ("bind:999", "bind", "both", ""):
+        with pytest.raises(ValueError, match="wanted interleave or bind:N"):
+            NumaPolicy.parse(text)
+    for policy in (NumaPolicy.parse("bind:0"), NumaPolicy.parse("interleave")):
+        try:
+            segment = Segment(1 << 20, "numa", numa=policy)
+        except BadRequestError as error:
+            assert "leave --numa away" in str(error)
+        else:
+            assert not segment.bytes.any()
+            segment.unlink()
+    with pytest.raises(BadRequestError, match="the kernel refuses"):
+        Segment(1 << 20, "numa", numa=NumaPolicy("bind", (900,)))
