@@ -49,7 +49,7 @@ def info(node: "Node", descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
     ref = leased.entry.ref
     ticket = dump({"ref": ref.to_dict(), "lease": name})
     expiry = pa.scalar(int(expires * 1_000_000), pa.timestamp("us", "UTC"))
-    endpoint = fl.FlightEndpoint(ticket, [node.uri], expiry, dump({"lease": name}))
+    endpoint = fl.FlightEndpoint(ticket, [node.public_uri], expiry, dump({"lease": name}))
     return fl.FlightInfo(_schema(ref), descriptor, [endpoint], ref.nbytes, ref.nbytes)
 
 
@@ -65,7 +65,7 @@ def listing(node: "Node", criteria: bytes) -> Iterator[fl.FlightInfo]:
     prefix = criteria.decode("utf-8", "replace")
     for ref in node.store.resident(prefix, MAX_LISTED):
         descriptor = fl.FlightDescriptor.for_path(ref.name)
-        endpoint = fl.FlightEndpoint(dump({"name": ref.name}), [node.uri])
+        endpoint = fl.FlightEndpoint(dump({"name": ref.name}), [node.public_uri])
         yield fl.FlightInfo(_schema(ref), descriptor, [endpoint], ref.nbytes, ref.nbytes)
 
 

@@ -114,7 +114,8 @@ class Node:
                 metrics = Metrics(self.node_id, self.stat, self.meter)
                 self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
             self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
-            self._peers.announce(config.advertise or self.uri, self.host_id, self.incarnation)
+            self.public_uri = config.advertise or self.uri
+            self._peers.announce(self.public_uri, self.host_id, self.incarnation)
         except BaseException:
             self._segment.unlink()
             raise
