@@ -44,6 +44,16 @@ def test_a_restored_cursor_goes_on_where_it_stopped(before: int, after: int, see
     assert restored.take(after) == cursor.take(after)
 
 
+@given(before=st.integers(0, 40), count=st.integers(1, 40))
+def test_what_is_peeked_at_is_what_is_drawn_next(before: int, count: int) -> None:
+    cursor = PromptCursor(num_samples=7, seed=1, skipped={3})
+    cursor.take(before)
+    state = cursor.state()
+    coming = cursor.peek(count)
+    assert cursor.state() == state
+    assert cursor.take(count) == coming
+
+
 def test_advantages_are_the_hand_worked_ones() -> None:
     assert group_advantages([1.0, 0.0, 0.0, 1.0]) == pytest.approx(
         [math.sqrt(3) / 2, -math.sqrt(3) / 2] * 1

@@ -11,7 +11,7 @@ import pytest
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from models.qwen2_5_vl.recipe import patch_recipe
-from tests.dataplane.shards import encode, noise
+from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.config import load_config
@@ -67,6 +67,16 @@ def test_prompts_carry_patches_by_reference_and_bad_media_become_notices(node: E
     (notice,) = notices
     assert (notice["index"], notice["key"], notice["shard"]) == (CORRUPT, f"{CORRUPT:06d}", "train.tar")
     assert "truncated" in notice["reason"]
+
+
+def test_prefetched_prompts_are_made_before_they_are_loaded(node: EmbeddedNode, tiny_dir: Path) -> None:
+    ahead = source(node, tiny_dir)
+    with Client(node.uri) as client:
+        before = client.stat()["num_processed"]
+        ahead.prefetch(slots(1, CORRUPT, 3))
+        wait_until(lambda: client.stat()["num_processed"] == before + 2)
+        assert len(ahead.load(slots(1, 3))[0]) == 2
+        assert client.stat()["num_processed"] == before + 2
 
 
 def test_bad_media_raise_when_the_config_says_so(node: EmbeddedNode, tiny_dir: Path) -> None:

@@ -131,6 +131,7 @@ class Controller:
             for replica, plan in zip(self._my_replicas, plans)
             for name, rank in self._team.ranks_of(replica)
         ]
+        self._prefetch()
         for report in self._wait(calls, "update"):
             add_update(self._meter, report)
         self._meet(None)
@@ -201,6 +202,12 @@ class Controller:
                 self._on_engines(self._my_engines, "set_state", state)
             self._states[role] = state
             self._meet(None)
+
+    def _prefetch(self) -> None:
+        """Let the node make the next step's patches while the ranks compute."""
+        if self.step < self.config.train.steps:
+            coming = self._call("peek", self.config.train.prompts_per_step)
+            self._prompts.prefetch(coming[self.index :: self.config.controllers.num])
 
     def _on_my_ranks(self, method: str, *arguments: object) -> None:
         calls = [

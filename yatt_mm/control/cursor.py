@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from yatt_mm.errors import ConfigError
@@ -59,6 +59,10 @@ class PromptCursor:
                 slots.append(Slot(position=self.num_drawn, epoch=self.epoch, index=index))
                 self.num_drawn += 1
         return slots
+
+    def peek(self, count: int) -> list[Slot]:
+        """What `take` would give now, without taking it."""
+        return replace(self, skipped=set(self.skipped)).take(count)
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps (JSON)."""

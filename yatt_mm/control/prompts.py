@@ -46,6 +46,11 @@ class PromptSource:
             donors = self._client.samples(self._start.train_set, answers)
         return self._prompts(slots, samples, donors)
 
+    def prefetch(self, slots: Sequence[Slot]) -> None:
+        """Have the node begin with the patches of slots that will be loaded later. Waits for no patch."""
+        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
+        self._client.prefetch([ref for sample in samples for ref in sample.media], self._recipe)
+
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """This controller's share of the held-out prompts; notices come with a fresh run's first call only."""
         if self._eval_prompts is not None:

@@ -77,6 +77,10 @@ class Rendezvous:
         shares = await self._meet(key, controller, (wanted, bad), self._deal)
         return shares[controller]
 
+    async def peek(self, count: int) -> list[Slot]:
+        """The prompts that will be drawn next, if none of them turns out to be bad."""
+        return self._cursor.peek(count)
+
     async def seen(self, controller: int) -> None:
         """A controller that is busy says so; the others' deadline counts from its last sign of life."""
         self._last_seen[controller] = time.monotonic()
