@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
 from dataplane.digests import content_digest
-from dataplane.errors import BadRequestError
+from dataplane.errors import BadRequestError, ChecksumError
 from dataplane.patience import Patience
 from dataplane.place_writer import PlaceWriter
 from dataplane.refs import BadMedia, Dataset, Ref, Sample
@@ -177,7 +177,11 @@ class Client:
                 parts.append(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)])
                 if on_bytes is not None:
                     on_bytes(sum(map(len, parts)), total)
-            return b"".join(parts)
+            data = b"".join(parts)
+            sent = (reader.schema.metadata or {}).get(b"checksum", b"").decode()
+            if sent and content_digest(data) != sent:
+                raise ChecksumError(f"{self.uri} sent other bytes, or fewer, than those of digest {sent}; ask again")
+            return data
 
         return self._patience.call("get", attempt, self.timeout_s)
 

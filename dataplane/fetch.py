@@ -5,6 +5,7 @@ objects; a big object comes in ranges over several connections, since one connec
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -46,7 +47,7 @@ class Sink(Protocol):
 
 
 class Watch:
-    """Cuts streams on which nothing came for `stall_s`. Thread-safe."""
+    """Cuts streams on which nothing came for `stall_s`; with infinity it cuts none. Thread-safe."""
 
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
@@ -54,7 +55,8 @@ class Watch:
         self._last: dict[int, tuple[fl.FlightStreamReader, float]] = {}
         self._wake = threading.Event()
         self._is_closed = False
-        threading.Thread(target=self._keep, name="watch", daemon=True).start()
+        if stall_s < math.inf:
+            threading.Thread(target=self._keep, name="watch", daemon=True).start()
 
     def close(self) -> None:
         """End the thread."""

@@ -148,7 +148,7 @@ class Reader:
         session.begin()
         try:
             if session.address is None:
-                return [session.fetch(ref, deadline) for ref in refs]
+                return session.fetch(refs, deadline)
             with self._stream(session) as stream:
                 return self._resolve_over(stream, refs, deadline)
         except (pa.ArrowException, StreamLostError) as error:

@@ -10,6 +10,7 @@ import mmap
 import os
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -19,9 +20,9 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
+from dataplane.copies import Copies
 from dataplane.errors import NodeUnavailableError, StreamLostError
 from dataplane.hosts import default_host_id
-from dataplane.patience import MIN_ATTEMPT_S
 from dataplane.place_stream import close_quietly
 from dataplane.reach import open_segment
 from dataplane.refs import Ref
@@ -112,6 +113,7 @@ class ReaderSession:
         """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
+        self._copies = Copies(uri, credentials)
         hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
@@ -171,15 +173,9 @@ class ReaderSession:
             self._streams = [*(other for other in self._streams if not other.is_broken), stream]
         return stream
 
-    def fetch(self, ref: Ref, deadline: float) -> np.ndarray:
-        """A read-only private copy over DoGet, for readers that cannot reach the node's shared memory."""
-        left_s = max(MIN_ATTEMPT_S, deadline - time.monotonic())
-        ticket = fl.Ticket(dump({"ref": ref.to_dict(), "timeout_s": left_s}))
-        reader = self._flight.do_get(ticket, fl.FlightCallOptions(timeout=left_s + GRACE_S))
-        data = np.concatenate([chunk.data.column(0).to_numpy() for chunk in reader])
-        array = data.view(ref.dtype).reshape(ref.shape)
-        array.flags.writeable = False
-        return array
+    def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        """Read-only private copies over DoGet, for readers that cannot reach the node's shared memory."""
+        return self._copies.fetch(refs, deadline)
 
     def close(self) -> None:
         """End the session when no view is left; at once if there is none."""
@@ -243,6 +239,7 @@ class ReaderSession:
             self._streams = []
         close_quietly(self._writer)
         self._flight.close()
+        self._copies.close()
 
     def _collect(self) -> list[int]:
         """Lease numbers that came in, at most a tick later."""

@@ -1,11 +1,13 @@
 """Who shares memory with a node: whoever has its host id and can open its segment; everyone else copies."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from dataplane.client import PUT_IN_PLACE_FROM, Client
 from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError
+from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError
 from dataplane.hosts import check_id, default_host_id
 from dataplane.reader import Reader
 
@@ -38,3 +40,23 @@ def test_ids_are_short_words_without_separators(monkeypatch: pytest.MonkeyPatch)
         EmbeddedNode(memory_bytes=4 << 20, roots={}, node_id="a/b")
     monkeypatch.setenv("DATAPLANE_HOST_ID", "here")
     assert default_host_id() == "here"
+
+
+def test_a_reader_that_cannot_map_gets_many_and_big_objects_verified_and_one_missing_fails_all() -> None:
+    rng = np.random.default_rng(1)
+    sizes = [0, 3, 4096, 300 << 10, (17 << 20) + 12]
+    arrays = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    with EmbeddedNode(memory_bytes=32 << 20, roots={}, host_id="elsewhere") as node:
+        with Client(node.uri, timeout_s=30) as client, Reader(node.uri, timeout_s=30) as reader:
+            refs = [client.put(array, name=f"x/{at}") for at, array in enumerate(arrays)]
+            floats = client.put(np.arange(6, dtype=np.float32), name="f", dtype="float32", shape=(2, 3))
+            *views, table = reader.resolve([*refs, floats])
+            assert all(np.array_equal(view, array) for view, array in zip(views, arrays, strict=True))
+            assert table.tolist() == [[0, 1, 2], [3, 4, 5]] and not table.flags.writeable
+            assert all(view.ctypes.data % 64 == 0 for view in views if view.nbytes)
+            with pytest.raises(ChecksumError, match="get a fresh ref"):
+                reader.resolve([replace(floats, shape=(3, 2))])
+            client.release(refs[:1])
+            with pytest.raises(MissingObjectError, match="x/0"):
+                reader.resolve(refs)
+            assert client.get(refs[3]) == arrays[3].tobytes()
