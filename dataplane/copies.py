@@ -28,7 +28,7 @@ class Copies:
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
         """One array per ref. Raises the first error of an object, ChecksumError for bytes that are not its own."""
         flights = self._connections()
-        call = Call(ticket={}, deadline=deadline, watch=self._watch)
+        call = Call(ticket={}, deadline=deadline, watch=self._watch, grace_s=1.0)
         arrays = _Arrays(refs)
         small = [at for at, ref in enumerate(refs) if ref.nbytes < RANGES_FROM]
         if small:

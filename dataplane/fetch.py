@@ -102,12 +102,14 @@ class Call:
     ticket: Mapping[str, Any]
     deadline: float
     watch: Watch
+    grace_s: float = 0.0
+    """How much longer to wait for a sender that may say itself what it could not do in time."""
 
     def get(self, flight: fl.FlightClient, **body: Any) -> fl.FlightStreamReader:
         """Begin a stream."""
         remaining = max(0.05, self.deadline - time.monotonic())
         ticket = fl.Ticket(dump({**body, **self.ticket, "timeout_s": remaining}))
-        return flight.do_get(ticket, fl.FlightCallOptions(timeout=remaining + 1.0))
+        return flight.do_get(ticket, fl.FlightCallOptions(timeout=remaining + self.grace_s))
 
 
 def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, call: Call) -> None:

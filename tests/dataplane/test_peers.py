@@ -1,10 +1,7 @@
 """Several nodes on one machine that share no memory: objects come from their home, once, whole and verified."""
 
-import contextlib
 import re
 import shlex
-import socket
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.proxy import Proxy
 from dataplane.cli import build_parser
 from dataplane.client import Client
 from dataplane.digests import content_digest
@@ -34,68 +32,6 @@ RECIPE = {
     "max_pixels": 1003520,
     "resample": "bicubic",
 }
-
-
-class Proxy:
-    """A TCP proxy that counts what it passes on, and cuts every connection after so many bytes."""
-
-    def __init__(self, uri: str) -> None:
-        self._target = ("127.0.0.1", int(uri.rsplit(":", 1)[1]))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"grpc://127.0.0.1:{self._listener.getsockname()[1]}"
-        self.num_bytes = 0
-        self.num_cuts = 0
-        self.cut_after: int | None = None
-        self.is_refusing = False
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def __enter__(self) -> "Proxy":
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self._listener.close()
-        self.cut()
-
-    def cut(self) -> None:
-        """Break every connection now."""
-        with self._lock:
-            sockets, self._open = self._open, set()
-        for one in sockets:
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                theirs, _ = self._listener.accept()
-            except OSError:
-                return
-            if self.is_refusing:
-                theirs.close()
-                continue
-            ours = socket.create_connection(self._target)
-            with self._lock:
-                self._open |= {ours, theirs}
-            threading.Thread(target=self._pass_on, args=(theirs, ours, False), daemon=True).start()
-            threading.Thread(target=self._pass_on, args=(ours, theirs, True), daemon=True).start()
-
-    def _pass_on(self, source: socket.socket, target: socket.socket, is_counted: bool) -> None:
-        try:
-            while data := source.recv(1 << 16):
-                target.sendall(data)
-                if is_counted:
-                    self.num_bytes += len(data)
-                    if self.cut_after is not None and self.num_bytes >= self.cut_after:
-                        self.cut_after = None
-                        self.num_cuts += 1
-                        self.cut()
-        except OSError:
-            pass
-        for one in (source, target):
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +94,7 @@ def test_a_big_object_comes_over_several_connections(owner: Client, away: Embedd
     with Reader(away.uri, timeout_s=60) as reader:
         (view,) = reader.resolve(refs)
         assert np.array_equal(view, arrays[0])
-    assert len(proxy._open) >= 8  # both ends of four
+    assert proxy.num_connections >= 4
     owner.release(refs)
 
 
