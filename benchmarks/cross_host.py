@@ -3,7 +3,7 @@
     python benchmarks/cross_host.py [--json]
 
 As root it makes two network namespaces joined by a veth pair, and removes exactly those again; the kernel's interface
-counters say how many bytes host A sent. Then, and where namespaces are not allowed, two nodes on loopback with different
+counters say how many bytes host A sent. Then, and where namespaces are not allowed, two nodes on loopback with other
 host ids stand for the hosts: there a proxy breaks the connections themselves, and TCP_INFO counts. Every view is
 compared with the digest of what was put. The wire is also cut in the middle of a transfer, for a while and for good.
 """
