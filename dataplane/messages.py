@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.errors import DataPlaneError
+from dataplane.security import caller_of
 from dataplane.wire import parse
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Messages:
         self._context = context
         self._what = what
         self._meter = node.meter
+        self._caller = caller_of(context)
         self._started = 0.0
         self._error = ""
 
@@ -54,5 +56,6 @@ class Messages:
             log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
             raise StopIteration from error
         self.unconfirmed = []
+        self._caller.check_again()
         self._started = time.perf_counter()
         return parse(chunk.app_metadata, self._what)

@@ -105,9 +105,16 @@ def host_in_uri(host: str) -> str:
 class Caller(fl.ServerMiddleware):
     """Who makes a call; the verb asks it for its right."""
 
-    def __init__(self, right: Right) -> None:
+    def __init__(self, right: Right, tokens: TokenFile | None = None, token: str = "") -> None:
         super().__init__()
         self.right = right
+        self._tokens = tokens
+        self._token = token
+
+    def check_again(self) -> None:
+        """Raise if the token has expired, is no longer in the file, or lost its right: for streams that stay open."""
+        if self._tokens is not None and self._tokens.right_of(self._token) < self.right:
+            raise UnauthenticatedError("the token shown has fewer rights than when this stream began; open a new one")
 
 
 class Gate(fl.ServerMiddlewareFactory):
@@ -123,17 +130,23 @@ class Gate(fl.ServerMiddlewareFactory):
         if self._tokens is None:
             return Caller(Right.ADMIN)
         try:
-            return Caller(self._tokens.right_of(bearer(headers.get("authorization", []))))
+            token = bearer(headers.get("authorization", []))
+            return Caller(self._tokens.right_of(token), self._tokens, token)
         except UnauthenticatedError as error:
             self._meter.count_error("gate", type(error).__name__)
             raise to_flight(error) from None
 
 
-def right_of(context: fl.ServerCallContext) -> Right:
-    """The right of whoever made this call."""
+def caller_of(context: fl.ServerCallContext) -> Caller:
+    """Who made this call."""
     caller = context.get_middleware(GATE)
     assert isinstance(caller, Caller)
-    return caller.right
+    return caller
+
+
+def right_of(context: fl.ServerCallContext) -> Right:
+    """The right of whoever made this call."""
+    return caller_of(context).right
 
 
 def bearer(shown: Sequence[Any]) -> str:

@@ -177,6 +177,19 @@ def test_a_token_file_is_read_again_when_it_changes_and_mistakes_change_nothing(
         assert is_let_in(READ)
 
 
+def test_an_open_stream_ends_when_its_token_is_taken_back_and_views_stay_valid(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "tokens", ADMIN, f"{READ} read")
+    with serving(tmp_path / "log", "--token-file", str(path)) as served:
+        with Client(served.uri, timeout_s=20, credentials=as_(ADMIN)) as client:
+            ref = client.put(b"some bytes", name="some")
+            with Reader(served.uri, timeout_s=20, credentials=as_(READ)) as reader:
+                view = reader.resolve([ref])[0]
+                token_file(tmp_path / "new", ADMIN).rename(path)
+                with pytest.raises(UnauthenticatedError, match="does not know the token"):
+                    reader.resolve([ref])
+                assert view.tobytes() == b"some bytes" and client.stat()["num_leases"] == 1
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
