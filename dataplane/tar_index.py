@@ -6,8 +6,11 @@ extension what follows; neighbours with one key are one sample. Sparse members a
 """
 
 import tarfile
-from collections.abc import Iterator
+from array import array
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from dataplane.byte_ranges import BufferedRanges, RangeFile
 from dataplane.errors import DatasetError
@@ -40,34 +43,77 @@ class TarMember:
         return self.path.rpartition("/")[2].partition(".")[2].lower()
 
 
-@dataclass(frozen=True, slots=True)
 class TarIndex:
-    """The samples of one tar, and what is wrong with it."""
+    """The samples of one tar, and what is wrong with it; about 30 bytes and its path for each member."""
 
-    samples: tuple[tuple[TarMember, ...], ...]
-    flaws: tuple[Flaw, ...]
+    def __init__(self, members: "_Members", flaws: Sequence[Flaw]) -> None:
+        self.flaws = tuple(flaws)
+        self._offsets = np.frombuffer(members.offsets, np.int64)
+        self._sizes = np.frombuffer(members.sizes, np.int64)
+        self._paths = bytes(members.paths)
+        self._path_ends = np.frombuffer(members.path_ends, np.int64)
+        self._starts = np.frombuffer(members.starts, np.int64)
+
+    @property
+    def num_samples(self) -> int:
+        """Groups of members that share a key."""
+        return len(self._starts) - 1
+
+    @property
+    def num_members(self) -> int:
+        """Members of all samples."""
+        return len(self._offsets)
+
+    def sample(self, number: int) -> list[tuple[int, TarMember]]:
+        """The members of a sample in tar order, each with its number in the tar."""
+        return [(at, self._member(at)) for at in range(int(self._starts[number]), int(self._starts[number + 1]))]
+
+    def find(self, offset: int) -> TarMember | None:
+        """The member whose bytes begin at `offset`."""
+        at = int(np.searchsorted(self._offsets, offset))
+        return self._member(at) if at < self.num_members and self._offsets[at] == offset else None
+
+    def _member(self, at: int) -> TarMember:
+        start = int(self._path_ends[at - 1]) if at else 0
+        path = self._paths[start : int(self._path_ends[at])].decode("utf-8", "surrogateescape")
+        return TarMember(path, int(self._offsets[at]), int(self._sizes[at]))
 
 
-def index_tar(file: RangeFile) -> TarIndex:
-    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or no tar at all."""
+class _Members:
+    """Members of good samples, while they are collected: arrays, since objects would take ten times as much."""
+
+    def __init__(self) -> None:
+        self.offsets, self.sizes, self.path_ends = array("q"), array("q"), array("q")
+        self.starts = array("q", [0])
+        self.paths = bytearray()
+
+    def add_sample(self, members: Sequence[TarMember]) -> None:
+        for member in members:
+            self.offsets.append(member.offset)
+            self.sizes.append(member.nbytes)
+            self.paths += member.path.encode("utf-8", "surrogateescape")
+            self.path_ends.append(len(self.paths))
+        self.starts.append(len(self.offsets))
+
+
+def index_tar(file: RangeFile, refuse: Callable[[TarMember], str] = lambda member: "") -> TarIndex:
+    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or no tar at all.
+
+    `refuse` gives the reason why a member is no use, or nothing; its whole sample is left out then.
+    """
     _check_is_tar(file)
-    members: list[TarMember] = []
-    flaws: list[Flaw] = []
-    for found in _scan(file):
-        if isinstance(found, Flaw):
-            flaws.append(found)
-        else:
-            members.append(found)
-    flawed_keys = {flaw.key for flaw in flaws if flaw.key}
-    samples = []
-    for group in _group(members):
-        repeated = _repeated_extension(group)
-        if repeated:
+    members, flaws = _Members(), []
+    for group in _group(_scan(file, refuse)):
+        found = [item for item in group.items if isinstance(item, TarMember)]
+        bad = [item for item in group.items if isinstance(item, Flaw)]
+        repeated = _repeated_extension(found)
+        if repeated and not bad:
             reason = f"two members {repeated!r} in one sample; give every sample a key of its own"
-            flaws.append(Flaw(group[0].offset, group[0].key, reason))
-        elif group[0].key not in flawed_keys:
-            samples.append(tuple(group))
-    return TarIndex(tuple(samples), tuple(flaws))
+            bad = [Flaw(found[0].offset, group.key, reason)]
+        flaws += bad
+        if found and not bad:
+            members.add_sample(found)
+    return TarIndex(members, flaws)
 
 
 def _check_is_tar(file: RangeFile) -> None:
@@ -87,7 +133,7 @@ def _check_is_tar(file: RangeFile) -> None:
             raise DatasetError(f"{file.path} is not a tar ({error}); wanted an uncompressed tar") from error
 
 
-def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
+def _scan(file: RangeFile, refuse: Callable[[TarMember], str]) -> Iterator[TarMember | Flaw]:
     """Members in order; ends after the first flaw that hides what follows."""
     ranges = BufferedRanges(file)
     offset, names = 0, _Names()
@@ -117,7 +163,9 @@ def _scan(file: RangeFile) -> Iterator[TarMember | Flaw]:
         if names.is_sparse(info):
             yield Flaw(data, key, "a sparse member; write the tar without --sparse")
         elif info.isreg():
-            yield TarMember(path, data, nbytes)
+            member = TarMember(path, data, nbytes)
+            reason = refuse(member)
+            yield Flaw(data, key, reason) if reason else member
         names = _Names()
 
 
@@ -126,6 +174,9 @@ def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw 
     header = ranges.read(offset, BLOCK)
     if len(header) < BLOCK:
         return Flaw(offset, "", "the shard ends without the end-of-archive marker; torn, or still being written")
+    plain = _plain_header(header)
+    if plain is not None:
+        return plain
     if not header.strip(b"\0"):
         return None
     try:
@@ -134,6 +185,28 @@ def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw 
         return Flaw(offset, "", f"no tar header at {offset} ({error}); what follows is unreadable")
     if info.size < 0:
         return Flaw(offset, "", f"a member of {info.size} bytes at {offset}; what follows is unreadable")
+    return info
+
+
+def _plain_header(header: bytes) -> tarfile.TarInfo | None:
+    """The header of a regular ustar or GNU file, five times as fast as tarfile reads it; None for all others."""
+    size, checksum = header[124:135], header[148:154]
+    if header[156] not in b"0\0" or header[257:262] != b"ustar" or not (size.isdigit() and checksum.isdigit()):
+        return None
+    if header[135] not in b" \0" or header[154] not in b" \0":
+        return None
+    try:
+        if int(checksum, 8) != 256 + sum(header[:148]) + sum(header[156:]):
+            return None
+        nbytes = int(size, 8)
+    except ValueError:
+        return None
+    name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
+    if name.endswith("/"):
+        return None  # how old tars write folders
+    prefix = header[345:500].partition(b"\0")[0] if header[262] == 0 else b""  # GNU keeps times there
+    info = tarfile.TarInfo(f"{prefix.decode('utf-8', 'surrogateescape')}/{name}" if prefix else name)
+    info.size = nbytes
     return info
 
 
@@ -182,18 +255,29 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) < 20
 
 
-def _group(members: list[TarMember]) -> Iterator[list[TarMember]]:
-    group: list[TarMember] = []
-    for member in members:
-        if group and member.key != group[0].key:
+@dataclass(slots=True)
+class _Group:
+    """Neighbours with one key."""
+
+    key: str
+    items: list[TarMember | Flaw]
+
+
+def _group(found: Iterator[TarMember | Flaw]) -> Iterator[_Group]:
+    """Members and flaws by key; a flaw without one, such as a damaged header, is a group by itself."""
+    group: _Group | None = None
+    for item in found:
+        if group is not None and (item.key != group.key or not item.key):
             yield group
-            group = []
-        group.append(member)
-    if group:
+            group = None
+        if group is None:
+            group = _Group(item.key, [])
+        group.items.append(item)
+    if group is not None:
         yield group
 
 
-def _repeated_extension(group: list[TarMember]) -> str | None:
+def _repeated_extension(group: Sequence[TarMember]) -> str | None:
     seen = set()
     for member in group:
         if member.extension in seen:

@@ -4,8 +4,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dataplane.byte_ranges import RangeFile
-from dataplane.digests import content_digest
+from dataplane.digests import SOURCE_HEX, content_digest
 from dataplane.formats.shard import (
     MAX_FIELDS_BYTES,
     MAX_MEDIUM_BYTES,
@@ -17,6 +19,8 @@ from dataplane.formats.shard import (
 from dataplane.media import MEDIA_FORMATS
 from dataplane.tar_index import TarMember, index_tar
 
+DIGEST_BYTES = SOURCE_HEX // 2
+
 
 class TarShard:
     """One tar as a shard. Thread-safe. Raises DatasetError if it is no uncompressed tar."""
@@ -25,21 +29,14 @@ class TarShard:
 
     def __init__(self, file: RangeFile) -> None:
         self._file = file
-        tar = index_tar(file)
-        huge = [member for sample in tar.samples for member in sample if _is_huge(member)]
-        huge_keys = {member.key for member in huge}
-        self._samples = tuple(sample for sample in tar.samples if sample[0].key not in huge_keys)
-        self._by_offset = {m.offset: m for sample in self._samples for m in sample if formats_of(m) is not None}
-        self._digests: dict[int, str] = {}
-        self.flaws: Sequence[Flaw] = (
-            *(Flaw(m.offset, m.key, f"{m.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}") for m in huge),
-            *tar.flaws,
-        )
+        self._index = index_tar(file, _refuse)
+        self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero: not known yet
+        self.flaws: Sequence[Flaw] = self._index.flaws
 
     @property
     def num_samples(self) -> int:
         """Groups of members that share a key."""
-        return len(self._samples)
+        return self._index.num_samples
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """The rows with these numbers."""
@@ -48,29 +45,31 @@ class TarShard:
 
     def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
         """The place of the medium whose bytes begin at `offset`."""
-        member = self._by_offset.get(offset)
-        if member is None or part or member.nbytes != nbytes:
+        member = self._index.find(offset)
+        formats = formats_of(member) if member else None
+        if member is None or formats is None or part or member.nbytes != nbytes:
             return None
-        return Place(self._file, offset, nbytes, member.key, formats_of(member) or ())
+        return Place(self._file, offset, nbytes, member.key, formats)
 
     def _row(self, number: int) -> Row:
-        members = self._samples[number]
+        members = self._index.sample(number)
         fields: Mapping[str, Any] = {}
         media, flaws = [], []
-        for member in members:
+        for at, member in members:
             if formats_of(member) is not None:
-                media.append(Medium(member.offset, "", member.nbytes, self._digest(member)))
+                media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member)))
             elif member.extension == "json":
                 fields, reason = _read_fields(self._file, member)
                 if reason:
                     flaws.append(Flaw(member.offset, member.key, reason))
-        return Row(members[0].key, fields, tuple(media), tuple(flaws))
+        return Row(members[0][1].key, fields, tuple(media), tuple(flaws))
 
-    def _digest(self, member: TarMember) -> str:
-        digest = self._digests.get(member.offset)
-        if digest is None:
-            digest = content_digest(self._file.read(member.offset, member.nbytes))
-            self._digests[member.offset] = digest
+    def _digest(self, at: int, member: TarMember) -> str:
+        known = self._digests[at].tobytes()
+        if any(known):
+            return known.hex()
+        digest = content_digest(self._file.read(member.offset, member.nbytes))
+        self._digests[at] = np.frombuffer(bytes.fromhex(digest), np.uint8)
         return digest
 
 
@@ -79,8 +78,10 @@ def formats_of(member: TarMember) -> tuple[str, ...] | None:
     return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
 
 
-def _is_huge(member: TarMember) -> bool:
-    return formats_of(member) is not None and member.nbytes > MAX_MEDIUM_BYTES
+def _refuse(member: TarMember) -> str:
+    if member.nbytes <= MAX_MEDIUM_BYTES or formats_of(member) is None:
+        return ""
+    return f"{member.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}"
 
 
 def _read_fields(file: RangeFile, member: TarMember) -> tuple[Mapping[str, Any], str | None]:

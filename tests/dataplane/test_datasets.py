@@ -1,17 +1,23 @@
 """Registered datasets: samples in order, digests as names, clear words for what cannot be read."""
 
+import io
 import json
+import os
+import tarfile
 import time
+import tracemalloc
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from dataplane.client import Client
 from dataplane.datasets import Datasets
 from dataplane.digests import content_digest
+from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, DatasetError
-from dataplane.refs import Lineage
-from tests.dataplane.shards import encode, noise, write_shard, write_tar
+from dataplane.refs import Lineage, Ref
+from tests.dataplane.shards import RECIPE, encode, noise, write_shard, write_tar
 
 
 def test_samples_come_in_shard_and_tar_order_with_fields_and_media(tmp_path: Path) -> None:
@@ -132,3 +138,54 @@ def test_members_that_are_too_big_or_too_deep_are_reported_not_read(
     assert [(bad.key, "wanted at most 1000" in bad.reason) for bad in found.bad] == [("a", True)]
     samples = datasets.samples("d", range(3))
     assert ["is not JSON" in samples[0].bad[0].reason, "200001 bytes" in samples[1].bad[0].reason] == [True, True]
+
+
+def test_member_names_that_are_no_text_travel_and_come_back(tmp_path: Path) -> None:
+    odd = os.fsdecode(b"caf\xe9")
+    with tarfile.open(tmp_path / "a.tar", "w", encoding="utf-8", errors="surrogateescape") as tar:
+        info = tarfile.TarInfo(f"{odd}.png")
+        info.size = len(data := encode(noise(0)))
+        tar.addfile(info, io.BytesIO(data))
+    with EmbeddedNode(memory_bytes=4 << 20, roots={"d": [str(tmp_path / "a.tar")]}) as node:
+        with Client(node.uri, timeout_s=30) as client:
+            sample = client.samples("d", [0])[0]
+            assert sample.key == odd
+            assert isinstance(client.derive(sample.media, RECIPE)[0], Ref)
+
+
+def test_digests_and_places_of_a_tar_are_kept_in_arrays(tmp_path: Path) -> None:
+    num = 20_000
+    block = b"".join(tar_header(f"{at:06d}.png", 5) + b"image".ljust(512, b"\0") for at in range(num))
+    (tmp_path / "a.tar").write_bytes(block + bytes(1024))
+    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    tracemalloc.start()
+    try:
+        assert datasets.ingest("d").num_samples == num
+        assert tracemalloc.get_traced_memory()[0] < 100 * num
+        datasets.samples("d", range(0, num, 10))
+        assert tracemalloc.get_traced_memory()[0] < 100 * num
+    finally:
+        tracemalloc.stop()
+
+
+def tar_header(name: str, nbytes: int) -> bytes:
+    info = tarfile.TarInfo(name)
+    info.size = nbytes
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def test_a_shard_that_cannot_be_used_is_quarantined_as_a_whole_and_the_others_served(tmp_path: Path) -> None:
+    write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
+    (tmp_path / "b.tar").write_bytes(b"")
+    (tmp_path / "c.tar").write_bytes(b"no tar at all" * 100)
+    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    found = datasets.ingest("d")
+    assert (found.num_samples, found.num_shards) == (1, 1)
+    assert [(bad.shard, bad.offset) for bad in found.bad] == [("b.tar", -1), ("c.tar", -1)]
+    assert datasets.stat()["d"] == {
+        "num_samples": 1,
+        "num_shards": 1,
+        "num_bad": 2,
+        "num_shards_found": 3,
+        "num_shards_read": 3,
+    }

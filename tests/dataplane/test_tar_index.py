@@ -5,10 +5,12 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dataplane.byte_ranges import RangeFile
 from dataplane.errors import DatasetError
-from dataplane.tar_index import TarIndex, index_tar
+from dataplane.tar_index import TarIndex, TarMember, _plain_header, index_tar
 from tests.dataplane.shards import write_tar
 
 
@@ -16,8 +18,12 @@ def index(path: Path) -> TarIndex:
     return index_tar(RangeFile(str(path), path.stat().st_size))
 
 
+def samples(found: TarIndex) -> list[list[TarMember]]:
+    return [[member for _, member in found.sample(number)] for number in range(found.num_samples)]
+
+
 def keys(found: TarIndex) -> list[str]:
-    return [sample[0].key for sample in found.samples]
+    return [sample[0].key for sample in samples(found)]
 
 
 @pytest.mark.parametrize("tar_format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
@@ -29,10 +35,10 @@ def test_offsets_are_those_of_the_bytes_in_every_tar_format(tmp_path: Path, tar_
     path = write_tar(tmp_path / "a.tar", members, tar_format)
     found = index(path)
     assert found.flaws == ()
-    read = {m.path: path.read_bytes()[m.offset : m.offset + m.nbytes] for sample in found.samples for m in sample}
+    read = {m.path: path.read_bytes()[m.offset : m.offset + m.nbytes] for sample in samples(found) for m in sample}
     assert read == members
-    assert found.samples[0][0].key == f"{folder}/0000"
-    assert found.samples[0][0].extension == "a.png"
+    assert samples(found)[0][0].key == f"{folder}/0000"
+    assert samples(found)[0][0].extension == "a.png"
 
 
 def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
@@ -42,7 +48,7 @@ def test_folders_and_links_are_skipped(tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "a.tar", "w") as tar:
         for name in ("folder", "0.png", "link.png"):
             tar.add(tmp_path / name, arcname=f"./{name}")
-    assert [member.path for sample in index(tmp_path / "a.tar").samples for member in sample] == ["0.png"]
+    assert [member.path for sample in samples(index(tmp_path / "a.tar")) for member in sample] == ["0.png"]
 
 
 @pytest.mark.parametrize("folder", ["", "./"])
@@ -51,7 +57,7 @@ def test_a_torn_shard_keeps_the_samples_before_the_tear(tmp_path: Path, folder: 
     path = write_tar(tmp_path / "a.tar", members)
     whole = index(path)
     assert keys(whole) == ["0", "1", "2", "3"]
-    last = whole.samples[3][1]
+    last = samples(whole)[3][1]
     path.write_bytes(path.read_bytes()[: last.offset + 100])
     torn = index(path)
     assert keys(torn) == ["0", "1", "2"]
@@ -109,3 +115,27 @@ def test_a_pax_size_of_odd_digits_is_ignored(tmp_path: Path) -> None:
         info.pax_headers = {"size": "\u00b2"}
         tar.addfile(info)
     assert keys(index(tmp_path / "a.tar")) == ["0"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(min_size=1, max_size=90).filter(lambda name: b"\0" not in name),
+    st.integers(0, 8**11 - 1),
+    st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT]),
+    st.sampled_from([tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.SYMTYPE, tarfile.GNUTYPE_SPARSE]),
+    st.lists(st.tuples(st.integers(0, 511), st.integers(0, 255)), max_size=2),
+)
+def test_the_fast_path_reads_headers_as_tarfile_does_or_leaves_them_to_it(
+    name: bytes, size: int, tar_format: int, kind: bytes, damage: list[tuple[int, int]]
+) -> None:
+    info = tarfile.TarInfo(name.decode("utf-8", "surrogateescape"))
+    info.size, info.type = size, kind
+    header = bytearray(info.tobuf(tar_format, "utf-8", "surrogateescape")[-512:])
+    for place, value in damage:
+        header[place] = value
+    found = _plain_header(bytes(header))
+    if found is not None:
+        wanted = tarfile.TarInfo.frombuf(bytes(header), "utf-8", "surrogateescape")
+        assert (found.name, found.size, found.isreg()) == (wanted.name, wanted.size, wanted.isreg())
+    elif not damage and tar_format == tarfile.USTAR_FORMAT:
+        assert kind != tarfile.REGTYPE or name.endswith(b"/")
