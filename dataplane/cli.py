@@ -5,6 +5,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +26,7 @@ from dataplane.sizes import format_bytes, parse_bytes
 from dataplane.top import datasets_table, top, verbs_table
 from dataplane.wire import DEFAULT_PORT
 
+PROGRESS_EVERY_S = 0.5
 DEFAULT_URI = f"grpc://127.0.0.1:{DEFAULT_PORT}"
 
 _EXAMPLES = """examples:
@@ -324,9 +326,14 @@ def _top(client: Client, args: argparse.Namespace) -> None:
 
 
 def _ingest(client: Client, args: argparse.Namespace) -> None:
-    with Progress(console=Console(stderr=True), transient=True) as progress:
-        progress.add_task(f"reading tar headers of {args.dataset}", total=None)
-        dataset = client.ingest(args.dataset)
+    with Progress(console=Console(stderr=True), transient=True) as progress, ThreadPoolExecutor(1) as thread:
+        task = progress.add_task(f"indexing the shards of {args.dataset}", total=None)
+        ingesting = thread.submit(client.ingest, args.dataset)
+        while not wait([ingesting], timeout=PROGRESS_EVERY_S).done:
+            counts = client.stat()["datasets"].get(args.dataset)
+            if counts:
+                progress.update(task, completed=counts["num_shards_read"], total=counts["num_shards_found"] or None)
+        dataset = ingesting.result()
     if args.json:
         print(json.dumps(dataset.to_dict()))
         return
