@@ -7,7 +7,7 @@ no sense gets a Flight error that says so, and the node stays up.
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -57,10 +57,17 @@ def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
         except (fl.FlightError, pa.ArrowException):
             raise
         except Exception as error:
+            if isinstance(error, OSError) and _is_cancelled(args):
+                raise fl.FlightCancelledError(f"{verb.__name__}: the caller went away ({error})") from error
             log.exception("%s failed", verb.__name__)
             raise fl.FlightInternalError(f"{verb.__name__}: {type(error).__name__}: {error}") from error
 
     return wrapper
+
+
+def _is_cancelled(args: Iterable[object]) -> bool:
+    """Whether whoever called with these arguments is gone: writing to it then fails in several ways."""
+    return any(isinstance(arg, fl.ServerCallContext) and arg.is_cancelled() for arg in args)
 
 
 class FlightServer(fl.FlightServerBase):

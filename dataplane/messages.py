@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import DataPlaneError
+from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.security import caller_of
-from dataplane.wire import parse
+from dataplane.wire import parse, reading
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -47,11 +47,16 @@ class Messages:
             self._meter.count_call(self._what, time.perf_counter() - self._started, self._error)
             self._started, self._error = 0.0, ""
         try:
-            chunk = self._reader.read_chunk()
+            with reading(self._what):
+                chunk = self._reader.read_chunk()
         except StopIteration:
             if not self._context.is_cancelled():
                 self.unconfirmed = []
             raise
+        except BadRequestError:
+            if not self._context.is_cancelled():
+                raise
+            raise StopIteration from None
         except pa.ArrowException as error:
             log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
             raise StopIteration from error

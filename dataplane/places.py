@@ -15,7 +15,7 @@ from dataplane.entries import Slab
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.messages import Messages
 from dataplane.puts import PutRequest, seal
-from dataplane.wire import dump, take, take_list, take_timeout_s
+from dataplane.wire import MAX_NUMBER, dump, take, take_list, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -75,7 +75,7 @@ class _Places:
     def _allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         is_many = isinstance(request.get("allocate"), list)
         sizes = take_list(request, "put", "allocate", int) if is_many else [take(request, "put", "allocate", int)]
-        if not 0 < len(sizes) <= MAX_PLACES or min(sizes) < 0:
+        if not 0 < len(sizes) <= MAX_PLACES or min(sizes) < 0 or max(sizes) >= MAX_NUMBER:
             raise BadRequestError(
                 f"put.allocate is {str(request['allocate'])[:60]}; wanted 0 bytes or more, or 1 to {MAX_PLACES} of such"
             )

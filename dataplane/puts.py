@@ -18,7 +18,17 @@ from dataplane.entries import Entry, Slab
 from dataplane.errors import BadRequestError, ChecksumError
 from dataplane.refs import Kind, Lineage, Ref, check_shape
 from dataplane.store import Store
-from dataplane.wire import ITEM_BYTES, MAX_META_BYTES, check_array, check_plain_name, dump, parse, take, take_timeout_s
+from dataplane.wire import (
+    ITEM_BYTES,
+    MAX_META_BYTES,
+    MAX_NUMBER,
+    check_array,
+    check_plain_name,
+    dump,
+    parse,
+    take,
+    take_timeout_s,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,13 +81,15 @@ class PutRequest:
             check_array(dtype, (), ITEM_BYTES.get(dtype, 0))
         shape = take(body, "put", "shape", list, type(None), default=None)
         nbytes = take(body, "put", "nbytes", int, type(None), default=None)
-        if nbytes is not None and nbytes < 0:
-            raise BadRequestError(f"put.nbytes is {nbytes}; wanted 0 or more")
+        if nbytes is not None and not 0 <= nbytes < MAX_NUMBER:
+            raise BadRequestError(f"put.nbytes is {str(nbytes)[:40]}; wanted 0 or more, in 64 bits")
         if shape is not None:
             try:
                 check_shape(shape, "put.shape")
             except ValueError as error:
                 raise BadRequestError(str(error)) from error
+            if math.prod(shape) >= MAX_NUMBER:
+                raise BadRequestError(f"put.shape is {str(shape)[:80]}; no array has so many elements")
         meta = take(body, "put", "meta", dict, type(None), default=None) or {}
         if len(dump(meta)) > MAX_META_BYTES:
             raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")

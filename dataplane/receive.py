@@ -12,7 +12,7 @@ from dataplane.entries import Slab
 from dataplane.errors import BadRequestError
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
-from dataplane.wire import ITEM_BYTES
+from dataplane.wire import ITEM_BYTES, reading
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 def receive(node: "Node", descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
     """Store what the descriptor announces and the stream brings."""
     request = PutRequest.from_descriptor(descriptor)
-    dtype = _column_dtype(reader.schema)
+    with reading("the schema of DoPut"):
+        schema = reader.schema
+    dtype = _column_dtype(schema)
     deadline = time.monotonic() + request.timeout_s
     slab = _receive(reader, request, dtype, node, deadline)
     node.meter.count_bytes(received=slab.nbytes)
@@ -41,8 +43,16 @@ def _column_dtype(schema: pa.Schema) -> str:
 
 def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> Iterator[np.ndarray]:
     """The bytes of each batch."""
-    for chunk in reader:
-        column = chunk.data.column(0)
+    while True:
+        with reading("a batch of DoPut"):
+            try:
+                batch = reader.read_chunk().data
+            except StopIteration:
+                return
+            if batch is None:
+                continue
+            batch.validate()  # its buffers may be shorter than its length, and counting nulls reads them
+        column = batch.column(0)
         if column.null_count:
             raise BadRequestError(f"DoPut with {column.null_count} nulls; wanted numbers only")
         if column.nbytes > max_bytes:

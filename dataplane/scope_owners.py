@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.refs import BadMedia, Ref
 from dataplane.store import Store
-from dataplane.wire import check_plain_name, dump, parse, take, take_refs, take_timeout_s
+from dataplane.wire import check_plain_name, dump, parse, reading, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -100,7 +100,9 @@ def keep_open(
     try:
         writer.write_metadata(pa.py_buffer(dump({"node": node.node_id, "grace_s": node.scope_owners.grace_s})))
         while not is_final:
-            message = parse(reader.read_chunk().app_metadata, "a message of scopes")
+            with reading("a message of scopes"):
+                chunk = reader.read_chunk()
+            message = parse(chunk.app_metadata, "a message of scopes")
             is_final = take(message, "scopes", "end", bool, default=False)
     except StopIteration:
         is_final = False

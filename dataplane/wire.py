@@ -5,7 +5,8 @@ Bodies are JSON or Arrow; nothing is ever unpickled.
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -28,6 +29,9 @@ MAX_META_BYTES = 64 << 10
 MAX_NAME_CHARS = 512
 MAX_ITEMS = 65_536
 """Names, refs, indices or leases in one request."""
+MAX_ERROR_BYTES = 2000
+MAX_NUMBER = 1 << 63
+"""No size, offset or count reaches it."""
 BATCH_BYTES = 4 << 20
 """Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
 
@@ -170,15 +174,37 @@ def check_plain_name(name: str) -> str:
     return name
 
 
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Around each read of a stream: what is no Arrow IPC is the caller's error, and Arrow raises it as many classes."""
+    try:
+        yield
+    except fl.FlightError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        found = str(error).split(". Detail:")[0][:300]
+        wanted = "wanted messages as an Arrow library writes them"
+        raise BadRequestError(f"{what} is not Arrow IPC ({found}); {wanted}") from error
+
+
 def to_flight(error: DataPlaneError) -> fl.FlightError:
     """The Flight error that carries ours."""
-    extra = dump({"error": type(error).__name__, "message": str(error)})
+    text = _clip(str(error))
+    extra = dump({"error": type(error).__name__, "message": text})
     kinds = {
         NodeTimeoutError: fl.FlightTimedOutError,
         UnauthenticatedError: fl.FlightUnauthenticatedError,
         ForbiddenError: fl.FlightUnauthorizedError,
     }
-    return kinds.get(type(error), fl.FlightServerError)(str(error), extra_info=extra)
+    return kinds.get(type(error), fl.FlightServerError)(text, extra_info=extra)
+
+
+def _clip(text: str) -> str:
+    """As much of a message as gRPC's trailers hold: they carry it three times, escaped, in 8 KiB."""
+    text = text.encode("utf-8", "backslashreplace").decode()  # JSON may hold lone surrogates, gRPC takes none
+    while len(json.dumps(text)) > MAX_ERROR_BYTES:
+        text = text[: len(text) * 3 // 4] + "..."
+    return text
 
 
 def from_body(body: Mapping[str, Any]) -> DataPlaneError | None:

@@ -1,0 +1,336 @@
+"""Malformed Flight requests against a real node: no crash, no hang, no growth, and nothing left behind.
+
+    python benchmarks/fuzz.py [--requests 100000] [--seed 0] [--json]
+    python benchmarks/fuzz.py --seed 0 --only 4711      # send one request again and print it
+
+The node is a process of its own; two more send requests a dozen at a time. Ends with code 1 on a finding.
+"""
+
+import argparse
+import contextlib
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from benchmarks.fuzz_client import run_worker
+from benchmarks.fuzz_requests import Corpus, Known
+from dataplane.client import Client
+from dataplane.connect import connect
+from dataplane.errors import DataPlaneError
+from dataplane.reader import Reader
+from dataplane.refs import Ref
+from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
+
+MEMORY_BYTES = 64 << 20
+MAX_GROWTH_BYTES = 20 << 20
+WARM_UP_FRAC = 0.1
+NUM_WORKERS = 2
+MAX_SHOWN = 20
+STALL_S = 120.0
+"""No request answered for so long is a hang of node or client."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the node's processes hold of the machine."""
+
+    resident_bytes: int
+    """Private memory of the node and its decode workers, without shared segments."""
+    num_threads: int
+    num_fds: int
+
+
+class FuzzedNode:
+    """A node as a child whose log is kept, and which nobody restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        write_shard(folder / "good-000.tar", {f"{at:03d}": encode(noise(at)) for at in range(8)})
+        self._log = folder / "node.log"
+        command = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
+        command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=Path(__file__).resolve().parent.parent,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline() or b'{"error": "", "message": "the node did not start"}')
+        if "error" in ready:
+            raise DataPlaneError(f"{ready['message']}: {self.log()[-2000:]}")
+        self.uri = str(ready["uri"])
+        self._segments = [Path(segment["path"]) for segment in ready["segments"]]
+
+    def log(self) -> str:
+        """What the node wrote to its standard error."""
+        return self._log.read_text("utf-8", "replace")
+
+    def usage(self) -> Usage:
+        """Now, of the node and its children; zeros when it is dead."""
+        pids = [self.process.pid, *_children(self.process.pid)]
+        resident = threads = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+                resident += int(lines.get("RssAnon", "0").split()[0]) << 10
+                threads += int(lines["Threads"]) if pid == self.process.pid else 0
+        with contextlib.suppress(OSError):
+            return Usage(
+                resident_bytes=resident,
+                num_threads=threads,
+                num_fds=len(list(Path(f"/proc/{self.process.pid}/fd").iterdir())),
+            )
+        return Usage(resident_bytes=0, num_threads=0, num_fds=0)
+
+    def stop(self) -> int:
+        """End it; the code it ended with before that, or 0."""
+        code = self.process.poll()
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for path in self._segments:
+            path.unlink(missing_ok=True)
+        return code or 0
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process started, and theirs."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(child) for child in path.read_text().split()]
+    return found + [deeper for child in found for deeper in _children(child)]
+
+
+def known_of(uri: str) -> Known:
+    """What good requests name: two derived objects, a source and a plain object that stay while the fuzzing goes on."""
+    with Client(uri) as client:
+        client.ingest("good")
+        sources = [sample.media[0] for sample in client.samples("good", [0, 1])]
+        made = [ref.to_dict() for ref in client.derive(sources, RECIPE) if isinstance(ref, Ref)]
+        client.put(np.arange(256, dtype=np.uint8), name="fuzz/kept")
+        with contextlib.closing(connect(uri)) as flight:
+            actions = {action.type: action.description for action in flight.list_actions()}
+        return Known(actions=actions, refs=[*made, sources[0].to_dict()], recipe=dict(RECIPE), dataset="good")
+
+
+def good_requests_work(uri: str) -> str:
+    """Empty, or what is wrong with the node: every kind of good request, and everything back at zero afterwards."""
+    try:
+        with Client(uri, timeout_s=20) as client, Reader(uri, timeout_s=20) as reader:
+            sources = [sample.media[0] for sample in client.samples("good", range(8))]
+            made = [ref for ref in client.derive(sources, RECIPE) if isinstance(ref, Ref)]
+            small = client.put(b"x" * 1000, name="fuzz/after")
+            assert len(made) == 8 and all(view.any() for view in reader.resolve([*made, small])), "wrong views"
+            assert client.get(small) == b"x" * 1000, "wrong bytes"
+            client.release_names(["fuzz/after", "fuzz/kept"])
+        with Client(uri, timeout_s=20) as client:
+            wait_until(lambda: client.stat()["num_leases"] == client.stat()["num_readers"] == 0)
+            whole = client.put(bytes(MEMORY_BYTES), name="fuzz/whole")  # fits only if every slab is back
+            client.release([whole])
+            stat = client.stat()
+    except (DataPlaneError, AssertionError) as error:
+        with contextlib.suppress(DataPlaneError), Client(uri, timeout_s=5) as client:
+            return f"after the fuzzing: {error}; {client.stat()}"
+        return f"after the fuzzing: {error}"
+    left = {key: stat.get(key, 0) for key in ("used_bytes", "num_leases", "num_readers", "num_objects", "num_scopes")}
+    return f"left behind: {left}" if any(left.values()) else ""
+
+
+def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
+    """Everything: start, send, measure, check. The report, JSON-safe; `findings` is empty if all is well."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        node = FuzzedNode(Path(folder))
+        started = time.monotonic()
+        try:
+            known = known_of(node.uri)
+            tallies, usages = _send(node, known, num_requests, seed, console)
+            seconds = time.monotonic() - started
+            wrong = good_requests_work(node.uri) if node.process.poll() is None else ""
+            usages.append(node.usage())
+        finally:
+            code = node.stop()
+        findings = [finding for tally in tallies for finding in tally["findings"]]
+        return _report(num_requests, seed, seconds, tallies, usages, findings + _state(node, code, wrong, usages))
+
+
+def _send(
+    node: FuzzedNode, known: Known, num_requests: int, seed: int, console: Console
+) -> tuple[list[dict[str, Any]], list[Usage]]:
+    """The workers' tallies, and the node's usage after the warm-up and at the end."""
+    context = multiprocessing.get_context("spawn")
+    out: Any = context.Queue()
+    workers = [
+        context.Process(
+            target=run_worker, args=(node.uri, asdict(known), seed, range(at, num_requests, NUM_WORKERS), out)
+        )
+        for at in range(NUM_WORKERS)
+    ]
+    for worker in workers:
+        worker.start()
+    tallies: list[dict[str, Any]] = []
+    usages: list[Usage] = []
+    done = 0
+    columns = (TextColumn("{task.description}"), TaskProgressColumn(), TimeRemainingColumn())
+    try:
+        with Progress(*columns, console=console, transient=True) as progress:
+            bar = progress.add_task("fuzzing", total=num_requests)
+            for said in _said(out, workers):
+                if isinstance(said, dict):
+                    tallies.append(said)
+                    if len(tallies) == NUM_WORKERS:
+                        break
+                    continue
+                done += said
+                progress.update(bar, completed=done)
+                if done >= WARM_UP_FRAC * num_requests and not usages:
+                    usages.append(node.usage())
+                if done % 100 == 0 and node.process.poll() is not None:
+                    break
+    finally:
+        for worker in workers:
+            worker.join(5 if tallies else 0)
+            worker.kill()
+            worker.join()
+    return tallies, usages or [node.usage()]
+
+
+def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:
+    """What the workers say, until they are all dead or nobody said anything for too long."""
+    last = time.monotonic()
+    while time.monotonic() - last < STALL_S:
+        try:
+            yield out.get(timeout=1)
+            last = time.monotonic()
+        except Empty:
+            if not any(worker.is_alive() for worker in workers):
+                return
+
+
+def _state(node: FuzzedNode, code: int, wrong: str, usages: Sequence[Usage]) -> list[dict[str, Any]]:
+    """Findings about the node as a whole."""
+    found = []
+    log = node.log()
+    if code:
+        found.append({"why": f"the node ended with code {code}", "text": log[-3000:]})
+    if "Traceback" in log:
+        found.append({"why": f"{log.count('Traceback')} tracebacks in the node's log", "text": log[:6000]})
+    if wrong:
+        found.append({"why": wrong, "text": ""})
+    grown = usages[-1].resident_bytes - usages[0].resident_bytes
+    if grown > MAX_GROWTH_BYTES:
+        found.append({"why": f"the node grew by {grown >> 20} MiB after the warm-up", "text": ""})
+    if usages[-1].num_threads > usages[0].num_threads + 8:
+        found.append({"why": f"threads went from {usages[0].num_threads} to {usages[-1].num_threads}", "text": ""})
+    return [{"index": -1, "how": "", **finding} for finding in found]
+
+
+def _report(
+    num_requests: int,
+    seed: int,
+    seconds: float,
+    tallies: Sequence[dict[str, Any]],
+    usages: Sequence[Usage],
+    findings: list[dict[str, Any]],
+) -> dict[str, Any]:
+    codes: Counter[str] = Counter()
+    samples: dict[str, str] = {}
+    for tally in tallies:
+        codes.update(tally["codes"])
+        samples |= tally["samples"]
+    num_sent = sum(tally["num_sent"] for tally in tallies)
+    if num_sent < num_requests:
+        findings.append({"index": -1, "how": "", "why": f"only {num_sent} of {num_requests} were answered", "text": ""})
+    slowest = max(tallies, key=lambda tally: tally["slowest_s"], default={"slowest_s": 0.0, "slowest": ""})
+    return {
+        "num_requests": num_sent,
+        "seed": seed,
+        "seconds": round(seconds, 1),
+        "slowest_s": round(slowest["slowest_s"], 3),
+        "slowest": slowest["slowest"],
+        "codes": dict(codes.most_common()),
+        "warm": asdict(usages[0]),
+        "end": asdict(usages[-1]),
+        "samples": samples,
+        "findings": findings,
+    }
+
+
+def show(report: dict[str, Any], console: Console) -> None:
+    """The report for people."""
+    table = Table("what", "found", title=f"{report['num_requests']:,} malformed requests, seed {report['seed']}")
+    table.add_row("time", f"{report['seconds']:,} s")
+    table.add_row("slowest answer", f"{report['slowest_s']} s, request {report['slowest']}")
+    table.add_row("answers", ", ".join(f"{count:,} {code}" for code, count in report["codes"].items()))
+    for key in ("warm", "end"):
+        usage = report[key]
+        text = (
+            f"{usage['resident_bytes'] / (1 << 20):.1f} MiB, {usage['num_threads']} threads, {usage['num_fds']} files"
+        )
+        table.add_row(f"node, {key}", text)
+    table.add_row("findings", str(len(report["findings"])))
+    console.print(table)
+    for finding in report["findings"][:MAX_SHOWN]:
+        console.print(f"{finding['index']} ({finding['how']}): {finding['why']}\n    {finding['text']}", markup=False)
+
+
+def send_one(seed: int, index: int, console: Console) -> list[dict[str, Any]]:
+    """Send one request to a fresh node and print it; the findings."""
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        node = FuzzedNode(Path(folder))
+        try:
+            known = known_of(node.uri)
+            console.print(Corpus(known, seed).request(index), markup=False)
+            out: Any = multiprocessing.get_context("spawn").Queue()
+            run_worker(node.uri, asdict(known), seed, range(index, index + 1), out)
+            tally = next(said for said in iter(lambda: out.get(timeout=60), None) if isinstance(said, dict))
+        finally:
+            code = node.stop()
+        console.print(tally["codes"], tally["samples"], f"\nnode: {code or 'alive'}\n{node.log()}", markup=False)
+        return [*tally["findings"], *([] if not code else [{"why": f"node ended with {code}"}])]
+
+
+def main() -> int:
+    """Fuzz, print, and with --json end with one line for machines."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=100_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", type=int, help="send nothing but the request of this number, and print it")
+    parser.add_argument("--json", action="store_true", help="end with one line for machines")
+    args = parser.parse_args()
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    console = Console(stderr=args.json)
+    if args.only is not None:
+        return int(bool(send_one(args.seed, args.only, console)))
+    report = fuzz(args.requests, args.seed, console)
+    show(report, console)
+    if args.json:
+        print(json.dumps(report))
+    return int(bool(report["findings"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
