@@ -36,6 +36,8 @@ _OPTIONS = [
 _BUG = re.compile(r"(do|list|get)_\w+: \w+:|Unexpected <class|Traceback|Error: \(|<class '|Unknown error")
 """What the text of a bug looks like, other than the text of a refusal."""
 
+_OFFER = re.compile(rb'"lease":"(\w+)"')
+
 _GRPC_OWN = {"INTERNAL", "UNIMPLEMENTED"}
 """With these and no text gRPC itself refuses what is no protobuf message, and methods that do not exist."""
 
@@ -75,6 +77,8 @@ class Worker:
         self._address = uri.removeprefix("grpc://")
         self._corpus = Corpus(known, seed)
         self._names: set[str] = set()
+        self._offers: set[str] = set()
+        """Leases that GetFlightInfo gave."""
         self._token = b""
         self._lock = threading.Lock()
         self.tally = Tally()
@@ -136,6 +140,7 @@ class Worker:
             for answer in call:
                 with self._lock:
                     self._names.update(_names_in(answer))
+                    self._offers.update(found.decode() for found in _OFFER.findall(answer))
                 if request.ending == "drop":
                     call.cancel()
         except grpc.RpcError:
@@ -164,6 +169,9 @@ class Worker:
         """Release and close whatever the requests so far may have made."""
         names = sorted(self._names - {KEPT})
         self._names.clear()
+        for lease in self._offers:
+            _act(channel, "renew", {"lease": lease, "lease_s": 0})
+        self._offers.clear()
         for start in range(0, len(names), 200):
             _act(channel, "release", {"names": names[start : start + 200]})
         if "close_scope" in self._corpus.verbs:

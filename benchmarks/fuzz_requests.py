@@ -88,7 +88,8 @@ class Corpus:
         if made.method and rng.random() < 0.3:
             made = _spoil_messages(rng, made)
         if made.method and rng.random() < 0.08:
-            is_named = not re.search("batch|messages", made.how)  # what a cut put leaves must have a name we know
+            # what a call leaves behind that is cut off must have a name that we know
+            is_named = not re.search("batch|messages|FlightInfo", made.how)
             endings: tuple[Ending, ...] = ("cancel", "drop") if is_named else ("drop",)
             ending = rng.choice(endings)
             made = replace(made, ending=ending, how=f"{made.how}, {ending}")
@@ -155,14 +156,15 @@ class Corpus:
         return Request(index=0, method=f"{SERVICE}DoExchange", messages=messages, how=f"exchange {verb}: {how}")
 
     def _other(self, rng: random.Random) -> Request:
-        body, how = self._json(rng, {"name": KEPT})
+        good = {"ref": rng.choice(self._known.refs), "lease_s": 2, "timeout_s": 0.5}
+        body, how = self._json(rng, rng.choice(({"name": KEPT}, {"name": KEPT, "lease_s": 0.2}, good)))
         descriptor = rng.choice((command(body), path(KEPT.encode()), path(), mutate_bytes(rng, path(KEPT.encode()))))
         method = rng.choice(
             ("Handshake", "GetFlightInfo", "GetSchema", "PollFlightInfo", "ListFlights", "ListActions", "Nothing", "")
         )
         sent = {
             "Handshake": message((1, rng.randrange(1 << 64)), (2, body)),
-            "ListFlights": message((1, body)),
+            "ListFlights": message((1, rng.choice((body, b"fuzz/", b"", b"\xff")))),
             "ListActions": rng.choice((b"", body)),
         }
         chosen = [sent.get(method, descriptor)] * rng.choice((1, 1, 1, 0, 3))
@@ -208,6 +210,7 @@ class Corpus:
             "timeout_s": 0.5,
             "quota_bytes": 1 << 20,
             "keep": False,
+            "lease_s": 1,
             "owner": OWNER,
             "source": "fuzz/scope",
         }

@@ -67,7 +67,8 @@ class Catalog:
     def writer_ended(self, writer: str) -> list[str]:
         """Its scopes close and what is in them goes; gives the rest of what it put, to be released by somebody else."""
         scoped = self._scoped.pop(writer, set())
-        orphans = [name for name, put in self._live.items() if put.writer == writer and not put.is_durable]
+        own = [name for name, put in self._live.items() if put.writer == writer and not put.is_durable]
+        orphans = [name for name in own if name not in scoped]
         for name in (*scoped, *orphans):
             self._gone.add(name)
             self._live.pop(name, None)

@@ -51,8 +51,6 @@ def channel(node: EmbeddedNode) -> Iterator[grpc.Channel]:
         ("DoAction", [action("x" * 20_000, b"{}")], "^action 'xxx"),
         ("DoAction", [action("ingest", b'{"dataset": "\\ud800"}')], "is not registered"),
         ("DoAction", [action("ingest", b'{"dataset": "' + "\U0001f600".encode() * 5000 + b'"}')], "^dataset '"),
-        ("ListFlights", [b""], "ListFlights is not served"),
-        ("GetSchema", [PUT], "GetSchema is not served"),
     ],
 )
 def test_what_no_client_library_would_send_is_answered(

@@ -1,0 +1,47 @@
+"""A short soak, and what its parent makes of missing objects."""
+
+import random
+from typing import Any
+
+from rich.console import Console
+
+from benchmarks.soak import soak
+from benchmarks.soak_catalog import Catalog
+
+
+def put(name: str, started: float, **more: Any) -> dict[str, Any]:
+    return {"ref": {"name": name}, "started": started, "is_durable": False, "scope": None} | more
+
+
+def test_twenty_seconds_of_writing_reading_and_killing_give_no_wrong_byte_and_no_leak() -> None:
+    report = soak(20, 1, 24 << 20, 60, Console(stderr=True))
+    assert report["findings"] == []
+    counts = report["counts"]
+    assert counts["num_node_kills"] >= 1 and counts["num_client_kills"] >= 2
+    assert counts["num_checks"] > 100 and counts["num_puts"] > 10 and counts["num_evicted"] > 0
+
+
+def test_only_what_nothing_took_away_is_missed() -> None:
+    catalog = Catalog(random.Random(0))
+    for name in ("released", "lost", "scoped", "stolen"):
+        catalog.note("w", "put", put(name, 0.0, scope="s" if name == "scoped" else None))
+    catalog.note("w", "put", put("durable", 0.0, is_durable=True))
+    catalog.note("w", "gone", ["released"])
+    catalog.note("v", "put", put("after", float("inf")))
+    assert catalog.writer_ended("w") == ["lost", "stolen"]
+    catalog.note("w", "put", put("stolen", 0.0))
+    for name in ("released", "scoped", "lost", "stolen", "durable", "after", "never"):
+        catalog.note("r", "missing", {"name": name, "at": 1.0, "text": "gone"})
+    found = catalog.judge()
+    assert [text.split()[0] for text in found] == ["4", "stolen", "durable", "after", "never"]
+
+
+def test_a_killed_node_excuses_what_it_held_and_was_not_durable() -> None:
+    catalog = Catalog(random.Random(0))
+    catalog.note("w", "put", put("plain", 0.0))
+    catalog.note("w", "put", put("durable", 0.0, is_durable=True))
+    catalog.node_killed()
+    for name in ("plain", "durable"):
+        catalog.note("r", "missing", {"name": name, "at": float("inf"), "text": "gone"})
+    assert [text.split()[0] for text in catalog.judge()] == ["1", "durable"]
+    assert catalog.durable() == [{"name": "durable"}]
