@@ -48,7 +48,11 @@ MANY_PLACES: Sequence[Mapping[str, Any]] = (
 STREAMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "session": ({},),
     "resolve": ({"names": [KEPT, "nope"]}, {"refs": "refs", "timeout_s": 0.5}, {"end": [1, 2, 3]}),
-    "put": ({"allocate": 64, "timeout_s": 0.5}, {"seal": {"name": "fuzz/place", "dtype": "uint8", "shape": [8, 8]}}, *MANY_PLACES),
+    "put": (
+        {"allocate": 64, "timeout_s": 0.5},
+        {"seal": {"name": "fuzz/place", "dtype": "uint8", "shape": [8, 8]}},
+        *MANY_PLACES,
+    ),
     "scopes": ({"end": False}, {"end": True}),
 }
 """Messages of the DoExchange verbs."""
