@@ -10,11 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.embedded import EmbeddedNode
+from tests.dataplane.clips import h264
+
 DOCS = Path(__file__).parents[2] / "docs" / "dataplane.md"
 
 
-def blocks(kind: str) -> list[str]:
-    return re.findall(rf"```{kind}\n(.*?)```", DOCS.read_text(), re.DOTALL)
+def blocks(kind: str, path: Path = DOCS) -> list[str]:
+    return re.findall(rf"```{kind}\n(.*?)```", path.read_text(), re.DOTALL)
 
 
 def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,3 +45,11 @@ def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
         node.kill()
         node.wait()
         node.stdout.close()  # type: ignore[union-attr]
+
+
+def test_the_example_with_a_video_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("clip.mp4").write_bytes(h264())
+    (example,) = blocks("python", DOCS.with_name("dataplane-media.md"))
+    with EmbeddedNode(memory_bytes=16 << 20, roots={}) as node:
+        exec(example.replace("grpc://127.0.0.1:8815", node.uri), {})
