@@ -19,7 +19,7 @@ RATES = (
     ("media made", "num_processed"),
     ("made again", "num_recomputed"),
     ("evicted", "num_evicted"),
-    ("spilled", "num_spilled"),
+    ("fetched", "num_fetched"),
     ("received", "received_bytes"),
     ("sent", "sent_bytes"),
 )
@@ -28,7 +28,7 @@ BARS = (
     ("leased", "leased_bytes", "budget_bytes"),
     ("in scopes", "scoped_bytes", "budget_bytes"),
     ("evictable", "evictable_bytes", "budget_bytes"),
-    ("spill", "spill_used_bytes", "spill_budget_bytes"),
+    ("spill", "spilled_bytes", "spill_budget_bytes"),
 )
 
 
