@@ -140,6 +140,8 @@ class Datasets:
                 return self._open(item)
             except DatasetError as error:
                 return error
+            except (ValueError, OSError) as error:  # damage that a format's library words in its own way
+                return DatasetError(f"{item.file.path} cannot be read: {error}")
             finally:
                 progress.num_read += 1  # a display: a lost count does no harm
 

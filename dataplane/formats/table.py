@@ -25,7 +25,7 @@ from dataplane.formats.rows import Cell, media_and_flaws, name_cell
 from dataplane.formats.shard import MAX_FIELDS_BYTES, Flaw, Place, Row
 
 MAX_GROUP_BYTES = 512 << 20
-"""Uncompressed bytes of the columns that are read together; a node holds one such group at a time per shard."""
+"""Uncompressed bytes of what is read together; a node holds one such group at a time per shard."""
 
 
 class Groups(Protocol):
@@ -119,9 +119,12 @@ class TableShard:
             group = self._group_of(row)
             start = int(self._groups.starts[group])
             column = part.rpartition("/")[0]
-            table = self._read(group, self._columns.media)
-            found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
-            data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
+            try:
+                table = self._read(group, self._columns.media)
+                found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
+                data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DatasetError(f"{self._groups.file.path}: row group {group} cannot be read: {error}") from error
         if data is None:
             raise DatasetError(f"{self._groups.file.path} has no bytes at row {row}, {part}; ingest the dataset again")
         return data
@@ -196,15 +199,15 @@ class TableShard:
             return table
 
     def _check_groups(self) -> None:
-        for columns in (self._columns.media, self._columns.fields):
-            for group in range(len(self._groups.starts) - 1):
-                nbytes = self._groups.nbytes(group, columns)
-                if nbytes > MAX_GROUP_BYTES:
-                    raise DatasetError(
-                        f"{self._groups.file.path}: row group {group} has {nbytes} bytes in {', '.join(columns)[:80]}; "
-                        f"wanted at most {MAX_GROUP_BYTES}, since a group is read as a whole: write the file with "
-                        "fewer rows per group (row_group_size=100)"
-                    )
+        names = self._columns.media + self._columns.fields
+        for group in range(len(self._groups.starts) - 1):
+            nbytes = self._groups.nbytes(group, names)
+            if nbytes > MAX_GROUP_BYTES:
+                raise DatasetError(
+                    f"{self._groups.file.path}: row group {group} has {nbytes} bytes; wanted at most "
+                    f"{MAX_GROUP_BYTES}, since a group is read as a whole: write the file with fewer rows per group "
+                    "(row_group_size=100)"
+                )
 
 
 @dataclass(frozen=True, slots=True)

@@ -169,7 +169,7 @@ def test_only_the_row_groups_and_columns_that_are_asked_for_are_read(
 
 def test_a_row_group_that_is_too_big_to_be_read_at_once_is_refused(verl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 10_000)
-    with pytest.raises(DatasetError, match=r"row group 0 has \d+ bytes in images.*row_group_size=100"):
+    with pytest.raises(DatasetError, match=r"row group 0 has \d+ bytes; .*row_group_size=100"):
         datasets_of(verl / "train-0.parquet").ingest("d")
 
 
