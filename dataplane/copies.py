@@ -9,8 +9,9 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
 from dataplane.errors import ChecksumError, DataPlaneError
-from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, Watch, receive_many, receive_ranges
+from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.refs import Ref
+from dataplane.watch import Watch
 
 _ALIGN = 64
 

@@ -25,11 +25,12 @@ from dataplane.errors import (
     NodeUnavailableError,
     PeerError,
 )
-from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, Watch, receive_many, receive_ranges
+from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.lineages import check_claim
 from dataplane.peers import Peers
 from dataplane.refs import Ref
 from dataplane.store import Store
+from dataplane.watch import Watch
 from dataplane.wire import from_flight
 
 STALL_S = 20.0
