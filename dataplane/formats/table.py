@@ -146,15 +146,15 @@ class TableShard:
             has_paths = any(cell.is_path for cells in known.values() for cell in cells or ())
             is_needed = self._columns.media and (has_paths or None in known.values())
             media = self._read(group, self._columns.media) if is_needed else None
-        except (pa.ArrowException, OSError, DatasetError) as error:
+            return {
+                number: self._row(number, _cells_at(fields, number - start), media, number - start, known[number])
+                for number in numbers
+            }
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also text that is not UTF-8
             reason = f"row group {group} cannot be read: {error}"
             return {
                 number: Row(row_key(number), {}, (), (Flaw(number, row_key(number), reason),)) for number in numbers
             }
-        return {
-            number: self._row(number, _cells_at(fields, number - start), media, number - start, known[number])
-            for number in numbers
-        }
 
     def _row(
         self, number: int, values: Mapping[str, Any], media: pa.Table | None, at: int, known: tuple[Cell, ...] | None

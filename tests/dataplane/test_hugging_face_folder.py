@@ -168,3 +168,11 @@ def test_a_mapped_file_that_was_cut_is_refused_not_touched(tmp_path: Path) -> No
             datasets.samples("d", [number])
     with pytest.raises(DatasetError, match=r"no sample in 1 shard.*torn"):
         datasets_of(folder).locate(Lineage(**lineage.to_dict()))
+
+
+def test_text_that_is_not_utf8_is_said_of_its_rows_not_raised(tmp_path: Path) -> None:
+    table = pa.table({"word": pa.array([b"fine", b"caf\xe9"]).view(pa.string()), "n": [0, 1]})
+    path = write_parquet(tmp_path / "a.parquet", table, rows_per_group=1)
+    samples = datasets_of(path).samples("d", [0, 1])
+    assert samples[0].fields == {"word": "fine", "n": 0}
+    assert samples[1].bad[0].key == "row 1" and "cannot be read" in samples[1].bad[0].reason
