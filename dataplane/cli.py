@@ -116,6 +116,12 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
     serve.add_argument(
+        "--spill", type=Path, metavar="DIR", help="a folder for what has no room in memory, and for put --durable"
+    )
+    serve.add_argument(
+        "--spill-size", type=parse_memory, default="10GiB", help="what the files there may take, default 10GiB"
+    )
+    serve.add_argument(
         "--numa", type=parse_numa, metavar="POLICY", help="interleave or bind:N: where the pages of the memory lie"
     )
     serve.add_argument(

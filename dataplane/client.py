@@ -69,12 +69,14 @@ class Client:
         shape: Sequence[int] | None = None,
         meta: Mapping[str, Any] | None = None,
         scope: str | None = None,
+        durable: bool = False,
     ) -> Ref:
         """Store a plain object: the bytes of an array of this dtype and shape (flat if not given).
 
         It stays until released, or until the last scope closes that it is in. The same content under the same name is
         the same object again; other content is refused. Waits for room until `timeout_s`, then raises OutOfSpaceError
-        with what was wanted, free and leased.
+        with what was wanted, free and leased. `durable` needs a node with --spill: the object is on its disk before
+        this returns, and there again when the node is started again.
         """
         view = _flat(data)
         body = {
@@ -84,12 +86,21 @@ class Client:
             "shape": list(check_array(dtype, shape, view.nbytes)),
             "meta": dict(meta or {}),
             "scope": scope,
+            "durable": durable,
         }
         return self._put(view, body)
 
-    def put_source(self, data: Buffer, meta: Mapping[str, Any] | None = None, *, scope: str | None = None) -> Ref:
+    def put_source(
+        self,
+        data: Buffer,
+        meta: Mapping[str, Any] | None = None,
+        *,
+        scope: str | None = None,
+        durable: bool = False,
+    ) -> Ref:
         """Store encoded media under the digest of its bytes; it stays until released, or until its scope closes."""
-        return self._put(_flat(data), {"kind": "source", "meta": dict(meta or {}), "scope": scope})
+        body = {"kind": "source", "meta": dict(meta or {}), "scope": scope, "durable": durable}
+        return self._put(_flat(data), body)
 
     def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
         """Open a named group of objects that end together; nothing in it is evicted, and it holds `quota_bytes`.

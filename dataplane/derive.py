@@ -330,8 +330,12 @@ class Deriver:
         try:
             formats = place.formats if place else ()
             label = f"{lineage.shard} {place.key}" if place else name
-            slab = leased.entry.slab
-            job = source_job(lineage, label, None, slab.offset, slab.nbytes, formats)
+            slab, file = leased.entry.slab, leased.entry.file
+            if slab is not None:
+                job = source_job(lineage, label, None, slab.offset, slab.nbytes, formats)
+            else:
+                assert file is not None
+                job = source_job(lineage, label, str(file.path), file.offset, leased.entry.ref.nbytes, formats)
             return self._pool.run(job, allocate)
         finally:
             self._store.end_later(leased.lease)

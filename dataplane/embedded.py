@@ -54,6 +54,8 @@ class EmbeddedNode:
         on_failure: Callable[[NodeUnavailableError], None] | None = None,
         peers: Mapping[str, str] | None = None,
         directory: Path | None = None,
+        spill_dir: Path | None = None,
+        spill_bytes: int = 10 << 30,
     ) -> None:
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
@@ -74,6 +76,8 @@ class EmbeddedNode:
                 self._command += ["--root", f"{name}={_absolute(pattern)}"]
         for folder in media_roots:
             self._command += ["--media-root", str(folder.absolute())]
+        if spill_dir is not None:
+            self._command += ["--spill", str(spill_dir.absolute()), "--spill-size", str(spill_bytes)]
         self._environ = dict(os.environ) | ({"TMPDIR": tmp_dir} if tmp_dir else {})
         self._restarts: deque[float] = deque()
         self._stopping = threading.Event()

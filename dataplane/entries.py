@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from dataplane.allocator import slab_bytes
+from dataplane.disk import DiskFile
 from dataplane.refs import Ref
 from dataplane.scopes import Scope
 
@@ -22,18 +23,26 @@ class Entry:
     """A sealed object."""
 
     ref: Ref
-    slab: Slab
+    slab: Slab | None
+    """None where it lies on disk only."""
     is_held: bool
     """Somebody put it by hand, outside of any scope: it stays until it is released."""
     digest: str = ""
     """Of its content, where it is known; else empty."""
     scopes: set[Scope] = field(default_factory=set)
+    file: DiskFile | None = None
+    """Its bytes on disk: spilled, or durable; those of a durable object may lie in the arena as well."""
     is_dropped: bool = False
     """Its name is free; its bytes go with the last lease."""
 
     @property
+    def may_be_lost(self) -> bool:
+        """Nobody asked for it to stay: it can be made again, or fetched again, or is wanted no more."""
+        return not self.is_held and not self.scopes
+
+    @property
     def slab_bytes(self) -> int:
-        """What it takes in the arena."""
+        """What it takes in the arena, while it lies there."""
         return slab_bytes(self.ref.nbytes)
 
 

@@ -88,7 +88,9 @@ def resolve(
                 if request.get("as") == "json":
                     writer.write_metadata(pa.py_buffer(_locate(leased).to_json()))
                 else:
-                    writer.write_batch(_locate(leased).to_batch())
+                    found = _locate(leased)
+                    metadata = dump({"files": list(found.files)}) if found.files else b""
+                    writer.write_with_metadata(found.to_batch(), pa.py_buffer(metadata))
     finally:
         node.store.end_leases(requests.unconfirmed, token)
         if not own:
@@ -114,16 +116,26 @@ def lease_made(
 
 def _locate(leased: Sequence[Leased | None]) -> Locators:
     """Where each object lies, what it is, and the lease that keeps it there."""
-    slabs = [item.entry.slab if item else None for item in leased]
     refs = [item.entry.ref if item else None for item in leased]
+    files = [item.entry.file for item in leased if item and item.entry.slab is None and item.entry.file]
+    segments: list[int] = []
+    offsets: list[int] = []
+    num_files = 0
+    for item in leased:
+        place = (item.entry.slab or item.entry.file) if item else None
+        is_in_file = item is not None and item.entry.slab is None
+        num_files += is_in_file
+        segments.append(num_files if is_in_file else 0)
+        offsets.append(place.offset if place else -1)
     return Locators(
-        segment=[0] * len(slabs),
-        offset=[slab.offset if slab else -1 for slab in slabs],
-        nbytes=[slab.nbytes if slab else 0 for slab in slabs],
+        segment=segments,
+        offset=offsets,
+        nbytes=[ref.nbytes if ref else 0 for ref in refs],
         dtype=[ref.dtype if ref else "bool" for ref in refs],
         shape=[ref.shape if ref else () for ref in refs],
         generation=[ref.generation if ref else 0 for ref in refs],
         lease=[item.lease if item else 0 for item in leased],
+        files=[file.describe() for file in files],
     )
 
 

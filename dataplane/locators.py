@@ -36,6 +36,8 @@ class Locators:
     shape: Sequence[Sequence[int]]
     generation: Sequence[int]
     lease: Sequence[int]
+    files: Sequence[dict[str, Any]] = ()
+    """path, nbytes, device, inode of what segments 1, 2, ... mean in this answer; 0 is the node's arena."""
 
     def to_batch(self) -> pa.RecordBatch:
         """The record batch of `LOCATORS`, out of packed columns."""
@@ -59,8 +61,8 @@ class Locators:
         return pa.RecordBatch.from_arrays(columns, schema=LOCATORS)
 
     @classmethod
-    def from_batch(cls, batch: pa.RecordBatch) -> "Locators":
-        """The reverse of `to_batch`."""
+    def from_batch(cls, batch: pa.RecordBatch, files: Sequence[dict[str, Any]] = ()) -> "Locators":
+        """The reverse of `to_batch`, with the files that came beside it."""
         segments, offsets, sizes, dtypes, shapes, generations, leases = batch.columns
         names = dtypes.dictionary.to_pylist()
         ends, dims = _numbers(shapes.offsets, "i"), _numbers(shapes.values, "q")
@@ -72,6 +74,7 @@ class Locators:
             shape=[dims[start:end] for start, end in itertools.pairwise(ends)],
             generation=_numbers(generations, "q"),
             lease=_numbers(leases, "q"),
+            files=files,
         )
 
     def to_json(self) -> bytes:

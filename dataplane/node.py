@@ -13,6 +13,7 @@ from dataplane.call_limits import CallLimits
 from dataplane.connect import Credentials
 from dataplane.datasets import Datasets
 from dataplane.derive import Deriver
+from dataplane.disk import Disk
 from dataplane.errors import BadRequestError
 from dataplane.fetch import NUM_STREAMS
 from dataplane.flight_server import FlightServer
@@ -71,6 +72,10 @@ class NodeConfig:
     """Readers, writers and nodes share memory only where their host ids are equal."""
     security: Security = field(default_factory=Security)
     """Who may come in."""
+    spill_dir: Path | None = None
+    """Where objects go that have no room in memory, and durable ones; None keeps everything in memory."""
+    spill_bytes: int = 10 << 30
+    """What the files there may take."""
     numa: NumaPolicy | None = None
     """Where the arena's pages lie; None leaves it to the kernel."""
     scope_grace_s: float = GRACE_S
@@ -88,6 +93,7 @@ class Node:
         _check(config)
         tokens = TokenFile(config.security.token_file) if config.security.token_file else None
         self._config = config
+        self._disk: Disk | None = None
         reap_dead_segments(config.shm_dir)
         keep_freed_memory()
         self.node_id = config.node_id
@@ -99,9 +105,13 @@ class Node:
         self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir, config.numa)
         self._web: MetricsServer | None = None
         try:
-            self._store = Store(self._segment)
+            if config.spill_dir is not None:
+                self._disk = Disk(config.spill_dir, config.spill_bytes, self.node_id)
+            self._store = Store(self._segment, self._disk)
             self.offers = Offers(self._store)
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
+            for owner in self._store.recover():
+                self.scope_owners.expect(owner)
             self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)
             self._peers = Peers(self.node_id, config.peers, config.directory)
@@ -118,6 +128,8 @@ class Node:
             self._peers.announce(self.public_uri, self.host_id, self.incarnation)
         except BaseException:
             self._segment.unlink()
+            if self._disk is not None:
+                self._disk.close()
             raise
 
     @property
@@ -192,6 +204,8 @@ class Node:
         stopping.start()
         stopping.join(grace_s)
         self._store.close()
+        if self._disk is not None:
+            self._disk.close()
 
 
 def _check(config: NodeConfig) -> None:

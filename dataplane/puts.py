@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.flight as fl
 
 from dataplane.digests import content_digest, generation_of, source_name
+from dataplane.disk import DiskFile
 from dataplane.entries import Entry, Slab
 from dataplane.errors import BadRequestError, ChecksumError
 from dataplane.refs import Kind, Lineage, Ref, check_shape
@@ -48,6 +49,8 @@ class PutRequest:
     timeout_s: float
     scope: str | None = None
     """The open scope that it belongs to."""
+    is_durable: bool = False
+    """On disk before it is acknowledged."""
     is_hashed: bool = True
     """False where the writer asks the node not to hash a plain object."""
 
@@ -69,7 +72,7 @@ class PutRequest:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":
-        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope, hash."""
+        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope, durable, hash."""
         kind = take(body, "put", "kind", str, default="plain")
         if kind not in ("plain", "source"):
             raise BadRequestError(f"put.kind is {kind!r}; wanted plain or source (derived objects are made by derive)")
@@ -103,6 +106,7 @@ class PutRequest:
             checksum=take(body, "put", "checksum", str, default=""),
             timeout_s=take_timeout_s(body, "put"),
             scope=take(body, "put", "scope", str, type(None), default=None),
+            is_durable=take(body, "put", "durable", bool, default=False),
             is_hashed=take(body, "put", "hash", bool, default=True),
         )
 
@@ -112,17 +116,26 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
 
     The same bytes under the same plain name are the same object again; other bytes are refused.
     """
+    file: DiskFile | None = None
     try:
         ref, digest = _ref(store, slab, request, request.dtype or dtype, node_id)
-        if ref.kind == "source":
-            return store.seal(slab, ref, is_held=True, digest=digest).ref
-        while store.seal_new(slab, ref, digest) is None:
-            there = _same(store, slab, ref, digest)
-            if there is not None and store.seal_again(slab, there):
-                return there.ref
+        if request.is_durable:
+            file = store.write_durable(slab, ref, digest)
+        return _publish(store, slab, ref, digest, file)
     except BaseException:
         store.abort(slab)
+        if file is not None:
+            store.discard_file(file)
         raise
+
+
+def _publish(store: Store, slab: Slab, ref: Ref, digest: str, file: DiskFile | None) -> Ref:
+    if ref.kind == "source":
+        return store.seal(slab, ref, is_held=True, digest=digest, file=file).ref
+    while store.seal_new(slab, ref, digest, file) is None:
+        there = _same(store, slab, ref, digest)
+        if there is not None and store.seal_again(slab, there, file):
+            return there.ref
     return ref
 
 
@@ -130,7 +143,7 @@ def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     """The ref of what lies in the slab, and the digest of its bytes; empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
     is_source = request.kind == "source"
-    is_hashed = request.is_hashed or is_source or bool(request.checksum)
+    is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)
     digest = content_digest(store.view(slab)) if is_hashed else ""
     if request.checksum and digest != request.checksum:
         raise ChecksumError(

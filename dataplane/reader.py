@@ -7,6 +7,7 @@ memory, and the reader goes on with the node's next incarnation on the same addr
 """
 
 import logging
+import mmap
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from dataplane.connect import Credentials
 from dataplane.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.locators import JSON_UP_TO, Locators
 from dataplane.patience import MIN_ATTEMPT_S, Patience, is_gone
+from dataplane.reach import map_file
 from dataplane.reader_session import Mapping, ReaderSession, ResolveStream
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
@@ -37,9 +39,12 @@ log = logging.getLogger(__name__)
 class _Owner:
     """The base of one view. numpy keeps it alive for as long as any array or tensor over the view lives."""
 
-    __slots__ = ("__array_interface__", "_lease", "_session")
+    __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
 
-    def __init__(self, address: int, ref: Ref, lease: int, session: ReaderSession) -> None:
+    def __init__(
+        self, address: int, ref: Ref, lease: int, session: ReaderSession, mapping: mmap.mmap | None = None
+    ) -> None:
+        self._mapping = mapping  # of a spilled object's own file
         typestr = _TYPE_CODES[ref.dtype]
         self._lease = lease
         self._session = session  # also keeps the mapping
@@ -208,7 +213,8 @@ class Reader:
                 return Locators.from_json(answer)
             error = from_body(answer)
             raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
-        return Locators.from_batch(batch)
+        files = parse(metadata, "the files of an answer")["files"] if metadata is not None and metadata.size else ()
+        return Locators.from_batch(batch, files)
 
     def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
         """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
@@ -216,17 +222,35 @@ class Reader:
         session, base = stream.session, stream.session.address
         assert base is not None
         session.add_leases(len(offsets) - offsets.count(-1))
-        owners: list[_Owner | None] = []
+        owners: list[_Owner | np.ndarray | None] = []
         try:
             self._check(refs, locators)
-            for ref, offset, lease in zip(refs, offsets, leases, strict=True):
-                owners.append(None if offset < 0 else _Owner(base + offset, ref, lease, session))
+            for ref, offset, lease, segment in zip(refs, offsets, leases, locators.segment, strict=True):
+                if offset < 0:
+                    owners.append(None)
+                elif not segment:
+                    owners.append(_Owner(base + offset, ref, lease, session))
+                else:
+                    owners.append(self._open_spilled(locators.files[segment - 1], offset, ref, lease, session))
             return [None if owner is None else np.asarray(owner) for owner in owners]
         except BaseException:
             for offset, lease in list(zip(offsets, leases, strict=True))[len(owners) :]:
                 if offset >= 0:
                     session.ended.put(lease)
             raise
+
+    def _open_spilled(
+        self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: ReaderSession
+    ) -> "_Owner | np.ndarray":
+        """The file of a spilled object, mapped; a copy over Flight where it cannot be opened from here."""
+        try:
+            mapping, address = map_file(shared)
+        except OSError as error:
+            log.info("%s cannot be mapped (%s); %s is copied over Flight", shared["path"], error, ref.name)
+            copied = session.fetch(ref, time.monotonic() + self.timeout_s)
+            session.ended.put(lease)
+            return copied
+        return _Owner(address + offset, ref, lease, session, mapping)
 
     def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
         """Raise unless what lies there has the dtype, shape and size that the refs say."""

@@ -1,24 +1,27 @@
 """Which objects are resident, which of them may be evicted, and what else they hold on to: leases and scopes.
 
-Bookkeeping without waiting; the store's lock guards all of it. An object may be evicted when nobody leases it, it is in
-no open scope, and nobody holds it.
+Bookkeeping without waiting; the store's lock guards all of it. An object may leave the arena when nobody leases it, it
+is in no open scope, and it is not held or has a place on disk. What is lost for good is only what may be lost.
 """
 
 from collections import OrderedDict
 from collections.abc import Iterable
 
 from dataplane.allocator import Allocator, fits, slab_bytes
-from dataplane.entries import Entry, Slab
+from dataplane.disk import DiskFile
+from dataplane.entries import Entry, Leased, Slab
 from dataplane.eviction import choose_victims
 from dataplane.leases import Leases
 from dataplane.refs import Ref
 from dataplane.scopes import Scope, Scopes
+from dataplane.spill import Spill
 
 
 class Residents:
     """The sealed objects of a node by name, and the order in which they would be evicted."""
 
-    def __init__(self, capacity: int) -> None:
+    def __init__(self, capacity: int, spill: Spill) -> None:
+        self.spill = spill
         self.allocator = Allocator(capacity)
         self.entries: dict[str, Entry] = {}
         self.leases: Leases[Entry] = Leases()
@@ -26,23 +29,48 @@ class Residents:
         self.num_evicted = 0
         self.scoped_bytes = 0
         self.evictable_bytes = 0
+        """Of what could leave the arena, some of it perhaps only to disk."""
         self._evictable: OrderedDict[str, Entry] = OrderedDict()
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
-    def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str) -> Entry:
+    def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str, file: DiskFile | None = None) -> Entry:
         """A written slab becomes an object; the slab's scope becomes its scope."""
-        entry = Entry(ref, slab, is_held, digest)
+        entry = Entry(ref, slab, is_held, digest, file=file)
         self.entries[ref.name] = entry
         self._hand_over(slab, entry)
         self.file(entry)
         return entry
 
-    def again(self, slab: Slab, entry: Entry, *, is_held: bool) -> None:
-        """The same object came again: its slab is given back, its scope and its hold count."""
+    def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
+        """The same object came again: its slab is given back; its scope, its hold and its durable file count."""
+        if file is not None:
+            self.spill.replace(entry, file)
         self._hand_over(slab, entry)
         self.allocator.free(slab.offset, slab.nbytes)
-        entry.is_held = entry.is_held or is_held
+        if is_held:
+            self.hold(entry)
+        self.refile(entry)
+
+    def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
+        """A durable object of an earlier node."""
+        entry = self.entries[ref.name] = Entry(ref, None, is_held, digest, file=file)
+        self.spill.used_bytes += file.charge_bytes
+        for scope in scopes:
+            scope.used_bytes += entry.slab_bytes
+            self._enter(entry, scope)
+        return entry
+
+    def hold(self, entry: Entry) -> None:
+        """Somebody put it by hand: it stays until it is released."""
+        entry.is_held = True
+        self.spill.keep(entry, None)
+        self.refile(entry)
+
+    def let_go(self, entry: Entry) -> None:
+        """The reverse of `hold`."""
+        entry.is_held = False
+        self.spill.let_go(entry, None)
         self.refile(entry)
 
     def give_up(self, slab: Slab) -> None:
@@ -57,6 +85,7 @@ class Residents:
         self.unfile(entry)
         for scope in list(entry.scopes):
             self.leave(entry, scope)
+        self.spill.forget(entry)
         entry.is_dropped = True
         if not self.leases.count(entry):
             self._free(entry)
@@ -76,12 +105,14 @@ class Residents:
         if scope in entry.scopes:
             return
         scope.used_bytes += entry.slab_bytes
+        self.spill.keep(entry, scope)
         self._enter(entry, scope)
 
     def leave(self, entry: Entry, scope: Scope) -> None:
         """Take an object out of a scope, and nothing else."""
         if scope not in entry.scopes:
             return
+        self.spill.let_go(entry, scope)
         entry.scopes.discard(scope)
         scope.members.discard(entry.ref.name)
         scope.used_bytes -= entry.slab_bytes
@@ -101,67 +132,128 @@ class Residents:
                 self.drop(entry)
             else:
                 self.refile(entry)
+        self.spill.forget_scope(scope)
         return num_dropped, dropped_bytes
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
     def file(self, entry: Entry) -> None:
-        """Put an entry at the young end of the eviction order, if it may be evicted."""
+        """Put an entry at the young end of the eviction order, or of that of the files, if it may go from there."""
         name = entry.ref.name
-        if self._is_evictable(entry) and name not in self._evictable:
-            self._evictable[name] = entry
-            self.evictable_bytes += entry.slab_bytes
+        if self._is_evictable(entry):
+            if name not in self._evictable:
+                self._evictable[name] = entry
+                self.evictable_bytes += entry.slab_bytes
+        elif entry.slab is None and entry.may_be_lost and not entry.is_dropped and not self.leases.count(entry):
+            self.spill.losable.setdefault(name, entry)
 
     def unfile(self, entry: Entry) -> None:
-        """Take an entry out of the eviction order."""
+        """Take an entry out of these orders."""
+        self.spill.losable.pop(entry.ref.name, None)
         if self._evictable.pop(entry.ref.name, None) is not None:
             self.evictable_bytes -= entry.slab_bytes
 
     def refile(self, entry: Entry) -> None:
-        """Something that decides whether an entry may be evicted has changed."""
-        if self._is_evictable(entry):
-            self.file(entry)
-        else:
+        """Something that decides whether an entry may go has changed."""
+        if not self._is_evictable(entry):
             self.unfile(entry)
+        self.file(entry)
 
     def make_oldest(self, entry: Entry) -> None:
-        """Nobody wants it any more: let it be evicted first."""
-        if entry.ref.name in self._evictable:
-            self._evictable.move_to_end(entry.ref.name, last=False)
+        """Nobody wants it any more: let it go first."""
+        for order in (self._evictable, self.spill.losable):
+            if entry.ref.name in order:
+                order.move_to_end(entry.ref.name, last=False)
 
-    def evict_for(self, nbytes: int) -> bool:
-        """Evict what makes one long enough range, old objects before young ones; nothing if that cannot be."""
-        free = self.allocator.capacity - self.allocator.used_bytes
-        if not self._evictable or slab_bytes(nbytes) > free + self.evictable_bytes:
-            return False
-        oldest = next(iter(self._evictable.values()))
-        victims = [oldest]
-        if not fits(*self.allocator.room_around(oldest.slab.offset, oldest.slab.nbytes), nbytes):
-            entries = list(self._evictable.values())
-            ranges = [(e.slab.offset, e.slab.offset + slab_bytes(e.slab.nbytes)) for e in entries]
-            chosen = choose_victims(self.allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
-            victims = [entries[at] for at in chosen]
+    def make_room(self, nbytes: int, session: str) -> list[Leased] | None:
+        """Let go of what makes one long enough range, old objects before young ones; None if nothing can be done.
+
+        What has to be written to disk first comes back with a lease of `session`; `end_spill` ends it.
+        """
+        victims = self._choose(nbytes)
+        to_write = []
+        has_gone = False
         for entry in victims:
-            self.drop(entry)
-        self.num_evicted += len(victims)
-        return bool(victims)
+            if entry.file is not None:
+                self.unfile(entry)
+                self._leave_arena(entry)
+                has_gone = True
+            elif self._reserve_file(entry):
+                self.unfile(entry)
+                to_write.append(Leased(entry, self.leases.grant(entry, session)))
+            elif entry.may_be_lost:
+                self.drop(entry)
+                self.num_evicted += 1
+                has_gone = True
+        return to_write if to_write or has_gone else None
+
+    def end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
+        """An object was written to `file`, or could not be; it leaves the arena unless somebody wants it there."""
+        entry = leased.entry
+        unleased = self.leases.end([leased.lease], session)
+        if file is None or entry.is_dropped or entry.scopes or not unleased:
+            self.spill.take_back(entry, file)
+            self.settle(unleased)
+            if file is None and unleased and entry.may_be_lost and not entry.is_dropped:
+                self.drop(entry)
+                self.num_evicted += 1
+            return
+        entry.file = file
+        self._leave_arena(entry)
+
+    def reserve_file(self, nbytes: int) -> bool:
+        """Room in the spill budget for another file; the oldest that may be lost make it."""
+        while not self.spill.reserve(nbytes):
+            if not self.spill.losable:
+                return False
+            self.drop(next(iter(self.spill.losable.values())))
+            self.num_evicted += 1
+        return True
 
     # -- numbers ---------------------------------------------------------------------------------------------------
 
     @property
     def leased_bytes(self) -> int:
         """Bytes of the arena that leases keep."""
-        return sum(entry.slab_bytes for entry in self.leases.targets())
+        return sum(entry.slab_bytes for entry in self.leases.targets() if entry.slab is not None)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of objects that stay until somebody releases them."""
-        return sum(entry.slab_bytes for entry in self.entries.values() if entry.is_held)
+        return sum(entry.slab_bytes for entry in self.entries.values() if entry.is_held and entry.slab)
 
     # -- private ---------------------------------------------------------------------------------------------------
 
+    def _choose(self, nbytes: int) -> list[Entry]:
+        free = self.allocator.capacity - self.allocator.used_bytes
+        if not self._evictable or slab_bytes(nbytes) > free + self.evictable_bytes:
+            return []
+        slabs: list[Slab] = []
+        entries: list[Entry] = []
+        for entry in self._evictable.values():
+            if entry.slab is None or not (entry.may_be_lost or entry.file or self.spill.could_take(entry.ref.nbytes)):
+                continue
+            if not entries and fits(*self.allocator.room_around(entry.slab.offset, entry.slab.nbytes), nbytes):
+                return [entry]
+            slabs.append(entry.slab)
+            entries.append(entry)
+        ranges = [(slab.offset, slab.offset + slab_bytes(slab.nbytes)) for slab in slabs]
+        chosen = choose_victims(self.allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
+        return [entries[at] for at in chosen]
+
+    def _reserve_file(self, entry: Entry) -> bool:
+        return self.spill.is_on and self.reserve_file(entry.ref.nbytes)
+
+    def _leave_arena(self, entry: Entry) -> None:
+        assert entry.slab is not None and entry.file is not None
+        self.allocator.free(entry.slab.offset, entry.slab.nbytes)
+        entry.slab = None
+        self.file(entry)
+
     def _is_evictable(self, entry: Entry) -> bool:
-        return not (entry.is_held or entry.scopes or entry.is_dropped or self.leases.count(entry))
+        if entry.slab is None or entry.scopes or entry.is_dropped or self.leases.count(entry):
+            return False
+        return not entry.is_held or entry.file is not None or self.spill.is_on
 
     def _hand_over(self, slab: Slab, entry: Entry) -> None:
         """What was reserved for the slab now counts for the object, or not at all if it counted already."""
@@ -181,4 +273,8 @@ class Residents:
         self.unfile(entry)
 
     def _free(self, entry: Entry) -> None:
-        self.allocator.free(entry.slab.offset, entry.slab.nbytes)
+        """Its bytes go: nobody can look at them any more."""
+        if entry.slab is not None:
+            self.allocator.free(entry.slab.offset, entry.slab.nbytes)
+            entry.slab = None
+        self.spill.remove(entry)

@@ -69,6 +69,8 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         roots=dict(roots),
         media_roots=args.media_root,
         num_workers=args.workers,
+        spill_dir=args.spill,
+        spill_bytes=args.spill_size,
         numa=args.numa,
         node_id=args.node_id or new_node_id(),
         host_id=args.host_id or default_host_id(),

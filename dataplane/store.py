@@ -6,6 +6,7 @@ is wanted, nobody leases it and it is in no open scope. A *held* object (plain, 
 stays until it is released, and a plain object in scopes until the last of them closes.
 """
 
+import logging
 import secrets
 import threading
 import time
@@ -16,13 +17,18 @@ from queue import SimpleQueue
 import numpy as np
 
 from dataplane.allocator import slab_bytes
+from dataplane.digests import content_digest
+from dataplane.disk import Disk, DiskFile, charge_bytes
 from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import MissingObjectError, OutOfSpaceError, StreamLostError
+from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError, StreamLostError
 from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.scopes import Scope
 from dataplane.segment import Segment
 from dataplane.sizes import format_bytes
+from dataplane.spill import Spill
+
+log = logging.getLogger(__name__)
 
 INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 """A secret: whoever knew it could end leases that the node itself relies on."""
@@ -31,9 +37,10 @@ INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 class Store:
     """All sealed objects of a node, over one segment."""
 
-    def __init__(self, segment: Segment) -> None:
+    def __init__(self, segment: Segment, disk: Disk | None = None) -> None:
         self.segment = segment
-        self._residents = Residents(segment.capacity)
+        self._disk = disk
+        self._residents = Residents(segment.capacity, Spill(disk))
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
         self._room = threading.Condition()
@@ -60,6 +67,15 @@ class Store:
                 f"an object of {format_bytes(nbytes)} can never fit a node of {format_bytes(self.segment.capacity)}; "
                 "start the node with more --memory"
             )
+        while True:
+            found = self._find_place(nbytes, deadline, scope)
+            if isinstance(found, Slab):
+                return found
+            self._write_to_disk(found)
+
+    def _find_place(self, nbytes: int, deadline: float, scope: str | None) -> Slab | list[Leased]:
+        """A slab, or what has to be written to disk before there is one."""
+        wanted = slab_bytes(nbytes)
         with self._room:
             while True:
                 opened = self._residents.scopes.find(scope) if scope is not None else None
@@ -71,7 +87,10 @@ class Store:
                         if opened is not None:
                             opened.used_bytes += wanted
                         return Slab(offset, nbytes, opened)
-                    if self._residents.evict_for(nbytes):
+                    to_write = self._residents.make_room(nbytes, INTERNAL_SESSION)
+                    if to_write:
+                        return to_write
+                    if to_write is not None:
                         continue
                     shortage = self._describe_shortage(nbytes)
                 else:
@@ -84,7 +103,36 @@ class Store:
             self._residents.give_up(slab)
             self._room.notify_all()
 
-    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
+    def write_durable(self, slab: Slab, ref: Ref, digest: str) -> DiskFile:
+        """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
+
+        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+        """
+        if self._disk is None:
+            raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
+        with self._room:
+            if not self._residents.reserve_file(ref.nbytes):
+                spill = self._residents.spill
+                raise OutOfSpaceError(
+                    f"the spill budget has no room for {ref.name}: wanted_bytes={ref.nbytes} "
+                    f"spilled_bytes={spill.used_bytes} spill_budget_bytes={spill.budget_bytes}; release objects, or "
+                    "start the node with more --spill-size"
+                )
+        try:
+            return self._disk.write_durable(ref, digest, self.view(slab), slab.scope)
+        except BaseException:
+            with self._room:
+                self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
+            raise
+
+    def discard_file(self, file: DiskFile) -> None:
+        """A durable file whose object was not sealed after all."""
+        with self._room:
+            self._residents.spill.used_bytes -= file.charge_bytes
+        if self._disk is not None:
+            self._disk.remove(file)
+
+    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "", file: DiskFile | None = None) -> Entry:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
 
         An object that is sealed into a scope is not held besides.
@@ -93,29 +141,30 @@ class Store:
             self._check_open(slab)
             entry = self._residents.entries.get(ref.name)
             if entry is None:
-                entry = self._residents.publish(slab, ref, is_held=is_held and slab.scope is None, digest=digest)
+                is_held = is_held and slab.scope is None
+                entry = self._residents.publish(slab, ref, is_held=is_held, digest=digest, file=file)
             else:
-                self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
+                self._residents.again(slab, entry, is_held=is_held and slab.scope is None, file=file)
             self._room.notify_all()
             return entry
 
-    def seal_new(self, slab: Slab, ref: Ref, digest: str = "") -> Entry | None:
+    def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
         """Publish an object if its name is free; None, and nothing done, if it is taken."""
         with self._room:
             self._check_open(slab)
             if ref.name in self._residents.entries:
                 return None
-            entry = self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest)
+            entry = self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
             self._room.notify_all()
             return entry
 
-    def seal_again(self, slab: Slab, entry: Entry) -> bool:
+    def seal_again(self, slab: Slab, entry: Entry, file: DiskFile | None = None) -> bool:
         """Give back a slab that holds the same as `entry`, which joins its scope; False if the entry was dropped."""
         with self._room:
             self._check_open(slab)
             if entry.is_dropped:
                 return False
-            self._residents.again(slab, entry, is_held=slab.scope is None)
+            self._residents.again(slab, entry, is_held=slab.scope is None, file=file)
             self._room.notify_all()
             return True
 
@@ -132,6 +181,9 @@ class Store:
 
     def content(self, entry: Entry) -> np.ndarray:
         """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
+        if entry.slab is None:
+            assert self._disk is not None and entry.file is not None
+            return self._disk.map(entry.file, entry.ref.nbytes)
         data = self.view(entry.slab)
         data.flags.writeable = False
         return data
@@ -153,6 +205,9 @@ class Store:
                     continue
                 residents.unfile(entry)
                 granted.append(Leased(entry, residents.leases.grant(entry, session)))
+        for at, leased in enumerate(granted):
+            if leased is not None and leased.entry.slab is None:
+                granted[at] = self._check_file(leased, granted, session)
         return granted
 
     def lease_one(self, name: str) -> Leased | None:
@@ -212,8 +267,7 @@ class Store:
                 if entry.ref.kind == "plain":
                     self._residents.drop(entry)
                 else:
-                    entry.is_held = False
-                    self._residents.refile(entry)
+                    self._residents.let_go(entry)
                     self._residents.make_oldest(entry)
             self._room.notify_all()
         return count
@@ -255,9 +309,11 @@ class Store:
         """As `join_scope`, and out of the scope `source`, or out of their hold where there is no source."""
         with self._room:
             entries, missing = self._join(names, scope, deadline)
+            if self._disk is not None and any(entry.file and entry.file.is_durable for entry in entries):
+                self._disk.sync_scope(self._residents.scopes.find(scope))
             for entry in entries:
                 if source is None:
-                    entry.is_held = False
+                    self._residents.let_go(entry)
                 elif source != scope:
                     self._residents.leave(entry, self._residents.scopes.find(source))
             self._room.notify_all()
@@ -279,7 +335,63 @@ class Store:
                 "num_readers": residents.leases.num_sessions - self._num_own_sessions,
                 "num_scopes": len(residents.scopes),
                 "num_evicted": residents.num_evicted,
+                "spilled_bytes": residents.spill.used_bytes,
+                "spill_budget_bytes": residents.spill.budget_bytes,
+                "num_spilled": sum(entry.slab is None for entry in residents.entries.values()),
+                "num_durable": sum(
+                    entry.file is not None and entry.file.is_durable for entry in residents.entries.values()
+                ),
             }
+
+    def recover(self) -> set[str]:
+        """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
+        owners: set[str] = set()
+        with self._room:
+            for found in self._disk.recover() if self._disk is not None else ():
+                scopes = []
+                for state in found.scopes:
+                    scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
+                    scope.owners.update(state["owners"])
+                    owners.update(state["owners"])
+                    scopes.append(scope)
+                self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
+        return owners
+
+    # -- private ---------------------------------------------------------------------------------------------------
+
+    def _write_to_disk(self, victims: Sequence[Leased]) -> None:
+        """Spill objects, without the lock; each is leased while it is written."""
+        assert self._disk is not None
+        for leased in victims:
+            entry, file = leased.entry, None
+            try:
+                entry.digest = entry.digest or content_digest(self.content(entry))
+                file = self._disk.write(entry.ref, entry.digest, self.content(entry))
+            except OutOfSpaceError as error:
+                self._residents.spill.failed(error)
+            finally:
+                with self._room:
+                    self._residents.end_spill(leased, file, INTERNAL_SESSION)
+                    self._room.notify_all()
+
+    def _check_file(self, leased: Leased, granted: Sequence[Leased | None], session: str) -> Leased | None:
+        """The lease if the file is whole; None if its object can be made again; else ChecksumError, and no lease."""
+        entry = leased.entry
+        assert self._disk is not None and entry.file is not None
+        try:
+            self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
+            return leased
+        except ChecksumError as error:
+            is_plain = entry.ref.kind == "plain" or entry.is_held
+            log.error("%s is lost: %s", entry.ref.name, error)
+            with self._room:
+                if not entry.is_dropped:
+                    self._residents.drop(entry)
+            ended = [item.lease for item in granted if item is not None] if is_plain else [leased.lease]
+            self.end_leases(ended, session)
+            if is_plain:
+                raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
+            return None
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
 
@@ -315,7 +427,7 @@ class Store:
             f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
             f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
             f"evictable_bytes={residents.evictable_bytes} budget_bytes={allocator.capacity}; release plain objects, "
-            "drop views, close scopes, or start the node with more --memory"
+            f"drop views, close scopes, or start the node with more --memory{residents.spill.describe()}"
         )
 
     def _reclaim(self) -> None:

@@ -183,7 +183,7 @@ def test_a_remote_source_is_fetched_into_the_arena_and_derived_there(tmp_path: P
         entry = node.store.find(made.name)
         assert entry is not None and node.store.find(samples[0].media[0].name) is not None
         expected, _ = run_kernel(Image.fromarray(noise(0)), dict(RECIPE))
-        assert np.array_equal(node.store.view(entry.slab).reshape(made.shape), expected)
+        assert np.array_equal(node.store.content(entry).reshape(made.shape), expected)
     finally:
         node.stop()
         filesystem.rm("/remote", recursive=True)

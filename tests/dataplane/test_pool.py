@@ -78,7 +78,7 @@ def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
     assert isinstance(ref, Ref), ref
     entry = node.store.find(ref.name)
     assert entry is not None
-    return node.store.view(entry.slab).reshape(ref.shape).copy()
+    return node.store.content(entry).reshape(ref.shape).copy()
 
 
 def empty(node: Node) -> None:

@@ -78,7 +78,7 @@ def test_a_released_object_keeps_its_bytes_until_its_last_lease_ends(store: Stor
     store.end_leases([leased[0].lease], "reader")  # type: ignore[union-attr]
     with pytest.raises(OutOfSpaceError):
         add(store, "b")
-    assert leased[1] is not None and store.view(leased[1].entry.slab)[7] == ord("a")
+    assert leased[1] is not None and store.content(leased[1].entry)[7] == ord("a")
     store.end_leases([leased[1].lease], "reader")
     add(store, "b")
 

@@ -1,0 +1,222 @@
+"""What has no room in memory goes to disk and is mapped from there; what is durable survives its node."""
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+import pytest
+
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
+from dataplane.node import Node, NodeConfig
+from dataplane.reader import Reader
+from tests.dataplane.shards import wait_until
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    """A node of 2 MiB of memory and 8 MiB of disk in this process."""
+    started = Node(NodeConfig(memory_bytes=2 * MIB, spill_dir=tmp_path / "spill", spill_bytes=8 * MIB))
+    yield started
+    started.stop()
+
+
+@pytest.fixture
+def client(node: Node) -> Iterator[Client]:
+    with Client(node.uri, timeout_s=10) as opened:
+        yield opened
+
+
+def test_plain_objects_spill_instead_of_being_refused_and_read_back_from_their_files(
+    node: Node, client: Client
+) -> None:
+    data = [np.random.default_rng(at).integers(0, 256, MIB // 2, dtype=np.uint8) for at in range(8)]
+    refs = [client.put(part, name=f"part/{at}") for at, part in enumerate(data)]
+    stat = client.stat()
+    assert stat["num_spilled"] == 4 and 2 * MIB <= stat["spilled_bytes"] <= 3 * MIB
+    with Reader(node.uri) as reader:
+        views = reader.resolve(refs)
+        for view, part in zip(views, data, strict=True):
+            assert np.array_equal(view, part) and not view.flags.writeable
+            assert view.__array_interface__["data"][0] % 64 == 0
+        assert client.get(refs[0]) == data[0].tobytes()
+        many = reader.resolve(refs * 5)
+        assert all(np.array_equal(many[at], data[at % 8]) for at in range(40))
+        del many, view
+        assert client.release(refs) == 8
+        assert all(np.array_equal(view, part) for view, part in zip(views, data, strict=True))
+        del views
+        wait_until(lambda: client.stat()["num_leases"] == 0)
+    assert client.stat()["spilled_bytes"] == 0 == client.stat()["used_bytes"]
+    assert not list((node._config.spill_dir / "spill").iterdir())  # type: ignore[operator]
+
+
+def test_a_spilled_object_is_an_arrow_file_that_any_client_can_follow(node: Node, client: Client) -> None:
+    first = client.put(np.arange(MIB // 4, dtype=np.float32), name="first", dtype="float32")
+    client.put(bytes(2 * MIB - 4096), name="rest")
+    flight = fl.FlightClient(node.uri)
+    writer, reader = flight.do_exchange(fl.FlightDescriptor.for_command(b'{"verb": "resolve"}'))
+    reader.read_chunk()
+    writer.write_metadata(pa.py_buffer(json.dumps({"names": ["first", "rest"]}).encode()))
+    chunk = reader.read_chunk()
+    row, files = chunk.data.to_pylist()[0], json.loads(chunk.app_metadata.to_pybytes())["files"]
+    assert row["segment"] == 1 and row["offset"] % 4096 == 0 and row["generation"] == first.generation
+    with pa.memory_map(files[0]["path"]) as source:
+        column = pa.ipc.open_file(source).read_all().column("data").combine_chunks()
+        assert np.array_equal(column.to_numpy().view("float32"), np.arange(MIB // 4, dtype=np.float32))
+    raw = Path(files[0]["path"]).read_bytes()[row["offset"] : row["offset"] + row["nbytes"]]
+    assert raw == np.arange(MIB // 4, dtype=np.float32).tobytes()
+    writer.close()
+    flight.close()
+
+
+def test_when_the_disk_budget_is_full_a_put_fails_with_the_numbers_and_loses_nothing(
+    node: Node, client: Client
+) -> None:
+    refs = []
+    client.timeout_s = 0.5
+    with pytest.raises(OutOfSpaceError, match=r"held_bytes=\d+ .*spilled_bytes=\d+ spill_budget_bytes=8388608"):
+        for at in range(20):
+            refs.append(client.put(bytes([at]) * MIB, name=f"full/{at}"))
+    assert 8 <= len(refs) <= 9
+    assert all(client.get(ref) == bytes([at]) * MIB for at, ref in enumerate(refs))
+
+
+def test_a_disk_that_refuses_files_is_named_and_loses_nothing(
+    node: Node, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.timeout_s = 0.5
+
+    def full(*args: object) -> int:
+        raise OSError(28, "No space left on device")
+
+    kept = client.put(b"a" * 2 * MIB, name="kept")
+    with monkeypatch.context() as patched:
+        patched.setattr("dataplane.disk.write_ipc", full)
+        with pytest.raises(OutOfSpaceError, match="No space left on device"):
+            client.put(b"b" * MIB, name="more")
+        with pytest.raises(OutOfSpaceError, match="does not take another file"):
+            client.put(b"c", name="durable", durable=True, scope=None)
+    assert client.get(kept) == b"a" * 2 * MIB
+    stat = client.stat()
+    assert stat["spilled_bytes"] == 0 and stat["num_objects"] == 1 and stat["num_leases"] == 0
+
+
+@pytest.mark.parametrize("harm", ["bytes", "cut", "gone"])
+def test_a_damaged_file_is_an_error_and_never_wrong_bytes(node: Node, client: Client, harm: str) -> None:
+    ref = client.put(b"a" * MIB, name="harmed")
+    client.put(b"b" * 2 * MIB, name="other")
+    path = next((node._config.spill_dir / "spill").iterdir())  # type: ignore[operator]
+    if harm == "bytes":
+        with path.open("r+b") as file:
+            file.seek(MIB // 2)
+            file.write(b"x")
+    elif harm == "cut":
+        os.truncate(path, MIB // 2)
+    else:
+        path.unlink()
+    with Reader(node.uri) as reader:
+        with pytest.raises(ChecksumError, match="harmed is lost.*put it again"):
+            reader.resolve([ref])
+        with pytest.raises(MissingObjectError):
+            reader.resolve([ref])
+    wait_until(lambda: client.stat()["num_leases"] == 0)
+    client.put(b"a" * 1000, name="harmed")
+
+
+def test_objects_of_an_open_scope_stay_in_memory(node: Node, client: Client) -> None:
+    client.open_scope("step")
+    client.put(b"s" * MIB, name="scoped", scope="step")
+    for at in range(4):
+        client.put(bytes([at]) * MIB, name=f"held/{at}")
+    assert client.stat()["num_spilled"] == 3
+    entry = node.store.find("scoped")
+    assert entry is not None and entry.slab is not None
+    client.close_scope("step")
+
+
+def embedded(folder: Path, node_id: str = "one") -> EmbeddedNode:
+    return EmbeddedNode(memory_bytes=2 * MIB, roots={}, spill_dir=folder, node_id=node_id, restart=False)
+
+
+def test_durable_objects_survive_the_kill_of_their_node_and_other_spilled_ones_do_not(tmp_path: Path) -> None:
+    with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client:
+        client.open_scope("kept", keep=True, quota_bytes=MIB)
+        held = client.put(b"held" * 1000, name="held", durable=True, meta={"step": 3})
+        scoped = client.put(b"scoped" * 1000, name="scoped", durable=True, scope="kept")
+        moved = client.put(b"moved" * 1000, name="moved", durable=True)
+        client.move_to_scope([moved], "kept")
+        gone = client.put(b"gone" * 1000, name="gone", durable=True)
+        source = client.put_source(b"source" * 1000, durable=True)
+        client.release([gone])
+        client.put(bytes(MIB), name="plain/1")
+        client.put(bytes(2 * MIB - MIB // 4), name="plain/2")
+        assert client.stat()["num_durable"] == 4 and client.stat()["num_spilled"] >= 1
+        os.kill(node.pid, signal.SIGKILL)
+        node._process._process.wait()
+    with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client, Reader(node.uri) as reader:
+        stat = client.stat()
+        assert (stat["num_durable"], stat["num_objects"], stat["num_scopes"], stat["used_bytes"]) == (4, 4, 1, 0)
+        views = reader.resolve([held, scoped, moved, source])
+        contents = [b"held" * 1000, b"scoped" * 1000, b"moved" * 1000, b"source" * 1000]
+        assert [view.tobytes() for view in views] == contents
+        assert client.put(b"held" * 1000, name="held").meta == {"step": 3}
+        with pytest.raises(BadRequestError, match="exists with other content"):
+            client.put(b"other", name="held")
+        with pytest.raises(BadRequestError, match="quota_bytes=1048576"):
+            client.open_scope("kept", keep=True)
+        assert client.close_scope("kept") == {"num_dropped": 2, "dropped_bytes": 6000 + 5000}
+        assert views[1].tobytes() == b"scoped" * 1000
+        del views
+    with embedded(tmp_path) as node, Client(node.uri) as client:
+        assert client.stat()["num_durable"] == 2
+        client.release([held, source])
+        client.release([source])
+    with embedded(tmp_path) as node, Client(node.uri) as client:
+        assert client.stat()["num_durable"] <= 1 and not client.stat()["num_scopes"]
+
+
+def test_concurrent_durable_puts_share_syncs_and_all_of_them_are_there(node: Node, client: Client) -> None:
+    refs = []
+
+    def write(seed: int) -> None:
+        for at in range(5):
+            refs.append(client.put(bytes([seed]) * 5000, name=f"durable/{seed}/{at}", durable=True))
+
+    threads = [threading.Thread(target=write, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert len(refs) == 30 and client.stat()["num_durable"] == 30
+    assert client.release(refs) == 30
+    assert client.stat()["spilled_bytes"] == 0
+
+
+def test_two_nodes_do_not_share_a_folder_and_leftovers_are_removed(tmp_path: Path, node: Node) -> None:
+    with pytest.raises(BadRequestError, match=r"is used by node .* directory of its own"):
+        Node(NodeConfig(memory_bytes=MIB, spill_dir=tmp_path / "spill"))
+    with pytest.raises(BadRequestError, match="start it with --spill"):
+        other = Node(NodeConfig(memory_bytes=MIB))
+        try:
+            with Client(other.uri) as client:
+                client.put(b"x", name="x", durable=True)
+        finally:
+            other.stop()
+    (tmp_path / "dead" / "spill").mkdir(parents=True)
+    (tmp_path / "dead" / "spill" / "old.arrow").write_bytes(b"x")
+    other = Node(NodeConfig(memory_bytes=MIB, spill_dir=tmp_path / "dead"))
+    assert not list((tmp_path / "dead" / "spill").iterdir())
+    other.stop()
+    (tmp_path / "file").touch()
+    with pytest.raises(OutOfSpaceError, match="cannot be written"):
+        Node(NodeConfig(memory_bytes=MIB, spill_dir=tmp_path / "file"))
