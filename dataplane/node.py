@@ -110,7 +110,7 @@ class Node:
             self._store = Store(self._segment, self._disk)
             self.offers = Offers(self._store)
             self.scope_owners = ScopeOwners(self._store, config.scope_grace_s)
-            for owner in self._store.recover():
+            for owner in self._store.disk.recover():
                 self.scope_owners.expect(owner)
             self._datasets = Datasets(config.roots, self.node_id, config.media_roots)
             self._pool = Pool(config.num_workers, self._segment.path, self._store.abort, config.limits)

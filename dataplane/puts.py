@@ -120,12 +120,12 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     try:
         ref, digest = _ref(store, slab, request, request.dtype or dtype, node_id)
         if request.is_durable:
-            file = store.write_durable(slab, ref, digest)
+            file = store.disk.write_durable(slab, store.view(slab), ref, digest)
         return _publish(store, slab, ref, digest, file)
     except BaseException:
         store.abort(slab)
         if file is not None:
-            store.discard_file(file)
+            store.disk.discard(file)
         raise
 
 

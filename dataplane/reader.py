@@ -247,7 +247,7 @@ class Reader:
             mapping, address = map_file(shared)
         except OSError as error:
             log.info("%s cannot be mapped (%s); %s is copied over Flight", shared["path"], error, ref.name)
-            copied = session.fetch(ref, time.monotonic() + self.timeout_s)
+            copied = session.fetch([ref], time.monotonic() + self.timeout_s)[0]
             session.ended.put(lease)
             return copied
         return _Owner(address + offset, ref, lease, session, mapping)

@@ -79,7 +79,7 @@ class ScopeOwners:
             self._timers.pop(owner, None)
             if owner in self._num_streams:
                 return
-        names = self._store.leave_scopes(owner)
+        names = self._store.scopes.leave(owner)
         if names:
             log.warning("closed %d scope(s) of a client that is gone: %s", len(names), ", ".join(names)[:200])
 
@@ -122,7 +122,7 @@ def open_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
     owner = take(body, "open_scope", "owner", str, default="")
     if not owner and not is_kept:
         raise BadRequestError('open_scope without "owner" needs "keep": true; nobody would ever close it otherwise')
-    node.store.open_scope(name, quota_bytes, is_kept=is_kept, owner=owner)
+    node.store.scopes.open(name, quota_bytes, is_kept=is_kept, owner=owner)
     if owner:
         node.scope_owners.expect(owner)
     return {}
@@ -130,7 +130,7 @@ def open_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
 
 def close_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
     """Action `close_scope`."""
-    num_dropped, dropped_bytes = node.store.close_scope(take(body, "close_scope", "name", str))
+    num_dropped, dropped_bytes = node.store.scopes.close(take(body, "close_scope", "name", str))
     return {"num_dropped": num_dropped, "dropped_bytes": dropped_bytes}
 
 
@@ -146,14 +146,14 @@ def move_to_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
             f"{gone} is not on this node: a plain object is lost when it is released; put it again"
         )
     names = [ref.name for ref in refs]
-    missing = node.store.move_to_scope(names, take(body, "move_to_scope", "scope", str), deadline, source=source)
+    missing = node.store.scopes.move(names, take(body, "move_to_scope", "scope", str), deadline, source=source)
     return {"num_moved": len(names) - len(missing)}
 
 
 def put_made_into_scope(node: "Node", made: Sequence[Ref | BadMedia], scope: str, deadline: float) -> None:
     """Put what was derived into a scope; what was evicted in between is made again."""
     refs = {item.name: item for item in made if isinstance(item, Ref)}
-    missing = node.store.join_scope(list(refs), scope, deadline)
+    missing = node.store.scopes.join(list(refs), scope, deadline)
     while missing:
         if time.monotonic() > deadline:
             raise MissingObjectError(
@@ -161,4 +161,4 @@ def put_made_into_scope(node: "Node", made: Sequence[Ref | BadMedia], scope: str
                 "start the node with more --memory"
             )
         node.deriver.make_resident([refs[name] for name in missing], deadline)
-        missing = node.store.join_scope(missing, scope, deadline)
+        missing = node.store.scopes.join(missing, scope, deadline)

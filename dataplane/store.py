@@ -6,10 +6,8 @@ is wanted, nobody leases it and it is in no open scope. A *held* object (plain, 
 stays until it is released, and a plain object in scopes until the last of them closes.
 """
 
-import logging
 import secrets
 import threading
-import time
 from collections.abc import Iterable, Sequence
 from itertools import islice
 from queue import SimpleQueue
@@ -17,18 +15,18 @@ from queue import SimpleQueue
 import numpy as np
 
 from dataplane.allocator import slab_bytes
-from dataplane.digests import content_digest
-from dataplane.disk import Disk, DiskFile, charge_bytes
+from dataplane.disk import Disk, DiskFile
 from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError, StreamLostError
+from dataplane.errors import ChecksumError, MissingObjectError, OutOfSpaceError, StreamLostError
 from dataplane.refs import Ref
 from dataplane.residents import Residents
+from dataplane.room import Room
 from dataplane.scopes import Scope
 from dataplane.segment import Segment
 from dataplane.sizes import format_bytes
 from dataplane.spill import Spill
-
-log = logging.getLogger(__name__)
+from dataplane.store_disk import StoreDisk
+from dataplane.store_scopes import StoreScopes
 
 INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 """A secret: whoever knew it could end leases that the node itself relies on."""
@@ -39,11 +37,12 @@ class Store:
 
     def __init__(self, segment: Segment, disk: Disk | None = None) -> None:
         self.segment = segment
-        self._disk = disk
         self._residents = Residents(segment.capacity, Spill(disk))
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
-        self._room = threading.Condition()
+        self._room = Room()
+        self.scopes = StoreScopes(self._residents, self._room)
+        self.disk = StoreDisk(self._residents, self._room, disk)
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
         self._reclaimer.start()
@@ -71,7 +70,7 @@ class Store:
             found = self._find_place(nbytes, deadline, scope)
             if isinstance(found, Slab):
                 return found
-            self._write_to_disk(found)
+            self.disk.spill([(leased, self.content(leased.entry)) for leased in found], INTERNAL_SESSION)
 
     def _find_place(self, nbytes: int, deadline: float, scope: str | None) -> Slab | list[Leased]:
         """A slab, or what has to be written to disk before there is one."""
@@ -95,42 +94,13 @@ class Store:
                     shortage = self._describe_shortage(nbytes)
                 else:
                     shortage = opened.describe_shortage(wanted)
-                self._wait_for_room(deadline, shortage)
+                self._room.wait(deadline, shortage)
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
         with self._room:
             self._residents.give_up(slab)
-            self._room.notify_all()
-
-    def write_durable(self, slab: Slab, ref: Ref, digest: str) -> DiskFile:
-        """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
-
-        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
-        """
-        if self._disk is None:
-            raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
-        with self._room:
-            if not self._residents.reserve_file(ref.nbytes):
-                spill = self._residents.spill
-                raise OutOfSpaceError(
-                    f"the spill budget has no room for {ref.name}: wanted_bytes={ref.nbytes} "
-                    f"spilled_bytes={spill.used_bytes} spill_budget_bytes={spill.budget_bytes}; release objects, or "
-                    "start the node with more --spill-size"
-                )
-        try:
-            return self._disk.write_durable(ref, digest, self.view(slab), slab.scope)
-        except BaseException:
-            with self._room:
-                self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
-            raise
-
-    def discard_file(self, file: DiskFile) -> None:
-        """A durable file whose object was not sealed after all."""
-        with self._room:
-            self._residents.spill.used_bytes -= file.charge_bytes
-        if self._disk is not None:
-            self._disk.remove(file)
+            self._room.changed()
 
     def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "", file: DiskFile | None = None) -> Entry:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
@@ -145,7 +115,7 @@ class Store:
                 entry = self._residents.publish(slab, ref, is_held=is_held, digest=digest, file=file)
             else:
                 self._residents.again(slab, entry, is_held=is_held and slab.scope is None, file=file)
-            self._room.notify_all()
+            self._room.changed()
             return entry
 
     def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
@@ -155,7 +125,7 @@ class Store:
             if ref.name in self._residents.entries:
                 return None
             entry = self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
-            self._room.notify_all()
+            self._room.changed()
             return entry
 
     def seal_again(self, slab: Slab, entry: Entry, file: DiskFile | None = None) -> bool:
@@ -165,7 +135,7 @@ class Store:
             if entry.is_dropped:
                 return False
             self._residents.again(slab, entry, is_held=slab.scope is None, file=file)
-            self._room.notify_all()
+            self._room.changed()
             return True
 
     def view(self, slab: Slab) -> np.ndarray:
@@ -182,8 +152,7 @@ class Store:
     def content(self, entry: Entry) -> np.ndarray:
         """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
         if entry.slab is None:
-            assert self._disk is not None and entry.file is not None
-            return self._disk.map(entry.file, entry.ref.nbytes)
+            return self.disk.map(entry)
         data = self.view(entry.slab)
         data.flags.writeable = False
         return data
@@ -205,10 +174,7 @@ class Store:
                     continue
                 residents.unfile(entry)
                 granted.append(Leased(entry, residents.leases.grant(entry, session)))
-        for at, leased in enumerate(granted):
-            if leased is not None and leased.entry.slab is None:
-                granted[at] = self._check_file(leased, granted, session)
-        return granted
+        return self._check_files(granted, session)
 
     def lease_one(self, name: str) -> Leased | None:
         """A lease of the node itself; end it with `end_later` (safe in a finaliser) or `end_leases`."""
@@ -240,13 +206,13 @@ class Store:
         """End a reader's session and every lease it still has."""
         with self._room:
             self._residents.settle(self._residents.leases.end_session(session))
-            self._room.notify_all()
+            self._room.changed()
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
         """End leases of a session; numbers that are not its own are ignored."""
         with self._room:
             self._residents.settle(self._residents.leases.end(leases, session))
-            self._room.notify_all()
+            self._room.changed()
 
     def end_later(self, lease: int) -> None:
         """End an internal lease from a finaliser: never blocks."""
@@ -269,55 +235,8 @@ class Store:
                 else:
                     self._residents.let_go(entry)
                     self._residents.make_oldest(entry)
-            self._room.notify_all()
+            self._room.changed()
         return count
-
-    # -- scopes ----------------------------------------------------------------------------------------------------
-
-    def open_scope(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
-        """Open a scope, or join one that is open with the same quota; `owner` keeps it open (see `Scope`)."""
-        with self._room:
-            self._residents.scopes.open(name, quota_bytes, is_kept, owner)
-
-    def close_scope(self, name: str) -> tuple[int, int]:
-        """Close a scope; number and bytes of the plain objects that ended with it. MissingObjectError if not open."""
-        with self._room:
-            ended = self._residents.close_scope(self._residents.scopes.find(name))
-            self._room.notify_all()
-            return ended
-
-    def leave_scopes(self, owner: str) -> list[str]:
-        """`owner` is gone: close the scopes that nobody keeps open any more; their names."""
-        with self._room:
-            orphans = self._residents.scopes.leave(owner)
-            for scope in orphans:
-                self._residents.close_scope(scope)
-            self._room.notify_all()
-            return [scope.name for scope in orphans]
-
-    def join_scope(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
-        """Put objects into a scope besides whatever else keeps them; returns the names that are not resident.
-
-        Waits for: room in the quota. All of them join, or none.
-        """
-        with self._room:
-            return self._join(names, scope, deadline)[1]
-
-    def move_to_scope(
-        self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None
-    ) -> list[str]:
-        """As `join_scope`, and out of the scope `source`, or out of their hold where there is no source."""
-        with self._room:
-            entries, missing = self._join(names, scope, deadline)
-            if self._disk is not None and any(entry.file and entry.file.is_durable for entry in entries):
-                self._disk.sync_scope(self._residents.scopes.find(scope))
-            for entry in entries:
-                if source is None:
-                    self._residents.let_go(entry)
-                elif source != scope:
-                    self._residents.leave(entry, self._residents.scopes.find(source))
-            self._room.notify_all()
-        return missing
 
     def stat(self) -> dict[str, int]:
         """Counts and bytes, all taken at one moment."""
@@ -343,76 +262,22 @@ class Store:
                 ),
             }
 
-    def recover(self) -> set[str]:
-        """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
-        owners: set[str] = set()
-        with self._room:
-            for found in self._disk.recover() if self._disk is not None else ():
-                scopes = []
-                for state in found.scopes:
-                    scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
-                    scope.owners.update(state["owners"])
-                    owners.update(state["owners"])
-                    scopes.append(scope)
-                self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
-        return owners
-
-    # -- private ---------------------------------------------------------------------------------------------------
-
-    def _write_to_disk(self, victims: Sequence[Leased]) -> None:
-        """Spill objects, without the lock; each is leased while it is written."""
-        assert self._disk is not None
-        for leased in victims:
-            entry, file = leased.entry, None
+    def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
+        """The leases, without those of files that were damaged; none, and ChecksumError, if one is lost for good."""
+        for at, leased in enumerate(granted):
+            if leased is None or leased.entry.slab is not None:
+                continue
             try:
-                entry.digest = entry.digest or content_digest(self.content(entry))
-                file = self._disk.write(entry.ref, entry.digest, self.content(entry))
-            except OutOfSpaceError as error:
-                self._residents.spill.failed(error)
-            finally:
-                with self._room:
-                    self._residents.end_spill(leased, file, INTERNAL_SESSION)
-                    self._room.notify_all()
-
-    def _check_file(self, leased: Leased, granted: Sequence[Leased | None], session: str) -> Leased | None:
-        """The lease if the file is whole; None if its object can be made again; else ChecksumError, and no lease."""
-        entry = leased.entry
-        assert self._disk is not None and entry.file is not None
-        try:
-            self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
-            return leased
-        except ChecksumError as error:
-            is_plain = entry.ref.kind == "plain" or entry.is_held
-            log.error("%s is lost: %s", entry.ref.name, error)
-            with self._room:
-                if not entry.is_dropped:
-                    self._residents.drop(entry)
-            ended = [item.lease for item in granted if item is not None] if is_plain else [leased.lease]
-            self.end_leases(ended, session)
-            if is_plain:
-                raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
-            return None
+                is_whole = self.disk.is_whole(leased.entry)
+            except ChecksumError:
+                self.end_leases([item.lease for item in granted if item is not None], session)
+                raise
+            if not is_whole:
+                self.end_leases([leased.lease], session)
+                granted[at] = None
+        return granted
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
-
-    def _join(self, names: Sequence[str], scope: str, deadline: float) -> tuple[list[Entry], list[str]]:
-        residents = self._residents
-        while True:
-            opened = residents.scopes.find(scope)
-            entries = [residents.entries[name] for name in set(names) if name in residents.entries]
-            wanted = sum(entry.slab_bytes for entry in entries if opened not in entry.scopes)
-            opened.check_ever_fits(wanted)
-            if opened.has_room(wanted):
-                break
-            self._wait_for_room(deadline, opened.describe_shortage(wanted))
-        for entry in entries:
-            residents.join(entry, opened)
-        return entries, [name for name in names if name not in residents.entries]
-
-    def _wait_for_room(self, deadline: float, shortage: str) -> None:
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not self._room.wait(remaining):
-            raise OutOfSpaceError(shortage)
 
     def _check_open(self, slab: Slab) -> None:
         scope: Scope | None = slab.scope

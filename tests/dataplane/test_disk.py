@@ -125,7 +125,7 @@ def test_a_damaged_file_is_an_error_and_never_wrong_bytes(node: Node, client: Cl
     else:
         path.unlink()
     with Reader(node.uri) as reader:
-        with pytest.raises(ChecksumError, match="harmed is lost.*put it again"):
+        with pytest.raises(ChecksumError, match=r"harmed is lost.*put it again"):
             reader.resolve([ref])
         with pytest.raises(MissingObjectError):
             reader.resolve([ref])

@@ -1,0 +1,113 @@
+"""The disk tier of a store: spilling, durable files, and taking over what an earlier node left. Thread-safe.
+
+Files are written and checked without the store's lock; who writes one holds a lease, or a slab that is not sealed yet.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataplane.digests import content_digest
+from dataplane.disk import Disk, DiskFile, charge_bytes
+from dataplane.entries import Entry, Leased, Slab
+from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError
+from dataplane.refs import Ref
+from dataplane.residents import Residents
+from dataplane.room import Room
+
+Victim = tuple[Leased, np.ndarray]
+"""What is to be spilled, and its bytes."""
+
+log = logging.getLogger(__name__)
+
+
+class StoreDisk:
+    """Shares the store's lock and its residents."""
+
+    def __init__(self, residents: Residents, room: Room, disk: Disk | None) -> None:
+        self._residents = residents
+        self._room = room
+        self._disk = disk
+
+    def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
+        """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
+
+        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+        """
+        if self._disk is None:
+            raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
+        with self._room:
+            if not self._residents.reserve_file(ref.nbytes):
+                spill = self._residents.spill
+                raise OutOfSpaceError(
+                    f"the spill budget has no room for {ref.name}: wanted_bytes={ref.nbytes} "
+                    f"spilled_bytes={spill.used_bytes} spill_budget_bytes={spill.budget_bytes}; release objects, or "
+                    "start the node with more --spill-size"
+                )
+        try:
+            return self._disk.write_durable(ref, digest, data, slab.scope)
+        except BaseException:
+            with self._room:
+                self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
+            raise
+
+    def discard(self, file: DiskFile) -> None:
+        """A durable file whose object was not sealed after all."""
+        with self._room:
+            self._residents.spill.used_bytes -= file.charge_bytes
+        if self._disk is not None:
+            self._disk.remove(file)
+
+    def recover(self) -> set[str]:
+        """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
+        owners: set[str] = set()
+        with self._room:
+            for found in self._disk.recover() if self._disk is not None else ():
+                scopes = []
+                for state in found.scopes:
+                    scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
+                    scope.owners.update(state["owners"])
+                    owners.update(state["owners"])
+                    scopes.append(scope)
+                self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
+        return owners
+
+    def spill(self, victims: Sequence[Victim], session: str) -> None:
+        """Spill objects, without the lock; each is leased while it is written."""
+        assert self._disk is not None
+        for leased, data in victims:
+            entry, file = leased.entry, None
+            try:
+                entry.digest = entry.digest or content_digest(data)
+                file = self._disk.write(entry.ref, entry.digest, data)
+            except OutOfSpaceError as error:
+                self._residents.spill.failed(error)
+            finally:
+                with self._room:
+                    self._residents.end_spill(leased, file, session)
+                    self._room.changed()
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether a leased object's file is what was written; else the object is dropped.
+
+        False if it can be made again; ChecksumError if that is not so.
+        """
+        assert self._disk is not None and entry.file is not None
+        try:
+            self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
+        except ChecksumError as error:
+            log.error("%s is lost: %s", entry.ref.name, error)
+            with self._room:
+                if not entry.is_dropped:
+                    self._residents.drop(entry)
+                    self._room.changed()
+            if entry.ref.kind == "plain" or entry.is_held:
+                raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
+            return False
+        return True
+
+    def map(self, entry: Entry) -> np.ndarray:
+        """The bytes of a spilled object, read-only."""
+        assert self._disk is not None and entry.file is not None
+        return self._disk.map(entry.file, entry.ref.nbytes)
