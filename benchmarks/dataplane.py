@@ -10,6 +10,8 @@ with differs, and is the point of the comparison:
     memcpy, blake3       the limits: copying to warm memory, hashing, with one thread
     ours/resolve         read-only views of the node's shared memory; no bytes move
     ours/put             verified: hashed, copied into the node's arena, published
+    ours/write_seal      copied into the node's arena by a worker that maps it, published without a hash
+    ours/cross_node      as ours/resolve, of another node's objects: fetched over Flight and verified first
     flight/do_get        Arrow columns, copied over loopback by the best plain Flight stream (a bare server)
     ray/get_torch        private tensors, copied by Ray         ray/get_ndarray   read-only views of Ray's shared memory
     ray/put              arrays into Ray's shared memory

@@ -1,8 +1,9 @@
 """The data plane: resolve, verified put, write and seal, and an object of another node.
 
 `ours/resolve` ends with read-only numpy views of the node's shared memory: no bytes move. `ours/put` is `Client.put`,
-which hashes. `ours/write_seal` copies into the arena and publishes without a hash. `ours/cross_node` resolves through a
-node that shares no memory with the one that has the objects: it fetches them over Flight into its own arena first.
+verified by hash. `ours/write_seal` copies into the arena and publishes without a hash, as workers do that make arrays.
+`ours/cross_node` ends with the same views, of objects that another node has, which shares no memory with the reader's:
+the reader's node fetches them over Flight into its own arena, and verifies them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
+
+import numpy as np
 
 from benchmarks.paths.measuring import Case, Helper, Measured, helper, measure, requests
 from dataplane.client import Client
@@ -20,23 +24,29 @@ from dataplane.embedded import EmbeddedNode
 from dataplane.process import keep_freed_memory
 from dataplane.reader import Reader
 from dataplane.refs import Ref
+from dataplane.writer import ArraySpec, Place, Writer
 
 _numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """A node, and the process that puts objects into it."""
+    """A node of this host, one that counts as another host's, and the process that puts objects into them."""
 
     uri: str
+    far_uri: str
     producer: Helper
 
 
 @contextmanager
 def nodes(memory_bytes: int) -> Iterator[Nodes]:
     """Nodes of our own for as long as the block runs."""
-    with EmbeddedNode(memory_bytes=memory_bytes, roots={}) as node, helper(produce) as producer:
-        yield Nodes(uri=node.uri, producer=producer)
+    with (
+        EmbeddedNode(memory_bytes=memory_bytes, roots={}, node_id="bench-far", host_id="elsewhere") as far,
+        EmbeddedNode(memory_bytes=memory_bytes, roots={}, peers={"bench-far": far.uri}) as near,
+        helper(produce) as producer,
+    ):
+        yield Nodes(uri=near.uri, far_uri=far.uri, producer=producer)
 
 
 def produce(pipe: Connection) -> None:
@@ -56,6 +66,8 @@ def rows(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
     """Everything that the data plane does with a case."""
     yield from resolved(nodes, case, quick=quick)
     yield put(nodes, case, quick=quick)
+    yield written(nodes, case, quick=quick)
+    yield crossed(nodes, case, quick=quick)
 
 
 def resolved(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
@@ -73,10 +85,44 @@ def put(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
     payloads = case.payloads()
     with Client(nodes.uri) as client:
 
-        def names() -> list[str]:
-            return [f"bench/{next(_numbers)}" for _ in payloads]
-
         def put_all(names: list[str]) -> list[Ref]:
             return [client.put(data, name=name, shape=data.shape) for name, data in zip(names, payloads, strict=True)]
 
+        names = partial(_new_names, case)
         return measure("ours/put", case, put_all, prepare=names, clean=client.release_names, quick=quick)
+
+
+def written(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
+    """Objects copied into places of the arena, and all sealed together."""
+    payloads = case.payloads()
+    with Client(nodes.uri) as client, Writer(nodes.uri) as writer:
+
+        def write_all(names: list[str]) -> list[Place]:
+            pairs = zip(names, payloads, strict=True)
+            specs = [ArraySpec(name=name, dtype="uint8", shape=data.shape) for name, data in pairs]
+            with writer.create_many(specs) as places:
+                for place, data in zip(places, payloads, strict=True):
+                    np.copyto(place.array, data)
+            return places
+
+        names = partial(_new_names, case)
+        return measure("ours/write_seal", case, write_all, prepare=names, clean=client.release_names, quick=quick)
+
+
+def crossed(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
+    """Views of objects that the other node has, and this reader's node has never seen."""
+    with Client(nodes.far_uri) as far, Client(nodes.uri) as near, Reader(nodes.uri) as reader:
+
+        def put_far() -> list[Ref]:
+            return nodes.producer.ask("put", nodes.far_uri, case, f"bench/{next(_numbers)}")
+
+        def release(refs: list[Ref]) -> None:
+            near.release(refs)
+            far.release(refs)
+
+        return measure("ours/cross_node", case, reader.resolve, prepare=put_far, clean=release, quick=quick)
+
+
+def _new_names(case: Case) -> list[str]:
+    prefix = f"bench/{next(_numbers)}"
+    return [f"{prefix}/{at}" for at in range(case.count)]
