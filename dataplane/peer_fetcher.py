@@ -6,6 +6,7 @@ so that no request goes round in circles.
 """
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -44,6 +45,10 @@ _MAX_BACKOFF_S = 2.0
 _MAX_WRONG = 3
 """Wrong bytes this often are not the network's fault."""
 _MAX_STREAMS = 16
+_LANE_BYTES = 8 << 20
+"""Of objects that come together: each connection more is worth opening from about this size on."""
+
+_Item = tuple[Ref, "Future[Ref]"]
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +90,13 @@ class PeerFetcher:
         is not waited for long. Raises in the futures: what the home says of an object, OutOfSpaceError, PeerError.
         """
         futures: list[Future[Ref]] = [Future() for _ in refs]
-        batches: dict[str, list[tuple[Ref, Future[Ref]]]] = {}
+        batches: dict[str, list[_Item]] = {}
         for ref, future in zip(refs, futures, strict=True):
             batch = f"{ref.node} {ref.name}" if ref.nbytes >= RANGES_FROM else ref.node
             batches.setdefault(batch, []).append((ref, future))
-        for batch_items in batches.values():
-            self._threads.submit(self._fetch, _Batch(batch_items, is_makeable, deadline))
+        for items in batches.values():
+            for lane, part in enumerate(_parted(items, self._num_streams)):
+                self._threads.submit(self._fetch, _Batch(part, is_makeable, deadline, lane))
         return futures
 
     def stat(self) -> dict[str, int]:
@@ -165,7 +171,7 @@ class PeerFetcher:
         if len(refs) == 1 and refs[0].nbytes >= RANGES_FROM:
             receive_ranges(flights, refs[0], sink, call)
         else:
-            receive_many(flights[0], refs, sink, call)
+            receive_many(flights[batch.lane % len(flights)], refs, sink, call)
 
     def _connections(self, uri: str) -> list[fl.FlightClient]:
         with self._lock:
@@ -184,7 +190,8 @@ class PeerFetcher:
 class _Batch:
     """Objects that are fetched together, and what waits for them."""
 
-    def __init__(self, items: "Sequence[tuple[Ref, Future[Ref]]]", is_makeable: bool, deadline: float) -> None:
+    def __init__(self, items: "Sequence[_Item]", is_makeable: bool, deadline: float, lane: int) -> None:
+        self.lane = lane
         self.home = items[0][0].node
         self.is_makeable = is_makeable
         self.rest = dict(enumerate(items))
@@ -252,6 +259,18 @@ class _ArenaSink:
     def failed(self, at: int, error: DataPlaneError) -> None:
         """Tell whoever waits for it."""
         self._batch.failed(self._keys[at], error)
+
+
+def _parted(items: Sequence[_Item], num_streams: int) -> list[list[_Item]]:
+    """The objects in groups of about the same bytes, one for each connection: one carries one core's worth."""
+    total = sum(ref.nbytes for ref, _ in items)
+    lanes: list[list[_Item]] = [[] for _ in range(min(num_streams, os.cpu_count() or 1, total // _LANE_BYTES) or 1)]
+    sizes = [0] * len(lanes)
+    for item in items:
+        lane = sizes.index(min(sizes))
+        lanes[lane].append(item)
+        sizes[lane] += item[0].nbytes
+    return [lane for lane in lanes if lane]
 
 
 def _is_arrow(error: Exception) -> bool:
