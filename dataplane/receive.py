@@ -22,8 +22,7 @@ def receive(node: "Node", descriptor: fl.FlightDescriptor, reader: fl.MetadataRe
     """Store what the descriptor announces and the stream brings."""
     request = PutRequest.from_descriptor(descriptor)
     with reading("the schema of DoPut"):
-        schema = reader.schema
-    dtype = _column_dtype(schema)
+        dtype = _column_dtype(reader.schema)
     deadline = time.monotonic() + request.timeout_s
     slab = _receive(reader, request, dtype, node, deadline)
     node.meter.count_bytes(received=slab.nbytes)

@@ -18,6 +18,7 @@ from dataplane.errors import DataPlaneError, NodeUnavailableError
 from dataplane.place_stream import close_quietly
 from dataplane.wire import dump, from_flight, parse
 
+_CLOSE_S = 2.0
 _RETRY_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -51,7 +52,9 @@ class ScopeKeeper:
             if self._stream is None:
                 self._stream = self._connect(timeout_s)
                 reference = weakref.ref(self)
-                threading.Thread(target=_watch, args=[reference, self._stream[1]], name="scopes", daemon=True).start()
+                args = [reference, self._stream[1]]
+                self._watcher = threading.Thread(target=_watch, args=args, name="scopes", daemon=True)
+                self._watcher.start()
             bound = {**body, "owner": self._owner}
             self._act("open_scope", bound)
             self._bound[str(body["name"])] = bound
@@ -73,9 +76,12 @@ class ScopeKeeper:
         if stream is not None:
             try:
                 stream[0].write_metadata(pa.py_buffer(dump({"end": True})))
-                stream[0].done_writing()
             except pa.ArrowException as error:
                 log.info("%s was gone before its scopes were closed: %s", self._uri, str(error)[:100])
+            self._watcher.join(_CLOSE_S)  # gRPC aborts a process that ends a stream from two threads at once
+            if self._watcher.is_alive():
+                stream[1].cancel()
+                self._watcher.join(_CLOSE_S)
             close_quietly(stream[0])
 
     def _connect(self, timeout_s: float) -> tuple[Any, Any]:

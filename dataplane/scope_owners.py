@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.deadlines import Deadlines
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.refs import BadMedia, Ref
 from dataplane.store import Store
@@ -35,15 +36,13 @@ class ScopeOwners:
         self._store = store
         self._lock = threading.Lock()
         self._num_streams: dict[str, int] = {}
-        self._timers: dict[str, threading.Timer] = {}
+        self._timers = Deadlines(self._end, "scope-owners")
 
     def arrive(self, owner: str) -> None:
         """A stream of this client is open."""
         with self._lock:
             self._num_streams[owner] = self._num_streams.get(owner, 0) + 1
-            timer = self._timers.pop(owner, None)
-        if timer is not None:
-            timer.cancel()
+            self._timers.cancel(owner)
 
     def depart(self, owner: str, *, is_final: bool) -> None:
         """A stream of this client ended: for good, or it may come back."""
@@ -62,21 +61,15 @@ class ScopeOwners:
         with self._lock:
             if owner in self._num_streams or owner in self._timers:
                 return
-            timer = threading.Timer(self.grace_s, self._end, [owner])
-            timer.daemon = True
-            self._timers[owner] = timer
-        timer.start()
+            self._timers.set(owner, self.grace_s)
 
     def close(self) -> None:
         """Close nothing any more."""
-        with self._lock:
-            timers, self._timers = list(self._timers.values()), {}
-        for timer in timers:
-            timer.cancel()
+        self._timers.close()
 
     def _end(self, owner: str) -> None:
         with self._lock:
-            self._timers.pop(owner, None)
+            self._timers.cancel(owner)
             if owner in self._num_streams:
                 return
         names = self._store.scopes.leave(owner)

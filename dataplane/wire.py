@@ -181,7 +181,7 @@ def reading(what: str) -> Iterator[None]:
         yield
     except fl.FlightError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         found = str(error).split(". Detail:")[0][:300]
         wanted = "wanted messages as an Arrow library writes them"
         raise BadRequestError(f"{what} is not Arrow IPC ({found}); {wanted}") from error

@@ -151,3 +151,9 @@ def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: No
     wait_until(lambda: small._scope_keeper._stream is not stream)
     small.put(b"z", name="z", scope="steady")
     assert small.stat()["num_scopes"] == 1 and not small_node.scope_owners._timers
+
+
+def test_a_client_that_closes_while_the_node_ends_its_stream_lives_on(node: EmbeddedNode) -> None:
+    for number in range(40):
+        with Client(node.uri, timeout_s=20) as client:
+            client.open_scope(f"closing/{number}")
