@@ -81,6 +81,11 @@ class DataplaneSection(Section):
     """Byte budget of the embedded node."""
     num_workers: Count = 1
     """Processes that decode media and cut patches in the embedded node."""
+    spill_dir: str | None = None
+    """Where the embedded node keeps, in a folder of its own, the rollouts that must outlive it if it dies, and what has
+    no room in memory; without it, among the run's temporary files. It is removed at the end."""
+    spill_size: Size = 10 * 2**30
+    """What the files there may take."""
     timeout_s: Seconds = 120.0
     """How long one call of a controller, a reward worker or a training rank to the data plane may take."""
 

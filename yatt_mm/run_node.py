@@ -13,6 +13,7 @@ from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import DataPlaneError
 from yatt_mm.config import Config
+from yatt_mm.owned import owned_folder
 
 SCOPE_TIMEOUT_S = 10.0
 MAX_ID_CHARS = 60
@@ -26,6 +27,8 @@ class RunNode:
     uri: str
     scope: str
     """The run's rollouts are in it: they go with the run, however it ends."""
+    durable: bool
+    """The node has a disk: rollouts are written there before they count, and outlive a node that dies."""
     node: EmbeddedNode | None
     """None where somebody else runs it."""
 
@@ -52,7 +55,7 @@ def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, 
     client = stack.enter_context(Client(uri, timeout_s=SCOPE_TIMEOUT_S))
     client.open_scope(scope)
     stack.callback(_close_scope, client, scope)
-    return RunNode(uri=uri, scope=scope, node=node)
+    return RunNode(uri=uri, scope=scope, durable=client.stat()["spill_budget_bytes"] > 0, node=node)
 
 
 def _close_scope(client: Client, scope: str) -> None:
@@ -63,12 +66,17 @@ def _close_scope(client: Client, scope: str) -> None:
 
 def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
     roots = {"train": [config.data.train], "eval": [config.data.eval]}
+    spill_in = Path(config.dataplane.spill_dir or scratch)
+    spill_in.mkdir(parents=True, exist_ok=True)
+    spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))
     return stack.enter_context(
         EmbeddedNode(
             memory_bytes=config.dataplane.memory,
             roots=roots,
             num_workers=config.dataplane.num_workers,
             tmp_dir=str(scratch),
+            spill_dir=spill_dir,
+            spill_bytes=config.dataplane.spill_size,
             node_id=run_id[-MAX_ID_CHARS:].lstrip("._-"),
         )
     )

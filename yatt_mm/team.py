@@ -124,6 +124,7 @@ def _create_engines(site: _Site) -> list[Any]:
         max_images_per_prompt=config.rollout.max_images_per_prompt,
         deadline_s=config.controllers.deadline_s,
         scope=site.node.scope,
+        durable=site.node.durable,
     )
     return [
         site.create(RolloutActor, devices[0], concurrency=1000)(

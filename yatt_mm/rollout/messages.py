@@ -70,3 +70,5 @@ class EngineSpec:
     deadline_s: float
     scope: str
     """Of the data plane: what the engine stores is in it, and goes with the run."""
+    durable: bool
+    """What it stores outlives the data plane's node."""

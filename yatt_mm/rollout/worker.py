@@ -27,16 +27,19 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-NUM_IO_THREADS = 2
+NUM_IO_THREADS = 8
 """Calls to the data plane that may be under way at the same time."""
 
 
 class RolloutWorker:
     """An engine and its connections to the data plane."""
 
-    def __init__(self, engine: Engine, client: Client, reader: Reader, *, scope: str | None = None) -> None:
-        """`scope` is open at the node, and kept open by `client` among others."""
+    def __init__(
+        self, engine: Engine, client: Client, reader: Reader, *, scope: str | None = None, durable: bool = False
+    ) -> None:
+        """`scope` is open at the node, and kept open by `client` among others; `durable` as of `Client.put`."""
         self.engine = engine
+        self._durable = durable
         self._scope = scope
         self._client = client
         self._reader = reader
@@ -62,7 +65,7 @@ class RolloutWorker:
         reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
         try:
             client.open_scope(spec.scope)
-            return cls(await Engine.start(config), client, reader, scope=spec.scope)
+            return cls(await Engine.start(config), client, reader, scope=spec.scope, durable=spec.durable)
         except BaseException:
             reader.close()
             client.close()
@@ -77,7 +80,7 @@ class RolloutWorker:
         except MediaDroppedError as error:
             self._note_resent(error)
             samples = await self.engine.generate((await self._requests([task], [prompt], sampling)).pop())
-        return await self._call(lambda: self._store(task, prompt, samples))
+        return await self._store(task, prompt, samples)
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
         """Answer all tasks as one batch: the same list gives the same bits."""
@@ -87,7 +90,8 @@ class RolloutWorker:
         except MediaDroppedError as error:
             self._note_resent(error)
             groups = await self.engine.generate_batch(await self._requests(tasks, prompts, sampling))
-        return await self._call(lambda: [self._store(*group) for group in zip(tasks, prompts, groups, strict=True)])
+        stored = (self._store(*group) for group in zip(tasks, prompts, groups, strict=True))
+        return list(await asyncio.gather(*stored))  # together: the node's disk takes many at the cost of one
 
     async def update_weights(self, path: str, version: int) -> None:
         """Take published weights."""
@@ -133,12 +137,14 @@ class RolloutWorker:
             for task, prompt in zip(tasks, prompts, strict=True)
         ]
 
-    def _store(self, task: PromptTask, prompt: list[int], samples: Sequence[Sampled]) -> GroupRef:
+    async def _store(self, task: PromptTask, prompt: list[int], samples: Sequence[Sampled]) -> GroupRef:
         group = record.GroupRecord(
             prompt_token_ids=np.array(prompt, dtype=np.int64),
             samples=tuple(_record(sampled) for sampled in samples),
         )
-        ref = self._client.put(record.encode(group), name=task.name, scope=self._scope)
+        ref = await self._call(
+            lambda: self._client.put(record.encode(group), name=task.name, scope=self._scope, durable=self._durable)
+        )
         self._num_groups += 1
         self._num_tokens += sum(len(sampled.token_ids) for sampled in samples)
         return GroupRef(
