@@ -21,7 +21,7 @@ from PIL import Image
 from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parents[2]
-DEADLINE_S = 300.0
+DEADLINE_S = 500.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

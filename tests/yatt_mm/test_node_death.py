@@ -31,6 +31,7 @@ def curve(folder: Path, name: str) -> list[dict[str, float]]:
     return [{key: record[key] for key in CURVE if key in record} for record in runs.metrics(folder, name)]
 
 
+@pytest.mark.timeout(1200)
 def test_a_run_whose_node_is_killed_twice_gives_the_numbers_of_an_undisturbed_one(
     folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
