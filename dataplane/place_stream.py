@@ -12,6 +12,7 @@ import pyarrow.flight as fl
 
 from dataplane.errors import StreamLostError
 from dataplane.hosts import default_host_id
+from dataplane.overdue import OVERDUE
 from dataplane.wire import dump, from_body, parse
 
 _GRACE_S = 1.0
@@ -59,11 +60,10 @@ class PlaceStream:
             is_overdue.set()
             self._reader.cancel()
 
-        timer = threading.Timer(max(0.0, deadline - time.monotonic()) + _GRACE_S, cut)
-        timer.daemon = True
-        timer.start()
         try:
-            return parse(self._reader.read_chunk().app_metadata, "the answer to put")
+            with OVERDUE.cut(max(deadline, time.monotonic()) + _GRACE_S, cut):
+                chunk = self._reader.read_chunk()
+            return parse(chunk.app_metadata, "the answer to put")
         except pa.ArrowException as error:
             self.close()
             raise fl.FlightTimedOutError("no answer") if is_overdue.is_set() else error from error
@@ -72,8 +72,6 @@ class PlaceStream:
             raise StreamLostError(
                 f"{self._uri} ended the stream in the middle of a put; is the node running?"
             ) from None
-        finally:
-            timer.cancel()
 
 
 def close_quietly(writer: Any) -> None:

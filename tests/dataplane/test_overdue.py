@@ -1,0 +1,23 @@
+"""Deadlines of waits, watched by one thread."""
+
+import threading
+import time
+
+from dataplane.overdue import Overdue
+
+
+def test_a_block_that_ends_in_time_is_not_cut_and_one_that_does_not_is() -> None:
+    overdue, is_cut = Overdue(), threading.Event()
+    with overdue.cut(time.monotonic() + 60, lambda: 1 / 0):
+        pass
+    with overdue.cut(time.monotonic(), is_cut.set):
+        assert is_cut.wait(20)
+
+
+def test_one_thread_watches_many_waits() -> None:
+    overdue, cuts = Overdue(), [threading.Event() for _ in range(20)]
+    before = threading.active_count()
+    for event in cuts:
+        with overdue.cut(time.monotonic(), event.set), overdue.cut(time.monotonic() + 60, event.set):
+            assert threading.active_count() <= before + 1
+            assert event.wait(20)
