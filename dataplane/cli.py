@@ -116,7 +116,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     serve.add_argument("--memory", type=parse_memory, default="1GiB", help="byte budget in /dev/shm, default 1GiB")
     serve.add_argument(
-        "--spill", type=Path, metavar="DIR", help="a folder for what has no room in memory, and for put --durable"
+        "--spill", type=Path, metavar="DIR", help="a folder for what has no room in memory, and for durable objects"
     )
     serve.add_argument(
         "--spill-size", type=parse_memory, default="10GiB", help="what the files there may take, default 10GiB"

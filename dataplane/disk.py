@@ -123,13 +123,14 @@ class Disk:
         Waits for: the sync that it shares with others who write at the same time.
         """
         key = blake3(ref.name.encode()).hexdigest()[:24]
-        path = self._objects / f"{key}-{ref.generation:016x}.arrow"
+        path = self._objects / f"{key}-{secrets.token_hex(8)}.arrow"  # no two writers share a file
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         file = self._write(temporary, ref, digest, data)
         try:
             self._commits.commit(temporary, path, [self.keep(path, scope), self._objects])
         except OSError as error:
             temporary.unlink(missing_ok=True)
+            self.discard(replace(file, path=path), scope)
             raise _shortage(path, error) from error
         return replace(file, path=path, is_durable=True)
 
@@ -162,6 +163,11 @@ class Disk:
         """A scope was closed."""
         shutil.rmtree(self._keeps / scope_key(scope.name), ignore_errors=True)
 
+    def discard(self, file: DiskFile, scope: Scope | None) -> None:
+        """A durable file that was written for nothing goes, with what kept it."""
+        self.let_go(file.path, scope)
+        self.remove(file)
+
     def remove(self, file: DiskFile) -> None:
         """Unlink a file; who maps it keeps its bytes."""
         file.path.unlink(missing_ok=True)
@@ -190,9 +196,9 @@ class Disk:
         file.is_checked = True
 
     def recover(self) -> Iterator[Recovered]:
-        """The durable objects of the nodes that had this directory before; what is damaged is set aside."""
+        """The durable objects of the nodes that had this directory, oldest first; what is damaged is set aside."""
         kept = self._read_keeps()
-        for path in sorted(self._objects.iterdir()):
+        for path in sorted(self._objects.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             keepers = kept.get(path.stem, {})
             if not keepers or path.suffix != ".arrow":
                 if path.suffix != ".damaged":

@@ -125,7 +125,7 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
     except BaseException:
         store.abort(slab)
         if file is not None:
-            store.disk.discard(file)
+            store.disk.discard(slab, file)
         raise
 
 

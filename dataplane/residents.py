@@ -45,7 +45,7 @@ class Residents:
     def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
         """The same object came again: its slab is given back; its scope, its hold and its durable file count."""
         if file is not None:
-            self.spill.replace(entry, file)
+            self.spill.adopt(entry, file, slab.scope)
         self._hand_over(slab, entry)
         self.allocator.free(slab.offset, slab.nbytes)
         if is_held:
@@ -263,6 +263,7 @@ class Residents:
         if scope in entry.scopes:
             scope.used_bytes -= slab_bytes(slab.nbytes)
         else:
+            self.spill.keep(entry, scope)
             self._enter(entry, scope)
 
     def _enter(self, entry: Entry, scope: Scope) -> None:

@@ -71,13 +71,22 @@ class Spill:
         self.last_error = str(error)
         self._paused_until = time.monotonic() + _PAUSE_S
 
-    def replace(self, entry: Entry, file: DiskFile) -> None:
-        """An object gets a durable file, in the place of a spilled one, or of the same."""
-        old, entry.file = entry.file, file
-        if old is not None and self.disk is not None:
+    def adopt(self, entry: Entry, file: DiskFile, scope: Scope | None) -> None:
+        """A durable file of an object that is there already, written for `scope`; not needed if it has one."""
+        assert self.disk is not None
+        old = entry.file
+        if old is not None and old.is_durable:
+            self.used_bytes -= file.charge_bytes
+            self.disk.discard(file, scope)
+            return
+        entry.file = file
+        for other in entry.scopes:
+            self.keep(entry, other)
+        if entry.is_held:
+            self.keep(entry, None)
+        if old is not None:
             self.used_bytes -= old.charge_bytes
-            if old.path != file.path:
-                self.disk.remove(old)
+            self.disk.remove(old)
 
     def keep(self, entry: Entry, scope: Scope | None) -> None:
         """A durable object is kept by a scope, or held."""

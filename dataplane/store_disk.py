@@ -52,18 +52,20 @@ class StoreDisk:
                 self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
             raise
 
-    def discard(self, file: DiskFile) -> None:
+    def discard(self, slab: Slab, file: DiskFile) -> None:
         """A durable file whose object was not sealed after all."""
         with self._room:
             self._residents.spill.used_bytes -= file.charge_bytes
         if self._disk is not None:
-            self._disk.remove(file)
+            self._disk.discard(file, slab.scope)
 
     def recover(self) -> set[str]:
         """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
         owners: set[str] = set()
         with self._room:
             for found in self._disk.recover() if self._disk is not None else ():
+                if found.ref.name in self._residents.entries:  # a second one was never acknowledged
+                    continue
                 scopes = []
                 for state in found.scopes:
                     scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")

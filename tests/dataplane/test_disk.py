@@ -107,8 +107,8 @@ def test_a_disk_that_refuses_files_is_named_and_loses_nothing(
         with pytest.raises(OutOfSpaceError, match="does not take another file"):
             client.put(b"c", name="durable", durable=True, scope=None)
     assert client.get(kept) == b"a" * 2 * MIB
-    stat = client.stat()
-    assert stat["spilled_bytes"] == 0 and stat["num_objects"] == 1 and stat["num_leases"] == 0
+    wait_until(lambda: client.stat()["num_leases"] == 0)
+    assert client.stat()["spilled_bytes"] == 0 and client.stat()["num_objects"] == 1
 
 
 @pytest.mark.parametrize("harm", ["bytes", "cut", "gone"])
@@ -183,6 +183,38 @@ def test_durable_objects_survive_the_kill_of_their_node_and_other_spilled_ones_d
         client.release([source])
     with embedded(tmp_path) as node, Client(node.uri) as client:
         assert client.stat()["num_durable"] <= 1 and not client.stat()["num_scopes"]
+
+
+def test_a_durable_object_that_is_put_again_stays_whole_in_every_scope_it_is_in(tmp_path: Path) -> None:
+    data = b"again" * 10_000
+    with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client, Reader(node.uri) as reader:
+        for scope in ("one", "two"):
+            client.open_scope(scope, keep=True)
+        client.put(b"later" * 1000, name="later")
+        ref = client.put(data, name="again", durable=True, scope="one")
+        cold = client.put(data, name="cold", durable=True)
+        client.release([client.put(bytes(2 * MIB - 60_000), name="flood")])  # leaves no room for what is cold
+        for turn in range(3):
+            assert client.put(data, name="again", durable=True, scope="one") == ref, turn
+            assert client.put(data, name="cold", durable=True) == cold
+            assert reader.resolve([cold])[0].tobytes() == data
+            assert reader.resolve([ref])[0].tobytes() == data
+        client.put(data, name="again", scope="two")
+        client.put(b"later" * 1000, name="later", durable=True)
+        with pytest.raises(BadRequestError, match="exists with other content"):
+            client.put(b"x" * 1000, name="again", durable=True)
+        client.close_scope("one")
+        assert client.stat()["num_durable"] == 3 and client.stat()["num_spilled"] >= 1
+        os.kill(node.pid, signal.SIGKILL)
+        node._process._process.wait()
+    with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client:
+        assert client.get(ref) == data == client.get("cold") and client.get("later") == b"later" * 1000
+        assert len(list((tmp_path / "durable" / "objects").iterdir())) == 3
+        assert client.close_scope("two")["num_dropped"] == 1
+        assert client.release_names(["later", "cold"]) == 2
+        wait_until(lambda: client.stat()["num_leases"] == 0)
+        assert client.stat()["spilled_bytes"] == 0
+    assert not list((tmp_path / "durable" / "objects").iterdir())
 
 
 def test_concurrent_durable_puts_share_syncs_and_all_of_them_are_there(node: Node, client: Client) -> None:
