@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import shutil
+import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,6 +85,7 @@ class Disk:
         self._spill, self._objects = directory / "spill", directory / "durable" / "objects"
         self._keeps = directory / "durable" / "keeps"
         self._commits = GroupCommit()
+        self._making = threading.Lock()
         try:
             (self._keeps / HELD).mkdir(parents=True, exist_ok=True)
             self._objects.mkdir(exist_ok=True)
@@ -139,13 +141,14 @@ class Disk:
         folder = self._keeps / HELD
         if scope is not None:
             folder = self._keeps / scope_key(scope.name)
-            if not folder.exists():
-                folder.mkdir()
-                state = {"name": scope.name, "quota_bytes": scope.quota_bytes, "keep": scope.is_kept}
-                temporary = folder / f".{_STATE}"
-                temporary.write_text(json.dumps({**state, "owners": sorted(scope.owners)}))
-                temporary.replace(folder / _STATE)
-                sync_directory(self._keeps)
+            with self._making:  # the first puts into a scope may come together; none is acknowledged without its state
+                if not (folder / _STATE).exists():
+                    folder.mkdir(exist_ok=True)
+                    state = {"name": scope.name, "quota_bytes": scope.quota_bytes, "keep": scope.is_kept}
+                    temporary = folder / f".{_STATE}"
+                    temporary.write_text(json.dumps({**state, "owners": sorted(scope.owners)}))
+                    temporary.replace(folder / _STATE)
+                    sync_directory(self._keeps)
         (folder / path.stem).touch()
         return folder
 

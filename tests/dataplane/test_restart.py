@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,17 @@ def test_stop_in_the_middle_of_a_restart_ends_the_new_node(shard_dir: Path) -> N
         assert not psutil.pid_exists(second)
         assert not any(str(second) in str(child.pid) for child in psutil.Process().children())
         assert not any(path.exists() for path in node.segments)
+
+
+def test_the_first_durable_puts_into_a_scope_may_come_together_and_outlive_the_node(tmp_path: Path) -> None:
+    with EmbeddedNode(memory_bytes=4 << 20, roots={}, spill_dir=tmp_path) as node, Client(node.uri) as client:
+        for turn in range(5):
+            client.open_scope(f"scope {turn}")
+            with ThreadPoolExecutor(8) as threads:
+                puts = [
+                    threads.submit(client.put, bytes([at]), name=f"{turn}/{at}", scope=f"scope {turn}", durable=True)
+                    for at in range(16)
+                ]
+            assert [client.get(put.result()) for put in puts] == [bytes([at]) for at in range(16)]
+        kill(node)
+        assert [client.get(f"4/{at}") for at in range(16)] == [bytes([at]) for at in range(16)]
