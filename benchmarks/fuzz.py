@@ -65,6 +65,8 @@ class FuzzedNode:
         self._log = folder / "node.log"
         command = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
         command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
+        self._disk = folder / "disk"
+        command += ["--spill", str(self._disk), "--spill-size", "16MiB"]
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 command,
@@ -115,6 +117,10 @@ class FuzzedNode:
             path.unlink(missing_ok=True)
         return code or 0
 
+    def files(self) -> list[str]:
+        """What lies in its folder of spilled and durable objects."""
+        return [path.name for path in self._disk.glob("**/*.arrow")]
+
 
 def _children(pid: int) -> list[int]:
     """The processes that a process started, and theirs."""
@@ -137,6 +143,12 @@ def known_of(uri: str) -> Known:
         return Known(actions=actions, refs=[*made, sources[0].to_dict()], recipe=dict(RECIPE), dataset="good")
 
 
+def listed(uri: str) -> list[str]:
+    """The names of what the node holds, in memory or on disk."""
+    with contextlib.closing(connect(uri)) as flight:
+        return [flight_info.descriptor.path[0].decode() for flight_info in flight.list_flights(b"")]
+
+
 def good_requests_work(uri: str) -> str:
     """Empty, or what is wrong with the node: every kind of good request, and everything back at zero afterwards."""
     try:
@@ -152,11 +164,12 @@ def good_requests_work(uri: str) -> str:
             whole = client.put(bytes(MEMORY_BYTES), name="fuzz/whole")  # fits only if every slab is back
             client.release([whole])
             stat = client.stat()
+        stat["plain"] = [name for name in listed(uri) if not name.startswith(("s/", "d/"))]
     except (DataPlaneError, AssertionError) as error:
         with contextlib.suppress(DataPlaneError), Client(uri, timeout_s=5) as client:
             return f"after the fuzzing: {error}; {client.stat()}"
         return f"after the fuzzing: {error}"
-    left = {key: stat.get(key, 0) for key in ("used_bytes", "num_leases", "num_readers", "num_objects", "num_scopes")}
+    left = {key: stat[key] for key in ("used_bytes", "num_leases", "num_readers", "num_scopes", "plain")}
     return f"left behind: {left}" if any(left.values()) else ""
 
 
@@ -180,7 +193,7 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
 def _send(
     node: FuzzedNode, known: Known, num_requests: int, seed: int, console: Console
 ) -> tuple[list[dict[str, Any]], list[Usage]]:
-    """The workers' tallies, and the node's usage after the warm-up and at the end."""
+    """The workers' tallies, and the node's usage after each tenth; the first is the warm-up."""
     context = multiprocessing.get_context("spawn")
     out: Any = context.Queue()
     workers = [
@@ -206,7 +219,7 @@ def _send(
                     continue
                 done += said
                 progress.update(bar, completed=done)
-                if done >= WARM_UP_FRAC * num_requests and not usages:
+                if done >= (len(usages) + 1) * WARM_UP_FRAC * num_requests:
                     usages.append(node.usage())
                 if done % 100 == 0 and node.process.poll() is not None:
                     break
@@ -238,6 +251,8 @@ def _state(node: FuzzedNode, code: int, wrong: str, usages: Sequence[Usage]) -> 
         found.append({"why": f"the node ended with code {code}", "text": log[-3000:]})
     if "Traceback" in log:
         found.append({"why": f"{log.count('Traceback')} tracebacks in the node's log", "text": log[:6000]})
+    if node.files():
+        found.append({"why": f"files are left: {node.files()[:5]}", "text": ""})
     if wrong:
         found.append({"why": wrong, "text": ""})
     grown = usages[-1].resident_bytes - usages[0].resident_bytes
@@ -272,6 +287,7 @@ def _report(
         "slowest_s": round(slowest["slowest_s"], 3),
         "slowest": slowest["slowest"],
         "codes": dict(codes.most_common()),
+        "resident_mib": [round(usage.resident_bytes / (1 << 20), 1) for usage in usages],
         "warm": asdict(usages[0]),
         "end": asdict(usages[-1]),
         "samples": samples,

@@ -31,6 +31,7 @@ from benchmarks.fuzz_wire import (
 from dataplane.digests import content_digest, source_name
 
 NUM_STRUCTURES = 300
+MAX_BODY_BYTES = 256 << 10
 KEPT = "fuzz/kept"
 """A good object that no cleaning up takes away."""
 SESSION = "@SESSION".ljust(32, "@")
@@ -182,7 +183,11 @@ class Corpus:
         return Request(index=0, method="", messages=[data], how="bytes on the TCP port")
 
     def _json(self, rng: random.Random, good: Any) -> tuple[bytes, str]:
-        """A body and what was done to it."""
+        """A body, not so big that the node's peak hides its growth, and what was done to it."""
+        body, how = self._spoilt(rng, good)
+        return body[:MAX_BODY_BYTES], how
+
+    def _spoilt(self, rng: random.Random, good: Any) -> tuple[bytes, str]:
         match rng.choices(("good", "values", "bytes", "structure"), (4, 50, 20, 26))[0]:
             case "good":
                 return json.dumps(good).encode(), "good"

@@ -45,6 +45,7 @@ CLIENT_KILL_S = 4.0
 NODE_KILL_S = 25.0
 """Mean times between two kills."""
 STOP_S = 60.0
+SPILL_BYTES = 128 << 20
 IMAGE_EDGE = 252
 
 _spawn = get_context("spawn")
@@ -65,12 +66,11 @@ class Worker:
 class Soak:
     """Starts, feeds, kills and replaces workers; kills the node; judges what it hears."""
 
-    def __init__(self, node: EmbeddedNode, seed: int, num_samples: int, has_disk: bool) -> None:
+    def __init__(self, node: EmbeddedNode, seed: int, num_samples: int) -> None:
         self._node = node
         self._rng = random.Random(seed)
         self._seed = seed
         self._num_samples = num_samples
-        self._has_disk = has_disk
         self._workers: list[Worker] = []
         self._num_started = 0
         self.catalog = Catalog(self._rng)
@@ -107,7 +107,7 @@ class Soak:
         self._num_started += 1
         ours, theirs = _spawn.Pipe()
         name = f"{role}-{self._seed}-{self._num_started}"
-        args = (role, name, self._node.uri, theirs, self._num_samples, self._has_disk)
+        args = (role, name, self._node.uri, theirs, self._num_samples)
         process = _spawn.Process(target=run_worker, args=args, daemon=True)
         process.start()
         theirs.close()
@@ -182,8 +182,9 @@ class Soak:
         except DataPlaneError:
             return  # it is being restarted
         last = self._last_stat if self._last_stat.get("incarnation") == stat.get("incarnation") else {}
-        for key in ("num_evicted", "num_recomputed", "num_spilled"):
-            self.counts[key] += stat.get(key, 0) - last.get(key, 0)
+        for key in ("num_evicted", "num_recomputed"):
+            self.counts[key] += stat[key] - last.get(key, 0)
+        self.counts["max_spilled"] = max(self.counts["max_spilled"], stat["num_spilled"])
         self._last_stat = stat
 
     def _stop(self) -> None:
@@ -258,11 +259,18 @@ def soak(seconds: float, seed: int, memory_bytes: int, num_samples: int, console
             }
             write_shard(Path(folder) / f"soak-{shard:03d}.tar", images)
         roots, node_id = {"soak": [f"{folder}/soak-*.tar"]}, f"soak{secrets.token_hex(4)}"
-        node = EmbeddedNode(memory_bytes=memory_bytes, roots=roots, num_workers=1, node_id=node_id)
+        node = EmbeddedNode(
+            memory_bytes=memory_bytes,
+            roots=roots,
+            num_workers=1,
+            node_id=node_id,
+            spill_dir=Path(folder) / "disk",
+            spill_bytes=SPILL_BYTES,
+        )
         with node:
             with Client(node.uri) as client:
                 client.ingest("soak")
-            made = Soak(node, seed, num_samples, has_disk=False)
+            made = Soak(node, seed, num_samples)
             with Progress(console=console, transient=True) as progress:
                 made.run(seconds, progress)
             findings = (
@@ -274,6 +282,7 @@ def soak(seconds: float, seed: int, memory_bytes: int, num_samples: int, console
             if node.failure is not None:
                 findings.append(f"the node was given up: {node.failure}")
             made.pids |= {node.pid, *children_of(node.pid)}
+        findings += [f"{path} is left" for path in Path(folder).glob("disk/**/*.arrow")]
     findings += [f"segment {name} is left" for name in segments_of(node_id)]
     findings += [f"process {pid} is left" for pid in made.pids if _is_alive(pid)]
     mb_per_s = (made.counts["checked_bytes"] + made.counts["put_bytes"]) / seconds / 1e6

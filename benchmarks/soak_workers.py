@@ -4,7 +4,6 @@ They speak to their parent over a pipe: a writer says what it will put before it
 so that the parent can judge whatever a reader misses. Every object's digest travels in its ref.
 """
 
-import contextlib
 import faulthandler
 import random
 import time
@@ -17,7 +16,7 @@ import numpy as np
 
 from dataplane.client import Client
 from dataplane.digests import content_digest, source_name
-from dataplane.errors import DataPlaneError, MissingObjectError, NodeUnavailableError, OutOfSpaceError
+from dataplane.errors import MissingObjectError, NodeUnavailableError, OutOfSpaceError
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from tests.dataplane.shards import RECIPE
@@ -37,13 +36,12 @@ SOAK_RECIPE = dict(RECIPE)
 class Writer:
     """Puts, derives, opens and closes scopes, releases; until it is told to stop, or killed."""
 
-    def __init__(self, name: str, uri: str, pipe: Connection, num_samples: int, has_disk: bool) -> None:
+    def __init__(self, name: str, uri: str, pipe: Connection, num_samples: int) -> None:
         self._name = name
         self._pipe = pipe
         self._rng = random.Random(name)
         self._bytes = np.random.default_rng(self._rng.getrandbits(64))
         self._num_samples = num_samples
-        self._has_disk = has_disk
         self._client = first_contact(uri)
         self._own: deque[Ref] = deque()
         self._count = 0
@@ -59,9 +57,7 @@ class Writer:
             except OutOfSpaceError:
                 self._say("count", {"num_full": 1})
                 self._release(everything=True)
-        with contextlib.suppress(DataPlaneError):
-            self._release(everything=True)
-        self._client.close()
+        self._client.close()  # what it put stays, for the parent to check and to release
 
     def _payload(self) -> np.ndarray:
         size = int(np.exp(self._rng.uniform(np.log(100), np.log(MAX_PUT_BYTES))))
@@ -70,11 +66,11 @@ class Writer:
     def _put(self, scope: str | None = None) -> Ref:
         self._count += 1
         name, data = f"soak/{self._name}/{self._count}", self._payload()
-        is_durable = self._has_disk and scope is None and self._rng.random() < 0.2
+        is_durable = scope is None and self._rng.random() < 0.2
         self._say("will", name)
         started = time.monotonic()
         meta = {"checksum": content_digest(data)}
-        ref = self._client.put(data, name=name, meta=meta, scope=scope)
+        ref = self._client.put(data, name=name, meta=meta, scope=scope, durable=is_durable)
         self._announce(ref, started, is_durable, scope)
         if scope is None:
             self._own.append(ref)
@@ -217,12 +213,12 @@ def first_contact(uri: str) -> Client:
             time.sleep(0.1)
 
 
-def run_worker(role: str, name: str, uri: str, pipe: Connection, num_samples: int, has_disk: bool) -> None:
+def run_worker(role: str, name: str, uri: str, pipe: Connection, num_samples: int) -> None:
     """The main function of a worker process."""
     faulthandler.enable()
     try:
         if role == "writer":
-            Writer(name, uri, pipe, num_samples, has_disk).run()
+            Writer(name, uri, pipe, num_samples).run()
         else:
             Watcher(name, uri, pipe).run()
     except (EOFError, BrokenPipeError):

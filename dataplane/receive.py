@@ -51,7 +51,7 @@ def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> 
             if batch is None:
                 continue
             batch.validate()  # its buffers may be shorter than its length, and counting nulls reads them
-        column = batch.column(0)
+            column = batch.column(0)
         if column.null_count:
             raise BadRequestError(f"DoPut with {column.null_count} nulls; wanted numbers only")
         if column.nbytes > max_bytes:

@@ -18,6 +18,7 @@ from tests.dataplane.shards import RECIPE
 
 SCHEMA, HEADER, BODY = ipc_parts(pa.record_batch([pa.array(range(64), pa.uint8())], names=["data"]))
 NULLS = ipc_parts(pa.record_batch([pa.array([1, None] * 512, pa.uint8())], names=["data"]))
+BAD_NAME = SCHEMA.replace(b"data", b"d\xf4\xf4a")
 BAD_NAMES = ipc_parts(pa.record_batch({"colone": [1], "coltwo": [2]}))[0].replace(b"colone", b"c\xf4\xf4\xf4\xf4e")
 SESSION = flight_data(command(b'{"verb": "session"}'))
 PUT = command(b'{"name": "raw/x"}')
@@ -38,6 +39,7 @@ def channel(node: EmbeddedNode) -> Iterator[grpc.Channel]:
             "the schema of DoPut is not Arrow IPC .*schema but got record batch",
         ),
         ("DoPut", [flight_data(PUT, BAD_NAMES)], "the schema of DoPut is not Arrow IPC .*can't decode byte"),
+        ("DoPut", [flight_data(PUT, BAD_NAME), flight_data(header=HEADER, body=BODY)], "batch of DoPut .*can't decode"),
         ("DoPut", [flight_data(PUT, SCHEMA), flight_data(header=b"x" * 40)], "a batch of DoPut is not Arrow IPC"),
         ("DoPut", [flight_data(PUT, SCHEMA), flight_data(header=HEADER, body=BODY[:10])], "a batch of DoPut is not"),
         ("DoPut", [flight_data(PUT, NULLS[0]), flight_data(header=NULLS[1], body=b"")], "a batch of DoPut is not"),
