@@ -252,3 +252,22 @@ def test_two_nodes_do_not_share_a_folder_and_leftovers_are_removed(tmp_path: Pat
     (tmp_path / "file").touch()
     with pytest.raises(OutOfSpaceError, match="cannot be written"):
         Node(NodeConfig(memory_bytes=MIB, spill_dir=tmp_path / "file"))
+
+
+def test_a_durable_put_that_comes_again_after_a_kill_loses_nothing(tmp_path: Path) -> None:
+    made = EmbeddedNode(memory_bytes=2 * MIB, roots={}, spill_dir=tmp_path, node_id="one")
+    with made as node, Client(node.uri, timeout_s=60) as client:
+        for _ in range(3):
+            ref = client.put(b"again" * 1000, name="again", durable=True)
+            client.open_scope("keeps", keep=True)
+            client.put(b"again" * 1000, name="again", durable=True, scope="keeps")
+            assert client.stat()["num_durable"] == 1
+            assert len(list(tmp_path.glob("**/durable/objects/*.arrow"))) == 1
+            before = node.num_restarts
+            os.kill(node.pid, signal.SIGKILL)
+            wait_until(lambda before=before: node.num_restarts > before, 60)
+            assert client.get(ref) == b"again" * 1000
+        client.close_scope("keeps")
+        assert client.get(ref) == b"again" * 1000
+        client.release([ref])
+    assert not list(tmp_path.glob("**/*.arrow"))
