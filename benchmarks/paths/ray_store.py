@@ -7,6 +7,7 @@ both of objects that an actor put. `ray/put` puts arrays from this process.
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,6 +37,7 @@ class Putter:
 @contextmanager
 def local_ray() -> Iterator[Any]:
     """A Ray of our own with one actor; its files end with it."""
+    on_sigterm = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
         ray.init(
             num_cpus=8,  # slots for actors that wait most of the time
@@ -46,6 +48,7 @@ def local_ray() -> Iterator[Any]:
             runtime_env={"env_vars": {"PYTHONPATH": str(_ROOT)}},
             _temp_dir=folder,
         )
+        signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own handler ends the process and leaves its files
         try:
             yield Putter.remote()
         finally:
