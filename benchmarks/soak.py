@@ -139,6 +139,8 @@ class Soak:
             self._orphans += self.catalog.writer_ended(worker.name)
             if not worker.is_done and worker.process.exitcode != -signal.SIGKILL:
                 self.findings.append(f"{worker.name} ended with {worker.process.exitcode}")
+                if not self.catalog.is_closed:
+                    self._start(worker.role)  # a soak without writers would show nothing
 
     def _understand(self, worker: Worker, kind: str, value: Any) -> None:
         match kind:
