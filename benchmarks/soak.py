@@ -45,7 +45,6 @@ CLIENT_KILL_S = 4.0
 NODE_KILL_S = 25.0
 """Mean times between two kills."""
 STOP_S = 60.0
-SPILL_BYTES = 128 << 20
 IMAGE_EDGE = 252
 
 _spawn = get_context("spawn")
@@ -251,7 +250,9 @@ def leaks(node: EmbeddedNode, soak: Soak, memory_bytes: int) -> list[str]:
     return [f"left behind: {left}, {used} bytes"] if left or used else []
 
 
-def soak(seconds: float, seed: int, memory_bytes: int, num_samples: int, console: Console) -> dict[str, Any]:
+def soak(
+    seconds: float, seed: int, memory_bytes: int, spill_bytes: int, num_samples: int, console: Console
+) -> dict[str, Any]:
     """Everything; the report, JSON-safe. `findings` is empty if all is well."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         for shard in range(4):
@@ -267,7 +268,7 @@ def soak(seconds: float, seed: int, memory_bytes: int, num_samples: int, console
             num_workers=1,
             node_id=node_id,
             spill_dir=Path(folder) / "disk",
-            spill_bytes=SPILL_BYTES,
+            spill_bytes=spill_bytes,
         )
         with node:
             with Client(node.uri) as client:
@@ -318,11 +319,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--memory", type=int, default=96 << 20, help="bytes of the node's arena")
+    parser.add_argument("--spill", type=int, default=128 << 20, help="bytes of the node's disk")
     parser.add_argument("--samples", type=int, default=400, help="images, of which patches are made")
     parser.add_argument("--json", action="store_true", help="end with one line for machines")
     args = parser.parse_args()
     console = Console(stderr=args.json)
-    report = soak(args.minutes * 60, args.seed, args.memory, args.samples, console)
+    report = soak(args.minutes * 60, args.seed, args.memory, args.spill, args.samples, console)
     show(report, console)
     if args.json:
         print(json.dumps(report))

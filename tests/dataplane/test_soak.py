@@ -14,11 +14,12 @@ def put(name: str, started: float, **more: Any) -> dict[str, Any]:
 
 
 def test_twenty_seconds_of_writing_reading_and_killing_give_no_wrong_byte_and_no_leak() -> None:
-    report = soak(20, 1, 24 << 20, 60, Console(stderr=True))
+    report = soak(20, 1, 24 << 20, 16 << 20, 100, Console(stderr=True))
     assert report["findings"] == []
     counts = report["counts"]
     assert counts["num_node_kills"] >= 1 and counts["num_client_kills"] >= 2
-    assert counts["num_checks"] > 100 and counts["num_puts"] > 10 and counts["num_evicted"] > 0
+    assert counts["num_checks"] > 100 and counts["num_puts"] > 10
+    assert counts["num_evicted"] > 0 and counts["max_spilled"] > 0
 
 
 def test_only_what_nothing_took_away_is_missed() -> None:
