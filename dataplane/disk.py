@@ -9,6 +9,8 @@ A durable object is alive for as long as something keeps it: what nothing keeps 
 budget and takes no lock but its own: what is spilled, and when, is the store's business.
 """
 
+import contextlib
+import errno
 import fcntl
 import json
 import logging
@@ -25,10 +27,10 @@ import numpy as np
 from blake3 import blake3
 
 from dataplane.digests import content_digest
-from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError
+from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.group_commit import GroupCommit, sync_directory
 from dataplane.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
-from dataplane.reach import identity, open_segment
+from dataplane.reach import identity, map_file
 from dataplane.refs import Ref
 from dataplane.scopes import Scope
 
@@ -130,10 +132,12 @@ class Disk:
         file = self._write(temporary, ref, digest, data)
         try:
             self._commits.commit(temporary, path, [self.keep(path, scope), self._objects])
-        except OSError as error:
+        except BaseException as error:
             temporary.unlink(missing_ok=True)
             self.discard(replace(file, path=path), scope)
-            raise _shortage(path, error) from error
+            if isinstance(error, OSError):
+                raise _shortage(path, error) from error
+            raise
         return replace(file, path=path, is_durable=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
@@ -175,18 +179,28 @@ class Disk:
         """Unlink a file; who maps it keeps its bytes."""
         file.path.unlink(missing_ok=True)
 
+    def set_aside(self, file: DiskFile) -> None:
+        """A durable file that is not what was written stays for people to look at. OSError as the disk gives it."""
+        if file.is_durable:
+            with contextlib.suppress(FileNotFoundError):
+                file.path.rename(file.path.with_suffix(".damaged"))
+
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def map(self, file: DiskFile, nbytes: int) -> np.ndarray:
-        """The object's bytes, mapped read-only. ChecksumError if the file is not what was written."""
+        """The object's bytes, mapped read-only; they cost no descriptor.
+
+        ChecksumError if the file is not what was written; OverloadedError if that cannot be told now.
+        """
         try:
-            fd = open_segment(file.describe(), os.O_RDONLY)
+            return np.asarray(map_file(file.describe()))[file.offset : file.offset + nbytes]
         except OSError as error:
-            raise ChecksumError(f"{file.path} was removed, cut short or replaced ({error.strerror})") from error
-        try:
-            return np.memmap(fd_path(fd), np.uint8, "r", file.offset, (nbytes,)) if nbytes else np.empty(0, np.uint8)
-        finally:
-            os.close(fd)
+            if error.errno in (errno.ENOENT, errno.ESTALE):
+                raise ChecksumError(f"{file.path} was removed, cut short or replaced ({error.strerror})") from error
+            raise OverloadedError(
+                f"{file.path} cannot be read now ({error.strerror}); nothing is lost: ask again, and see what the disk "
+                "and the limits of the node's process say"
+            ) from error
 
     def check(self, file: DiskFile, nbytes: int, digest: str) -> None:
         """Raise ChecksumError unless the file is whole; its content is compared the first time."""
@@ -246,11 +260,6 @@ class Disk:
 def scope_key(name: str) -> str:
     """A folder's name for a scope."""
     return blake3(name.encode()).hexdigest()[:24]
-
-
-def fd_path(fd: int) -> str:
-    """A path that opens what a descriptor has open."""
-    return f"/proc/self/fd/{fd}"
 
 
 def _file(path: Path, offset: int, charge: int) -> DiskFile:

@@ -99,11 +99,11 @@ def _pieces(node: "Node", refs: Sequence[Ref], how: _How) -> Iterator[pa.RecordB
         try:
             while (leased := _try_lease(node, ref, how)) is None:
                 yield gathered.take()  # also when it is empty: the receiver then knows that this node still works
+            data = _buffer(node.store, leased)
+            info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(node.store, leased)}
         except DataPlaneError as error:
             gathered.add(at, {"error": type(error).__name__, "message": str(error)}, None)
             continue
-        data = _buffer(node.store, leased)
-        info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(node.store, leased)}
         if data.size < GATHER_BELOW:
             gathered.add(at, info, data)
             if gathered.is_full:
@@ -204,8 +204,9 @@ class _StreamLease:
 
 def _buffer(store: Store, leased: Leased) -> pa.Buffer:
     """The object's bytes where they lie; the lease ends with the last slice of the buffer."""
+    lease = _StreamLease(store, leased.lease)
     data = store.content(leased.entry)
-    owner = (data, _StreamLease(store, leased.lease))
+    owner = (data, lease)
     return pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
 
 

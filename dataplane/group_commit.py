@@ -1,5 +1,6 @@
 """Making files durable together: whoever writes while a sync runs shares the next one."""
 
+import errno
 import os
 import threading
 from collections.abc import Iterable
@@ -12,7 +13,7 @@ class _Batch:
     files: list[tuple[Path, Path]] = field(default_factory=list)
     folders: set[Path] = field(default_factory=set)
     is_done: bool = False
-    error: OSError | None = None
+    error: BaseException | None = None
 
 
 class GroupCommit:
@@ -37,7 +38,8 @@ class GroupCommit:
         if not batch.is_done:
             self._lead(batch)
         if batch.error is not None:
-            raise batch.error
+            code = batch.error.errno if isinstance(batch.error, OSError) else errno.EIO
+            raise OSError(code, f"the sync of files failed: {batch.error}") from batch.error
 
     def _lead(self, batch: _Batch) -> None:
         try:
@@ -46,8 +48,10 @@ class GroupCommit:
                 temporary.replace(path)
             for folder in batch.folders:
                 sync_directory(folder)
-        except OSError as error:
+        except BaseException as error:  # whatever it is, nobody may take this batch for synced
             batch.error = error
+            if not isinstance(error, OSError):
+                raise
         finally:
             with self._turn:
                 batch.is_done = True

@@ -3,13 +3,18 @@
 A path means another file, or none, in another container: device and inode tell.
 """
 
+import ctypes
 import errno
 import mmap
 import os
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mmap.restype = ctypes.c_void_p
+_libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FAILED = ctypes.c_void_p(-1).value
 
 
 def identity(fd: int) -> dict[str, int]:
@@ -18,14 +23,36 @@ def identity(fd: int) -> dict[str, int]:
     return {"device": stat.st_dev, "inode": stat.st_ino}
 
 
-def map_file(shared: Mapping[str, Any]) -> tuple[mmap.mmap, int]:
-    """A file of a spilled object, mapped read-only, and the mapping's address. OSError as `open_segment`."""
+class FileMapping:
+    """The first bytes of a file, mapped read-only until the last array over them is gone.
+
+    It keeps no descriptor open, as `mmap.mmap` and `np.memmap` do: objects that are mapped by the thousand would use up
+    those that a process may have. OSError where the system maps no more.
+    """
+
+    __slots__ = ("__array_interface__", "address", "nbytes")
+
+    def __init__(self, fd: int, nbytes: int) -> None:
+        self.nbytes = 0
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        if address == _FAILED:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        self.address, self.nbytes = int(address), nbytes
+        self.__array_interface__ = {"data": (self.address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+
+    def __del__(self) -> None:
+        if self.nbytes:
+            _libc.munmap(self.address, self.nbytes)
+
+
+def map_file(shared: Mapping[str, Any]) -> FileMapping:
+    """A file of a spilled object, mapped whole. OSError as `open_segment`, or where the system maps no more."""
     fd = open_segment(shared, os.O_RDONLY)
     try:
-        mapping = mmap.mmap(fd, shared["nbytes"], flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
+        return FileMapping(fd, shared["nbytes"])
     finally:
         os.close(fd)
-    return mapping, np.frombuffer(mapping, np.uint8).__array_interface__["data"][0]
 
 
 def open_segment(shared: Mapping[str, Any], flags: int) -> int:

@@ -7,7 +7,6 @@ memory, and the reader goes on with the node's next incarnation on the same addr
 """
 
 import logging
-import mmap
 import os
 import threading
 import time
@@ -23,7 +22,7 @@ from dataplane.connect import Credentials
 from dataplane.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.locators import JSON_UP_TO, Locators
 from dataplane.patience import MIN_ATTEMPT_S, Patience, is_gone
-from dataplane.reach import map_file
+from dataplane.reach import FileMapping, map_file
 from dataplane.reader_session import Mapping, ReaderSession, ResolveStream
 from dataplane.refs import Ref
 from dataplane.wire import dump, from_body, parse
@@ -42,7 +41,7 @@ class _Owner:
     __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
 
     def __init__(
-        self, address: int, ref: Ref, lease: int, session: ReaderSession, mapping: mmap.mmap | None = None
+        self, address: int, ref: Ref, lease: int, session: ReaderSession, mapping: FileMapping | None = None
     ) -> None:
         self._mapping = mapping  # of a spilled object's own file
         typestr = _TYPE_CODES[ref.dtype]
@@ -244,13 +243,13 @@ class Reader:
     ) -> "_Owner | np.ndarray":
         """The file of a spilled object, mapped; a copy over Flight where it cannot be opened from here."""
         try:
-            mapping, address = map_file(shared)
+            mapping = map_file(shared)
         except OSError as error:
             log.info("%s cannot be mapped (%s); %s is copied over Flight", shared["path"], error, ref.name)
             copied = session.fetch([ref], time.monotonic() + self.timeout_s)[0]
             session.ended.put(lease)
             return copied
-        return _Owner(address + offset, ref, lease, session, mapping)
+        return _Owner(mapping.address + offset, ref, lease, session, mapping)
 
     def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
         """Raise unless what lies there has the dtype, shape and size that the refs say."""

@@ -8,6 +8,7 @@ import argparse
 import json
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 def serve(args: argparse.Namespace) -> int:
     """Run a node until it is told to stop; the exit code."""
     logging.basicConfig(level=logging.WARNING, format="dataplane %(levelname)s %(message)s", stream=sys.stderr)
+    _raise_file_limit()
     stop = _Stop(is_embedded=args.embedded)
     try:
         node = Node(_config(args))
@@ -119,6 +121,15 @@ def _limits(args: argparse.Namespace) -> MediaLimits:
         )
     except ValueError as error:
         raise BadRequestError(str(error)) from error
+
+
+def _raise_file_limit() -> None:
+    """Let this process open what the system lets it: every connection takes a descriptor, and so do files."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    except (OSError, ValueError) as error:
+        log.info("the limit of open files stays as it is (%s)", error)
 
 
 class _Stop:

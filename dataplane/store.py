@@ -17,7 +17,7 @@ import numpy as np
 from dataplane.allocator import slab_bytes
 from dataplane.disk import Disk, DiskFile
 from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import ChecksumError, MissingObjectError, OutOfSpaceError, StreamLostError
+from dataplane.errors import MissingObjectError, OutOfSpaceError, StreamLostError
 from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.room import Room
@@ -263,13 +263,13 @@ class Store:
             }
 
     def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
-        """The leases, without those of files that were damaged; none, and ChecksumError, if one is lost for good."""
+        """The leases, without those of files that were damaged; none if one is lost for good, or cannot be read."""
         for at, leased in enumerate(granted):
             if leased is None or leased.entry.slab is not None:
                 continue
             try:
                 is_whole = self.disk.is_whole(leased.entry)
-            except ChecksumError:
+            except BaseException:
                 self.end_leases([item.lease for item in granted if item is not None], session)
                 raise
             if not is_whole:

@@ -11,7 +11,7 @@ import numpy as np
 from dataplane.digests import content_digest
 from dataplane.disk import Disk, DiskFile, charge_bytes
 from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError
+from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.room import Room
@@ -91,15 +91,16 @@ class StoreDisk:
                     self._room.changed()
 
     def is_whole(self, entry: Entry) -> bool:
-        """Whether a leased object's file is what was written; else the object is dropped.
+        """Whether a leased object's file is what was written; else the object is dropped, a durable file set aside.
 
-        False if it can be made again; ChecksumError if that is not so.
+        False if it can be made again; ChecksumError if that is not so; OverloadedError if it cannot be told now.
         """
         assert self._disk is not None and entry.file is not None
         try:
             self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
         except ChecksumError as error:
             log.error("%s is lost: %s", entry.ref.name, error)
+            self._set_aside(entry.file)
             with self._room:
                 if not entry.is_dropped:
                     self._residents.drop(entry)
@@ -113,3 +114,10 @@ class StoreDisk:
         """The bytes of a spilled object, read-only."""
         assert self._disk is not None and entry.file is not None
         return self._disk.map(entry.file, entry.ref.nbytes)
+
+    def _set_aside(self, file: DiskFile) -> None:
+        assert self._disk is not None
+        try:
+            self._disk.set_aside(file)
+        except OSError as error:  # to forget the object now would be to remove the file
+            raise OverloadedError(f"{file.path} is damaged and cannot be set aside now ({error})") from error
