@@ -141,7 +141,7 @@ class Client:
         return int(self._act("release", {"names": list(names)})["num_released"])
 
     def ingest(self, dataset: str) -> Dataset:
-        """Index the tar shards of a registered dataset by their headers. Raises DatasetError if nothing is usable."""
+        """Index the shards of a registered dataset, whatever their format. Raises DatasetError if nothing is usable."""
         return Dataset.from_dict(self._act("ingest", {"dataset": dataset}))
 
     def samples(self, dataset: str, indices: Sequence[int]) -> list[Sample]:

@@ -22,6 +22,7 @@ from dataplane.errors import BadRequestError, DataPlaneError, DatasetError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
+from dataplane.os_errors import describe_error
 from dataplane.process import signal_on_parent_death
 from dataplane.roots import find_dataset_files
 from dataplane.security import Security
@@ -39,9 +40,9 @@ def serve(args: argparse.Namespace) -> int:
         node = Node(_config(args))
     except (DataPlaneError, OSError) as error:
         if args.embedded:
-            _say({"error": type(error).__name__, "message": str(error)})
+            _say({"error": type(error).__name__, "message": describe_error(error)})
         else:
-            print(f"dataplane serve: {error}", file=sys.stderr)
+            print(f"dataplane serve: {describe_error(error)}", file=sys.stderr)
         return 1
     try:
         if args.embedded:

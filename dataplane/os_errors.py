@@ -1,0 +1,22 @@
+"""Errors of the operating system as one line that says which file, what about it, and what to change."""
+
+import errno
+
+_ADVICE = {
+    errno.ENOENT: "check the path",
+    errno.EACCES: "check who owns it and its mode",
+    errno.EPERM: "check who owns it and its mode",
+    errno.EISDIR: "it is a folder; wanted a file",
+    errno.ENOTDIR: "a part of the path is no folder; check the path",
+    errno.ENOSPC: "make room there, or choose another place",
+    errno.EROFS: "choose a place that can be written",
+}
+
+
+def describe_error(error: Exception) -> str:
+    """The message of an error; for one about a file that Python only numbered, in words."""
+    if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
+        return str(error)
+    advice = _ADVICE.get(error.errno or 0, "")
+    what = f"{str(error.filename)!r}: {error.strerror[:1].lower()}{error.strerror[1:]}"
+    return f"{what}; {advice}" if advice else what
