@@ -5,6 +5,7 @@ objects; a big object comes in ranges over several connections, since one connec
 """
 
 import json
+import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,7 +25,8 @@ from dataplane.wire import PIECES, check_array, dump, from_body, parse
 
 RANGES_FROM = 16 << 20
 """From this size on an object comes in several range streams."""
-NUM_STREAMS = 4
+NUM_STREAMS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Each connection keeps about a core busy here and another one at the sender."""
 _ALIGN = 4096
 
 

@@ -32,7 +32,7 @@ MAX_ITEMS = 65_536
 MAX_ERROR_BYTES = 2000
 MAX_NUMBER = 1 << 63
 """No size, offset or count reaches it."""
-BATCH_BYTES = 4 << 20
+BATCH_BYTES = 2 << 20
 """Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
 
 ITEM_BYTES: Mapping[str, int] = {
