@@ -193,7 +193,7 @@ class Disk:
         ChecksumError if the file is not what was written; OverloadedError if that cannot be told now.
         """
         try:
-            return np.asarray(map_file(file.describe()))[file.offset : file.offset + nbytes]
+            return np.asarray(map_file(file.describe(), is_own=True))[file.offset : file.offset + nbytes]
         except OSError as error:
             if error.errno in (errno.ENOENT, errno.ESTALE):
                 raise ChecksumError(f"{file.path} was removed, cut short or replaced ({error.strerror})") from error

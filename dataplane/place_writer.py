@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow.flight as fl
 
-from dataplane.errors import DataPlaneError
+from dataplane.errors import DataPlaneError, NodeUnavailableError
 from dataplane.place_stream import PlaceStream
 from dataplane.reach import open_segment
 from dataplane.refs import Ref
@@ -62,6 +62,8 @@ class PlaceWriter:
         request = {"allocate": view.nbytes, "timeout_s": remaining, "scope": body.get("scope")}
         place = stream.ask(request, deadline)
         try:
+            if not 0 <= place["offset"] <= stream.segment["nbytes"] - view.nbytes:
+                raise NodeUnavailableError(f"{self._uri} gave a place outside of its arena: it is no data-plane node")
             _write(fd, view, place["offset"])
             sealed = stream.ask({"seal": dict(body)}, deadline)
         except DataPlaneError:

@@ -26,7 +26,6 @@ from dataplane.images import decode_image
 from dataplane.limits import MediaLimits
 from dataplane.media import UndecodableError
 from dataplane.process import keep_freed_memory, signal_on_parent_death
-from dataplane.reach import open_segment
 from dataplane.recipes import parse_recipe
 from dataplane.recipes.kernel import Kernel, Plan
 from dataplane.videos import Video
@@ -56,8 +55,8 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
 
 
 def map_segment(path: Path) -> np.ndarray:
-    """The node's arena, writable."""
-    fd = open_segment({"path": str(path), "nbytes": 0}, os.O_RDWR)
+    """The node's arena, writable; the node that started this process names it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written
         return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags), np.uint8)

@@ -218,8 +218,8 @@ class Reader:
     def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
         """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
         offsets, leases = locators.offset, locators.lease
-        session, base = stream.session, stream.session.address
-        assert base is not None
+        session, base, arena = stream.session, stream.session.address, stream.session.mapping()
+        assert base is not None and arena is not None
         session.add_leases(len(offsets) - offsets.count(-1))
         owners: list[_Owner | np.ndarray | None] = []
         try:
@@ -228,6 +228,7 @@ class Reader:
                 if offset < 0:
                     owners.append(None)
                 elif not segment:
+                    _check_inside(offset, ref, arena.nbytes)
                     owners.append(_Owner(base + offset, ref, lease, session))
                 else:
                     owners.append(self._open_spilled(locators.files[segment - 1], offset, ref, lease, session))
@@ -249,6 +250,7 @@ class Reader:
             copied = session.fetch([ref], time.monotonic() + self.timeout_s)[0]
             session.ended.put(lease)
             return copied
+        _check_inside(offset, ref, mapping.nbytes)
         return _Owner(mapping.address + offset, ref, lease, session, mapping)
 
     def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
@@ -272,3 +274,9 @@ class Reader:
 
 def _left_s(deadline: float) -> float:
     return max(MIN_ATTEMPT_S, deadline - time.monotonic())
+
+
+def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:
+    """A view outside of what is mapped would end this process, or show it its own memory."""
+    if not 0 <= offset <= nbytes - ref.nbytes:
+        raise NodeUnavailableError(f"a locator puts {ref.name} outside of its node's memory: it is no data-plane node")

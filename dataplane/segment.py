@@ -17,11 +17,9 @@ import psutil
 
 from dataplane.errors import OutOfSpaceError
 from dataplane.numa import NumaPolicy
-from dataplane.reach import identity
+from dataplane.reach import PREFIX, SHM_DIR, identity
 from dataplane.sizes import format_bytes
 
-SHM_DIR = Path("/dev/shm")
-PREFIX = "dataplane-"
 _CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _PREFAULT_STEP = 256 * 1024 * 1024
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap has no name for it in Python 3.11
