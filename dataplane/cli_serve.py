@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dataplane.call_limits import CallLimits
 from dataplane.cli_options import parse_memory, parse_numa, parse_peer, parse_port, parse_root, parse_workers
+from dataplane.fetch import NUM_STREAMS
 from dataplane.limits import DEFAULT_LIMITS
 from dataplane.sizes import format_bytes
 from dataplane.wire import DEFAULT_PORT
@@ -149,5 +150,9 @@ def _add_hosts(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--advertise", default="", metavar="URI", help="the address that other nodes use for this one")
     group.add_argument("--peer-token-file", type=Path, metavar="FILE", help="the token that this node shows others")
     group.add_argument(
-        "--peer-streams", type=int, default=4, metavar="N", help="connections for a big object, default 4"
+        "--peer-streams",
+        type=int,
+        default=NUM_STREAMS,
+        metavar="N",
+        help="connections for a big object, default half the cores, 1 to 4",
     )

@@ -8,7 +8,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -36,10 +36,13 @@ class PlaceWriter:
         self._stream: PlaceStream | None = None
         self._is_remote = False
 
-    def put(self, view: memoryview, body: Mapping[str, Any], timeout_s: float) -> Ref | None:
-        """The ref, or None where the arena cannot be reached from here (the caller then sends the bytes).
+    def put(
+        self, views: Sequence[memoryview], bodies: Sequence[Mapping[str, Any]], scope: str | None, timeout_s: float
+    ) -> list[Ref] | None:
+        """The refs, or None where the arena cannot be reached from here (the caller then sends the bytes).
 
-        Waits for: other puts of this writer, the node, room; all within `timeout_s`.
+        One round trip gives the places, another seals them. Waits for: other puts of this writer, the node, room; all
+        within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
@@ -49,29 +52,39 @@ class PlaceWriter:
             if fd is None:
                 return None
             try:
-                return self._put(fd, view, body, deadline)
+                return self._put(fd, views, bodies, scope, deadline)
             finally:
                 os.close(fd)
         finally:
             self._lock.release()
 
-    def _put(self, fd: int, view: memoryview, body: Mapping[str, Any], deadline: float) -> Ref:
+    def _put(
+        self,
+        fd: int,
+        views: Sequence[memoryview],
+        bodies: Sequence[Mapping[str, Any]],
+        scope: str | None,
+        deadline: float,
+    ) -> list[Ref]:
         remaining = max(0.01, deadline - time.monotonic())
         stream = self._stream
         assert stream is not None
-        request = {"allocate": view.nbytes, "timeout_s": remaining, "scope": body.get("scope")}
-        place = stream.ask(request, deadline)
+        sizes = [view.nbytes for view in views]
+        places = stream.ask({"allocate": sizes, "timeout_s": remaining, "scope": scope}, deadline)["places"]
         try:
-            if not 0 <= place["offset"] <= stream.segment["nbytes"] - view.nbytes:
-                raise NodeUnavailableError(f"{self._uri} gave a place outside of its arena: it is no data-plane node")
-            _write(fd, view, place["offset"])
-            sealed = stream.ask({"seal": dict(body)}, deadline)
+            for view, place in zip(views, places, strict=True):
+                if not 0 <= place["offset"] <= stream.segment["nbytes"] - view.nbytes:
+                    raise NodeUnavailableError(
+                        f"{self._uri} gave a place outside of its arena: it is no data-plane node"
+                    )
+                _write(fd, view, place["offset"])
+            sealed = stream.ask({"seal": [dict(body) for body in bodies]}, deadline)
         except DataPlaneError:
-            raise  # the node's answer: it took the place back, or the stream is gone
+            raise  # the node's answer: it took the places back, or the stream is gone
         except BaseException:
-            self._drop_stream()  # and with it the place
+            self._drop_stream()  # and with it the places
             raise
-        return Ref.from_dict(sealed)
+        return [Ref.from_dict(ref) for ref in sealed["refs"]]
 
     def close(self) -> None:
         """End the stream; an unsealed place goes back to the node."""

@@ -118,6 +118,16 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ArraySpec:
+    """An array that is to be stored as a plain object."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    meta: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BadMedia:
     """A medium, or a piece of a shard, that was put in quarantine, and why."""
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
@@ -22,18 +22,8 @@ from dataplane.errors import NodeUnavailableError
 from dataplane.patience import Patience
 from dataplane.place_stream import PlaceStream
 from dataplane.reach import open_segment
-from dataplane.refs import Ref
+from dataplane.refs import ArraySpec, Ref
 from dataplane.wire import ITEM_BYTES, check_array, check_plain_name
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArraySpec:
-    """An array that will be written."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    meta: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

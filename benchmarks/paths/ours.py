@@ -1,7 +1,8 @@
 """The data plane: resolve, verified put, write and seal, and an object of another node.
 
-`ours/resolve` ends with read-only numpy views of the node's shared memory: no bytes move. `ours/put` is `Client.put`,
-verified by hash. `ours/write_seal` copies into the arena and publishes without a hash, as workers do that make arrays.
+`ours/resolve` ends with read-only numpy views of the node's shared memory: no bytes move. `ours/put` is
+`Client.put_many`, verified by hash. `ours/write_seal` copies into the arena and publishes without a hash, as workers do
+that make arrays.
 `ours/cross_node` ends with the same views, of objects that another node has, which shares no memory with the reader's:
 the reader's node fetches them over Flight into its own arena, and verifies them.
 """
@@ -23,8 +24,8 @@ from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.process import keep_freed_memory
 from dataplane.reader import Reader
-from dataplane.refs import Ref
-from dataplane.writer import ArraySpec, Place, Writer
+from dataplane.refs import ArraySpec, Ref
+from dataplane.writer import Place, Writer
 
 _numbers = itertools.count()
 
@@ -81,12 +82,15 @@ def resolved(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
 
 
 def put(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
-    """Objects one after the other into the node, each under a new name."""
+    """All objects into the node with `put_many`, each under a new name."""
     payloads = case.payloads()
     with Client(nodes.uri) as client:
 
         def put_all(names: list[str]) -> list[Ref]:
-            return [client.put(data, name=name, shape=data.shape) for name, data in zip(names, payloads, strict=True)]
+            pairs = zip(names, payloads, strict=True)
+            return client.put_many(
+                [ArraySpec(name=name, dtype="uint8", shape=data.shape) for name, data in pairs], payloads
+            )
 
         names = partial(_new_names, case)
         return measure("ours/put", case, put_all, prepare=names, clean=client.release_names, quick=quick)

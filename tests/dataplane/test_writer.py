@@ -11,7 +11,8 @@ from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, OutOfSpaceError
 from dataplane.reader import Reader
-from dataplane.writer import ArraySpec, Writer
+from dataplane.refs import ArraySpec
+from dataplane.writer import Writer
 from tests.dataplane.shards import wait_until
 
 
