@@ -32,6 +32,8 @@ class Allocator:
         self._by_size: list[tuple[int, int]] = [(capacity, 0)]
         self._size_at: dict[int, int] = {0: capacity}
         self._start_of_end: dict[int, int] = {capacity: 0}
+        self._size_of: dict[int, int] = {}
+        """What is handed out: bytes by offset."""
 
     def allocate(self, nbytes: int) -> int | None:
         """The offset of a free range for `nbytes`, or None when no free range is long enough."""
@@ -46,13 +48,17 @@ class Allocator:
                 self._add(start, offset - start)
                 self._add(offset + wanted, start + size - offset - wanted)
                 self.used_bytes += wanted
+                self._size_of[offset] = wanted
                 return offset
             index += 1
         return None
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give back what `allocate(nbytes)` returned."""
+        """Give back what `allocate(nbytes)` returned. ValueError if it is not out: it would be given to two owners."""
         size = slab_bytes(nbytes)
+        if self._size_of.get(offset) != size:
+            raise ValueError(f"{size} bytes at {offset} are not allocated ({self._size_of.get(offset)} are)")
+        del self._size_of[offset]
         self.used_bytes -= size
         start, end = offset, offset + size
         before = self._start_of_end.get(start)

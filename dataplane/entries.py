@@ -41,6 +41,11 @@ class Entry:
         return not self.is_held and not self.scopes
 
     @property
+    def is_durable(self) -> bool:
+        """It has a file that survives the node."""
+        return self.file is not None and self.file.is_durable
+
+    @property
     def slab_bytes(self) -> int:
         """What it takes in the arena, while it lies there."""
         return slab_bytes(self.ref.nbytes)

@@ -116,27 +116,52 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
 
     The same bytes under the same plain name are the same object again; other bytes are refused.
     """
-    file: DiskFile | None = None
     try:
         ref, digest = _ref(store, slab, request, request.dtype or dtype, node_id)
-        if request.is_durable:
-            file = store.disk.write_durable(slab, store.view(slab), ref, digest)
-        return _publish(store, slab, ref, digest, file)
+        return _publish(store, slab, ref, digest, is_durable=request.is_durable)
     except BaseException:
         store.abort(slab)
-        if file is not None:
-            store.disk.discard(slab, file)
         raise
 
 
-def _publish(store: Store, slab: Slab, ref: Ref, digest: str, file: DiskFile | None) -> Ref:
-    if ref.kind == "source":
-        return store.seal(slab, ref, is_held=True, digest=digest, file=file).ref
-    while store.seal_new(slab, ref, digest, file) is None:
+def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
+    """The ref of the object that has the name then; what is durable is on the disk, under that ref, before."""
+    there = _same(store, slab, ref, digest) if is_durable else None
+    while True:
+        if is_durable:
+            done = _publish_durable(store, slab, ref, digest, there)
+        else:
+            done = _publish_once(store, slab, ref, digest, there, None)
+        if done is not None:
+            return done.ref
         there = _same(store, slab, ref, digest)
-        if there is not None and store.seal_again(slab, there, file):
-            return there.ref
-    return ref
+
+
+def _publish_once(
+    store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None, file: DiskFile | None
+) -> Entry | None:
+    """Under the name, or as the object that is there; None if that changed meanwhile."""
+    if there is None:
+        return store.seal_new(slab, ref, digest, file)
+    return there if store.seal_again(slab, there, digest, file) else None
+
+
+def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None) -> Entry | None:
+    """As `_publish_once`, with a file of its own, or the one of what is there; it goes if nothing was published."""
+    if there is not None and there.is_durable:
+        store.disk.keep([there], slab.scope)
+        try:
+            return _publish_once(store, slab, ref, digest, there, None)
+        finally:
+            store.disk.let_go([there], slab.scope)
+    file = store.disk.write_durable(slab, store.view(slab), ref if there is None else there.ref, digest)
+    done = None
+    try:
+        done = _publish_once(store, slab, ref, digest, there, file)
+    finally:
+        if done is None:
+            store.disk.discard(slab, file)
+    return done
 
 
 def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> tuple[Ref, str]:

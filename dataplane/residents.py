@@ -8,7 +8,7 @@ from collections import OrderedDict
 from collections.abc import Iterable
 
 from dataplane.allocator import Allocator, fits, slab_bytes
-from dataplane.disk import DiskFile
+from dataplane.disk import DiskFile, charge_bytes
 from dataplane.entries import Entry, Leased, Slab
 from dataplane.eviction import choose_victims
 from dataplane.leases import Leases
@@ -35,22 +35,23 @@ class Residents:
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str, file: DiskFile | None = None) -> Entry:
-        """A written slab becomes an object; the slab's scope becomes its scope."""
+        """A written slab becomes an object; the slab's scope, which keeps `file` already, becomes its scope."""
         entry = Entry(ref, slab, is_held, digest, file=file)
         self.entries[ref.name] = entry
-        self._hand_over(slab, entry)
+        if slab.scope is not None:
+            self._enter(entry, slab.scope)
         self.file(entry)
         return entry
 
     def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
-        """The same object came again: its slab is given back; its scope, its hold and its durable file count."""
+        """The same object came again: its slab is given back; its scope, its hold and its first durable file count."""
         if file is not None:
-            self.spill.adopt(entry, file, slab.scope)
+            self.spill.adopt(entry, file)
         self._hand_over(slab, entry)
-        self.allocator.free(slab.offset, slab.nbytes)
         if is_held:
             self.hold(entry)
         self.refile(entry)
+        self.allocator.free(slab.offset, slab.nbytes)
 
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
         """A durable object of an earlier node."""
@@ -101,11 +102,10 @@ class Residents:
     # -- scopes ----------------------------------------------------------------------------------------------------
 
     def join(self, entry: Entry, scope: Scope) -> None:
-        """Put an object into a scope; it cannot be evicted any more."""
+        """Put an object into a scope, which keeps its durable file already; it cannot be evicted any more."""
         if scope in entry.scopes:
             return
         scope.used_bytes += entry.slab_bytes
-        self.spill.keep(entry, scope)
         self._enter(entry, scope)
 
     def leave(self, entry: Entry, scope: Scope) -> None:
@@ -145,11 +145,11 @@ class Residents:
                 self._evictable[name] = entry
                 self.evictable_bytes += entry.slab_bytes
         elif entry.slab is None and entry.may_be_lost and not entry.is_dropped and not self.leases.count(entry):
-            self.spill.losable.setdefault(name, entry)
+            self.spill.add_losable(entry)
 
     def unfile(self, entry: Entry) -> None:
         """Take an entry out of these orders."""
-        self.spill.losable.pop(entry.ref.name, None)
+        self.spill.remove_losable(entry)
         if self._evictable.pop(entry.ref.name, None) is not None:
             self.evictable_bytes -= entry.slab_bytes
 
@@ -198,7 +198,10 @@ class Residents:
                 self.drop(entry)
                 self.num_evicted += 1
             return
-        entry.file = file
+        if entry.file is not None:  # it became durable meanwhile
+            self.spill.take_back(entry, file)
+        else:
+            entry.file = file
         self._leave_arena(entry)
 
     def reserve_file(self, nbytes: int) -> bool:
@@ -230,8 +233,11 @@ class Residents:
             return []
         slabs: list[Slab] = []
         entries: list[Entry] = []
+        takes_bytes = self.spill.takes_bytes
         for entry in self._evictable.values():
-            if entry.slab is None or not (entry.may_be_lost or entry.file or self.spill.could_take(entry.ref.nbytes)):
+            if entry.slab is None or not (
+                entry.may_be_lost or entry.file or charge_bytes(entry.ref.nbytes) <= takes_bytes
+            ):
                 continue
             if not entries and fits(*self.allocator.room_around(entry.slab.offset, entry.slab.nbytes), nbytes):
                 return [entry]
@@ -253,7 +259,7 @@ class Residents:
     def _is_evictable(self, entry: Entry) -> bool:
         if entry.slab is None or entry.scopes or entry.is_dropped or self.leases.count(entry):
             return False
-        return not entry.is_held or entry.file is not None or self.spill.is_on
+        return not entry.is_held or entry.file is not None or self.spill.disk is not None
 
     def _hand_over(self, slab: Slab, entry: Entry) -> None:
         """What was reserved for the slab now counts for the object, or not at all if it counted already."""

@@ -1,7 +1,9 @@
 """The one lock of a store, and waiting under it for room."""
 
+import math
 import threading
 import time
+from collections.abc import Callable
 
 from dataplane.errors import OutOfSpaceError
 
@@ -22,8 +24,12 @@ class Room:
         """Something was given back or closed. The lock is held."""
         self._condition.notify_all()
 
-    def wait(self, deadline: float, shortage: str) -> None:
-        """Until something changed. The lock is held before and after. OutOfSpaceError(shortage) at `deadline`."""
-        remaining = deadline - time.monotonic()
-        if remaining <= 0 or not self._condition.wait(remaining):
-            raise OutOfSpaceError(shortage)
+    def wait(self, deadline: float, describe_shortage: Callable[[], str], wake_at: float = math.inf) -> None:
+        """Until something changed, or `wake_at` has come. The lock is held before and after.
+
+        OutOfSpaceError with the description at `deadline` (monotonic, as `wake_at`; one that has passed is ignored).
+        """
+        now = time.monotonic()
+        until = min(deadline, wake_at) if wake_at > now else deadline
+        if deadline <= now or (not self._condition.wait(until - now) and until == deadline):
+            raise OutOfSpaceError(describe_shortage())

@@ -27,23 +27,36 @@ class Spill:
         self.used_bytes = 0
         self.losable: OrderedDict[str, Entry] = OrderedDict()
         """Spilled objects that may be lost, oldest first."""
+        self._losable_bytes = 0
         self.last_error = ""
-        self._paused_until = 0.0
+        self.paused_until = 0.0
+        """Monotonic: the disk, which refused a file, is asked again from then on."""
 
     @property
     def is_on(self) -> bool:
         """Whether there is a disk that takes files now."""
-        return self.disk is not None and time.monotonic() >= self._paused_until
+        return self.disk is not None and time.monotonic() >= self.paused_until
 
     @property
     def budget_bytes(self) -> int:
         """What the files may take."""
         return self.disk.budget_bytes if self.disk is not None else 0
 
-    def could_take(self, nbytes: int) -> bool:
-        """Whether an object might find room, perhaps in the place of others that may be lost."""
-        losable = sum(entry.file.charge_bytes for entry in self.losable.values() if entry.file is not None)
-        return self.is_on and self.used_bytes - losable + charge_bytes(nbytes) <= self.budget_bytes
+    @property
+    def takes_bytes(self) -> int:
+        """The largest file that might find room now, perhaps in the place of others that may be lost."""
+        return self.budget_bytes - self.used_bytes + self._losable_bytes if self.is_on else 0
+
+    def add_losable(self, entry: Entry) -> None:
+        """A spilled object may be lost from now on."""
+        if entry.ref.name not in self.losable:
+            self.losable[entry.ref.name] = entry
+            self._losable_bytes += charge_bytes(entry.ref.nbytes)
+
+    def remove_losable(self, entry: Entry) -> None:
+        """It may not, or it is."""
+        if self.losable.pop(entry.ref.name, None) is not None:
+            self._losable_bytes -= charge_bytes(entry.ref.nbytes)
 
     def describe(self) -> str:
         """What an error about room says of the disk."""
@@ -62,23 +75,19 @@ class Spill:
     def take_back(self, entry: Entry, file: DiskFile | None) -> None:
         """What was reserved for an object is not used; a file that was written goes."""
         self.used_bytes -= charge_bytes(entry.ref.nbytes)
-        if file is not None and self.disk is not None:
-            self.disk.remove(file)
+        if file is not None:
+            self._remove(file)
 
-    def failed(self, error: OutOfSpaceError) -> None:
+    def failed(self, error: Exception) -> None:
         """The disk refused a file."""
-        log.error("spilling failed: %s", error)
-        self.last_error = str(error)
-        self._paused_until = time.monotonic() + _PAUSE_S
+        log.error("spilling failed: %s", error, exc_info=not isinstance(error, OutOfSpaceError))
+        self.last_error = str(error) or type(error).__name__
+        self.paused_until = time.monotonic() + _PAUSE_S
 
-    def adopt(self, entry: Entry, file: DiskFile, scope: Scope | None) -> None:
-        """A durable file of an object that is there already, written for `scope`; not needed if it has one."""
-        assert self.disk is not None
+    def adopt(self, entry: Entry, file: DiskFile) -> None:
+        """An object that is there already gets a durable file, its first."""
         old = entry.file
-        if old is not None and old.is_durable:
-            self.used_bytes -= file.charge_bytes
-            self.disk.discard(file, scope)
-            return
+        assert old is None or not old.is_durable
         entry.file = file
         for other in entry.scopes:
             self.keep(entry, other)
@@ -86,21 +95,28 @@ class Spill:
             self.keep(entry, None)
         if old is not None:
             self.used_bytes -= old.charge_bytes
-            self.disk.remove(old)
+            self._remove(old)
 
     def keep(self, entry: Entry, scope: Scope | None) -> None:
-        """A durable object is kept by a scope, or held."""
+        """A durable object is kept by a scope, or held. Who promises that makes sure of it before: this may fail."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
-            self.disk.keep(entry.file.path, scope)
+            try:
+                self.disk.keep(entry.file.path, scope)
+            except OSError as error:
+                where = f"scope {scope.name!r}" if scope is not None else "what is held"
+                log.error("%s will not be in %s after a restart: %s", entry.ref.name, where, error)
 
     def let_go(self, entry: Entry, scope: Scope | None) -> None:
         """The reverse of `keep`."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
-            self.disk.let_go(entry.file.path, scope)
+            try:
+                self.disk.let_go(entry.file.path, scope)
+            except OSError as error:
+                log.error("%s may come back after a restart: %s", entry.ref.name, error)
 
     def forget(self, entry: Entry) -> None:
         """A dropped object does not come back with the next node."""
-        self.losable.pop(entry.ref.name, None)
+        self.remove_losable(entry)
         self.let_go(entry, None)
 
     def forget_scope(self, scope: Scope) -> None:
@@ -113,4 +129,11 @@ class Spill:
         file, entry.file = entry.file, None
         if file is not None and self.disk is not None:
             self.used_bytes -= file.charge_bytes
+            self._remove(file)
+
+    def _remove(self, file: DiskFile) -> None:
+        assert self.disk is not None
+        try:
             self.disk.remove(file)
+        except OSError as error:
+            log.error("%s stays on the disk: %s", file.path, error)

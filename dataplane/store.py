@@ -9,6 +9,7 @@ stays until it is released, and a plain object in scopes until the last of them 
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 
@@ -41,8 +42,8 @@ class Store:
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
         self._room = Room()
-        self.scopes = StoreScopes(self._residents, self._room)
         self.disk = StoreDisk(self._residents, self._room, disk)
+        self.scopes = StoreScopes(self._residents, self._room, self.disk)
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
         self._reclaimer.start()
@@ -91,10 +92,10 @@ class Store:
                         return to_write
                     if to_write is not None:
                         continue
-                    shortage = self._describe_shortage(nbytes)
+                    shortage = partial(self._describe_shortage, nbytes)
                 else:
-                    shortage = opened.describe_shortage(wanted)
-                self._room.wait(deadline, shortage)
+                    shortage = partial(opened.describe_shortage, wanted)
+                self._room.wait(deadline, shortage, self._residents.spill.paused_until)
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
@@ -102,7 +103,7 @@ class Store:
             self._residents.give_up(slab)
             self._room.changed()
 
-    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "", file: DiskFile | None = None) -> Entry:
+    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
 
         An object that is sealed into a scope is not held besides.
@@ -112,14 +113,14 @@ class Store:
             entry = self._residents.entries.get(ref.name)
             if entry is None:
                 is_held = is_held and slab.scope is None
-                entry = self._residents.publish(slab, ref, is_held=is_held, digest=digest, file=file)
+                entry = self._residents.publish(slab, ref, is_held=is_held, digest=digest)
             else:
-                self._residents.again(slab, entry, is_held=is_held and slab.scope is None, file=file)
+                self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
             self._room.changed()
             return entry
 
     def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
-        """Publish an object if its name is free; None, and nothing done, if it is taken."""
+        """Publish an object if its name is free; None, and nothing done, if it is taken. `file` has this very ref."""
         with self._room:
             self._check_open(slab)
             if ref.name in self._residents.entries:
@@ -128,12 +129,16 @@ class Store:
             self._room.changed()
             return entry
 
-    def seal_again(self, slab: Slab, entry: Entry, file: DiskFile | None = None) -> bool:
-        """Give back a slab that holds the same as `entry`, which joins its scope; False if the entry was dropped."""
+    def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
+        """Give back a slab that holds the same as `entry`, which joins its scope and takes its durable file over.
+
+        False, and nothing done, if the entry was dropped, or has a durable file by now and needs none.
+        """
         with self._room:
             self._check_open(slab)
-            if entry.is_dropped:
+            if entry.is_dropped or (file is not None and entry.is_durable):
                 return False
+            entry.digest = entry.digest or digest
             self._residents.again(slab, entry, is_held=slab.scope is None, file=file)
             self._room.changed()
             return True
@@ -257,9 +262,7 @@ class Store:
                 "spilled_bytes": residents.spill.used_bytes,
                 "spill_budget_bytes": residents.spill.budget_bytes,
                 "num_spilled": sum(entry.slab is None for entry in residents.entries.values()),
-                "num_durable": sum(
-                    entry.file is not None and entry.file.is_durable for entry in residents.entries.values()
-                ),
+                "num_durable": sum(entry.is_durable for entry in residents.entries.values()),
             }
 
     def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
@@ -296,6 +299,11 @@ class Store:
         )
 
     def _reclaim(self) -> None:
-        """Consumes `end_later`; ends with `close`."""
+        """Consumes `end_later`, what has gathered at once; ends with `close`."""
         while (lease := self._ended.get()) is not None:
-            self.end_leases([lease], INTERNAL_SESSION)
+            leases = [lease]
+            while not self._ended.empty() and (lease := self._ended.get()) is not None:
+                leases.append(lease)
+            self.end_leases(leases, INTERNAL_SESSION)
+            if lease is None:
+                return

@@ -4,7 +4,8 @@ Files are written and checked without the store's lock; who writes one holds a l
 """
 
 import logging
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -12,9 +13,11 @@ from dataplane.digests import content_digest
 from dataplane.disk import Disk, DiskFile, charge_bytes
 from dataplane.entries import Entry, Leased, Slab
 from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
+from dataplane.group_commit import sync_directory
 from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.room import Room
+from dataplane.scopes import Scope
 
 Victim = tuple[Leased, np.ndarray]
 """What is to be spilled, and its bytes."""
@@ -59,6 +62,29 @@ class StoreDisk:
         if self._disk is not None:
             self._disk.discard(file, slab.scope)
 
+    def keep(self, entries: Iterable[Entry], scope: Scope | None) -> None:
+        """Durable objects are kept by `scope`, or held, also after a restart; on the disk when this returns.
+
+        OutOfSpaceError where the disk refuses, and nothing is kept that was not.
+        """
+        if self._disk is None:
+            return
+        wanted = [entry for entry in entries if entry.is_durable]
+        try:
+            folders = {self._disk.keep(entry.file.path, scope) for entry in wanted if entry.file is not None}
+            for folder in folders:
+                sync_directory(folder)
+        except OSError as error:
+            self.let_go(wanted, scope)
+            raise OutOfSpaceError(f"the disk does not note who keeps an object ({error}); look at it") from error
+
+    def let_go(self, entries: Iterable[Entry], scope: Scope | None) -> None:
+        """The reverse of `keep`, for those that did not come to be kept."""
+        with self._room:
+            for entry in entries:
+                if not (entry.is_held if scope is None else scope in entry.scopes):
+                    self._residents.spill.let_go(entry, scope)
+
     def recover(self) -> set[str]:
         """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
         owners: set[str] = set()
@@ -77,18 +103,16 @@ class StoreDisk:
 
     def spill(self, victims: Sequence[Victim], session: str) -> None:
         """Spill objects, without the lock; each is leased while it is written."""
-        assert self._disk is not None
-        for leased, data in victims:
-            entry, file = leased.entry, None
-            try:
-                entry.digest = entry.digest or content_digest(data)
-                file = self._disk.write(entry.ref, entry.digest, data)
-            except OutOfSpaceError as error:
-                self._residents.spill.failed(error)
-            finally:
-                with self._room:
-                    self._residents.end_spill(leased, file, session)
-                    self._room.changed()
+        remaining = deque(victims)
+        try:
+            while remaining:
+                leased, data = remaining[0]
+                file = self._write(leased.entry, data)
+                remaining.popleft()
+                self._end_spill(leased, file, session)
+        finally:
+            for leased, _ in remaining:
+                self._end_spill(leased, None, session)
 
     def is_whole(self, entry: Entry) -> bool:
         """Whether a leased object's file is what was written; else the object is dropped, a durable file set aside.
@@ -109,6 +133,22 @@ class StoreDisk:
                 raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
             return False
         return True
+
+    def _write(self, entry: Entry, data: np.ndarray) -> DiskFile | None:
+        """A file of an object that is to be spilled; None where that failed, in whatever way: it stays in memory."""
+        assert self._disk is not None
+        try:
+            entry.digest = entry.digest or content_digest(data)
+            return self._disk.write(entry.ref, entry.digest, data)
+        except Exception as error:
+            with self._room:
+                self._residents.spill.failed(error)
+            return None
+
+    def _end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
+        with self._room:
+            self._residents.end_spill(leased, file, session)
+            self._room.changed()
 
     def map(self, entry: Entry) -> np.ndarray:
         """The bytes of a spilled object, read-only."""

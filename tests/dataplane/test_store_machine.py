@@ -69,7 +69,10 @@ class StoreMachine(RuleBasedStateMachine):
             except OutOfSpaceError:
                 self.store.abort(slab)
                 return
-        self.store.seal(slab, ref, is_held=kind == "plain", digest=_digest(data), file=file)
+        if file is not None:
+            assert self.store.seal_new(slab, ref, _digest(data), file) is not None
+        else:
+            self.store.seal(slab, ref, is_held=kind == "plain", digest=_digest(data))
         self.content[name] = data
         if slab.scope is not None:
             self.scope_of[name] = slab.scope.name

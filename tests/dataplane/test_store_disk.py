@@ -1,0 +1,242 @@
+"""A disk that fails in the middle: no byte of another object is shown, nothing acknowledged is lost, no lease stays."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dataplane.allocator import slab_bytes
+from dataplane.disk import Disk
+from dataplane.entries import Entry
+from dataplane.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
+from dataplane.puts import PutRequest, seal
+from dataplane.refs import Ref
+from dataplane.segment import Segment
+from dataplane.store import INTERNAL_SESSION, Store
+
+BLOCK = 64 * 1024
+
+
+class Kit:
+    """A store of four blocks over a disk; `again` starts it anew over the same folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.disk = Disk(folder, 100 * BLOCK, "n")
+        self.segment = Segment(4 * BLOCK, "test")
+        self.store = Store(self.segment, self.disk)
+
+    def put(self, name: str, *, scope: str | None = None, nbytes: int = BLOCK, **said: Any) -> Ref:
+        """Put `nbytes` of the name's last letter."""
+        slab = self.store.allocate(nbytes, time.monotonic(), scope)
+        self.store.view(slab)[:] = ord(name[-1])
+        request = PutRequest.from_body({"name": name, "scope": scope, **said})
+        return seal(self.store, slab, request, "uint8", "n")
+
+    def entry(self, name: str) -> Entry:
+        """The resident entry."""
+        found = self.store.find(name)
+        assert found is not None
+        return found
+
+    def check(self) -> None:
+        """What is resident lies in slabs of its own and holds what was put; nothing is leased."""
+        entries = [entry for entry in self.store._residents.entries.values() if entry.slab is not None]
+        used = sum(slab_bytes(entry.slab.nbytes) for entry in entries if entry.slab is not None)
+        assert self.store.stat()["used_bytes"] == used
+        for entry in self.store._residents.entries.values():
+            assert (self.store.content(entry) == ord(entry.ref.name[-1])).all()
+            if entry.file is not None:
+                assert entry.file.path.exists()
+
+    def again(self) -> None:
+        """The next node over the same folder."""
+        self.close()
+        self.__init__(self.folder)  # type: ignore[misc]
+        self.store.disk.recover()
+
+    def close(self) -> None:
+        """Stop without releasing anything."""
+        self.store.close()
+        self.disk.close()
+        self.segment.unlink()
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[Kit]:
+    made = Kit(tmp_path)
+    yield made
+    made.close()
+
+
+def fail_after(num_good: int, method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, and OSError from call `num_good` + 1 on."""
+    left = [num_good]
+
+    def call(*args: Any) -> Any:
+        left[0] -= 1
+        if left[0] < 0:
+            raise OSError(5, "Input/output error")
+        return method(*args)
+
+    return call
+
+
+def test_a_keeper_that_cannot_be_noted_does_not_leave_an_object_over_a_free_slab(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.store.scopes.open("s")
+    monkeypatch.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
+    try:
+        kit.put("a", scope="s", durable=True)
+    except (OSError, DataPlaneError):
+        assert kit.store.find("a") is None
+    for name in "bcd":
+        kit.put(name)
+    kit.check()
+
+
+@pytest.mark.parametrize("scope", [None, "t"])
+def test_a_slab_whose_object_came_again_is_given_back_once(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, scope: str | None
+) -> None:
+    for name in "st":
+        kit.store.scopes.open(name)
+    kit.put("a", scope="s", durable=True)
+    monkeypatch.setattr(kit.disk, "keep", fail_after(0, kit.disk.keep))
+    assert kit.put("a", scope=scope) == kit.entry("a").ref
+    kit.put("b")
+    kit.put("c", nbytes=2 * BLOCK)
+    kit.check()
+
+
+def test_a_durable_file_that_was_taken_over_is_not_discarded(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.store.scopes.open("s")
+    kit.put("a", scope="s")
+    monkeypatch.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
+    kit.put("a", durable=True)
+    assert kit.entry("a").is_held
+    kit.check()
+    kit.again()
+    assert kit.entry("a").is_held and kit.store.stat()["num_durable"] == 1
+
+
+def test_a_durable_put_again_into_another_scope_fails_whole_or_survives_in_it(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit.store.scopes.open("s")
+    kit.store.scopes.open("t")
+    ref = kit.put("a", scope="s", durable=True)
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.disk, "keep", fail_after(0, kit.disk.keep))
+        with pytest.raises(OutOfSpaceError):
+            kit.put("a", scope="t", durable=True)
+    assert not kit.store._residents.scopes.find("t").members
+    kit.check()
+    assert kit.put("a", scope="t", durable=True) == ref
+    kit.again()
+    assert {scope.name for scope in kit.entry("a").scopes} == {"s", "t"}
+
+
+def test_a_durable_put_over_an_object_without_a_hash_acknowledges_what_the_file_says(kit: Kit) -> None:
+    first = kit.put("a", hash=False, meta={"step": 1})
+    second = kit.put("a", durable=True, meta={"step": 2})
+    assert second == first
+    for name in "bcdef":
+        kit.put(name)
+    leased = kit.store.lease_one("a")
+    assert leased is not None and leased.entry.slab is None
+    kit.store.end_leases([leased.lease], INTERNAL_SESSION)
+    kit.check()
+    kit.again()
+    assert kit.entry("a").ref == first
+
+
+def test_a_second_release_of_one_place_is_refused(kit: Kit) -> None:
+    slab = kit.store.allocate(BLOCK, time.monotonic())
+    kit.store.abort(slab)
+    with pytest.raises(ValueError, match="not allocated"):
+        kit.store.abort(slab)
+    assert kit.store.stat()["used_bytes"] == 0
+
+
+def test_a_move_happens_to_all_objects_or_to_none(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.store.scopes.open("s")
+    for name in "ab":
+        kit.put(name, durable=True)
+    with pytest.raises(MissingObjectError, match="nowhere"):
+        kit.store.scopes.move(["a", "b"], "s", time.monotonic(), source="nowhere")
+    scope = kit.store._residents.scopes.find("s")
+    assert (scope.used_bytes, scope.members) == (0, set())
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
+        with pytest.raises(OutOfSpaceError):
+            kit.store.scopes.move(["a", "b"], "s", time.monotonic())
+    assert (scope.used_bytes, scope.members) == (0, set())
+    assert kit.entry("a").is_held and kit.entry("b").is_held
+    assert kit.store.scopes.move(["a", "b", "c"], "s", time.monotonic()) == ["c"]
+    assert scope.members == {"a", "b"} and not kit.entry("a").is_held
+    kit.again()
+    assert kit.store._residents.scopes.find("s").members == {"a", "b"}
+
+
+def test_what_became_durable_while_it_was_spilled_keeps_its_durable_file(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in "abc":
+        kit.put(name)
+    write, turns = kit.disk.write, []
+
+    def write_and_put(ref: Ref, digest: str, data: np.ndarray) -> Any:
+        if not turns:
+            turns.append(kit.put(ref.name, durable=True))
+        return write(ref, digest, data)
+
+    monkeypatch.setattr(kit.disk, "write", write_and_put)
+    kit.put("d", nbytes=2 * BLOCK)
+    assert turns
+    entry = kit.entry(turns[0].name)
+    assert entry.file is not None and entry.file.is_durable and entry.slab is None
+    kit.check()
+    kit.store.release("abcd")
+    assert kit.store.stat()["spilled_bytes"] == 0
+    assert not list(kit.folder.glob("**/*.arrow"))
+
+
+@pytest.mark.parametrize("error", [MemoryError("no"), KeyboardInterrupt()])
+def test_a_spill_that_fails_in_any_way_leaks_no_lease(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    for name in "abcd":
+        kit.put(name)
+
+    def fail(*args: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(kit.disk, "write", fail)
+        with pytest.raises((OutOfSpaceError, KeyboardInterrupt)):
+            kit.put("e", nbytes=3 * BLOCK)
+    stat = kit.store.stat()
+    assert (stat["num_leases"], stat["spilled_bytes"], stat["num_objects"]) == (0, 0, 4)
+
+
+def test_a_disk_that_hiccuped_takes_held_objects_again_and_a_put_waits_for_that(
+    kit: Kit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.spill._PAUSE_S", 0.3)
+    for name in "ab":
+        kit.put(name)
+    with monkeypatch.context() as patched:
+        patched.setattr("dataplane.disk.write_ipc", fail_after(0, kit.disk.write))
+        with pytest.raises(OutOfSpaceError):
+            kit.put("z", nbytes=4 * BLOCK)
+        for name in "cd":
+            kit.put(name)
+    slab = kit.store.allocate(4 * BLOCK, time.monotonic() + 10)
+    assert kit.store.stat()["num_spilled"] == 4
+    kit.store.abort(slab)
+    kit.check()
