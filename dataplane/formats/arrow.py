@@ -77,7 +77,7 @@ class ArrowGroups:
         batch = self._batches[group]
         return 0 if self._mapping is not None and not batch.is_compressed else batch.body_bytes
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
+    def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
         """These columns of a record batch."""
         batch = self._batches[group]
         message = pa.ipc.read_message(self._bytes(batch.offset, batch.nbytes))

@@ -1,6 +1,6 @@
 """Row groups of a Parquet file, from its footer alone; only the columns that are asked for are read."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,6 +13,8 @@ from dataplane.formats.caches import Caches
 from dataplane.formats.shard import Flaw
 
 MAGIC = b"PAR1"
+_MAX_BATCHES = 256
+_MERGE_BYTES = 4 << 20
 
 
 class ParquetGroups:
@@ -56,18 +58,54 @@ class ParquetGroups:
         """Uncompressed bytes of all columns: no less than what reading these will take."""
         return self._nbytes[group]
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """These columns of a row group."""
+    def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
+        """These columns of a row group, decoded a few rows at a time: equal cells are stored once, and read apart."""
         footer = self._caches.footers.get(self._file)
         source = _source(self._file)
         with pq.ParquetFile(source, metadata=footer, pre_buffer=not self._file.is_local) as parquet:
             if footer is None:
                 self._caches.footers.put(self._file, parquet.metadata, parquet.metadata.serialized_size)
-            return parquet.read_row_group(group, columns=list(columns), use_threads=False)
+            num_rows = self._batch_rows(group, max_bytes)
+            batches = parquet.iter_batches(num_rows, row_groups=[group], columns=list(columns), use_threads=False)
+            return _collect(batches, f"{self._file.path}: row group {group}", max_bytes)
+
+    def _batch_rows(self, group: int, max_bytes: int) -> int:
+        """Rows that take no more than an eighth of the limit, were each as big as all that the group stores."""
+        few = int(self._starts[group + 1] - self._starts[group]) // _MAX_BATCHES
+        return max(1, min(few, max_bytes // 8 // max(1, self._nbytes[group])))
 
     def offset_in_file(self, address: int) -> int | None:
         """Nowhere: pages are encoded, and mostly compressed."""
         return None
+
+
+def _collect(batches: Iterator[pa.RecordBatch], what: str, max_bytes: int) -> pa.Table:
+    """One table of the batches, in chunks of some MB. Raises DatasetError as soon as it would be too big."""
+    tables: list[pa.Table] = []
+    pending: list[pa.RecordBatch] = []
+    done_bytes = pending_bytes = 0
+    for batch in batches:
+        pending.append(_decoded(batch))
+        pending_bytes += pending[-1].nbytes
+        if done_bytes + pending_bytes > max_bytes:
+            raise DatasetError(
+                f"{what} takes more than {max_bytes} bytes once it is decoded, though its footer says less: it repeats "
+                "what it stores; write the file with fewer rows per group (row_group_size=100)"
+            )
+        if pending_bytes > _MERGE_BYTES:
+            tables.append(pa.Table.from_batches(pending).combine_chunks())
+            done_bytes, pending_bytes, pending = done_bytes + pending_bytes, 0, []
+    if pending:
+        tables.append(pa.Table.from_batches(pending).combine_chunks())
+    return pa.concat_tables(tables)
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without dictionaries, of which each batch would count, and keep, the whole."""
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_dictionary(field.type):
+            batch = batch.set_column(at, field.name, batch.column(at).dictionary_decode())
+    return batch
 
 
 def _check_ends(file: RangeFile) -> None:

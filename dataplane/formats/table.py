@@ -51,8 +51,8 @@ class Groups(Protocol):
         """How much memory reading these columns will take at least; 0 where they are mapped."""
         ...
 
-    def read(self, group: int, columns: Sequence[str]) -> pa.Table:
-        """These columns of a group. Raises pa.ArrowException, OSError or DatasetError."""
+    def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
+        """These columns of a group. Raises pa.ArrowException, OSError, or DatasetError where it takes more memory."""
         ...
 
     def offset_in_file(self, address: int) -> int | None:
@@ -193,7 +193,7 @@ class TableShard:
         with self._lock:
             table = self._caches.groups.get(key)
             if table is None:
-                table = self._groups.read(group, columns)
+                table = self._groups.read(group, columns, MAX_GROUP_BYTES)
                 if self._groups.nbytes(group, columns):
                     self._caches.groups.put(key, table, table.nbytes)
             return table

@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from dataplane.client import Client
@@ -151,9 +153,9 @@ def test_only_the_row_groups_and_columns_that_are_asked_for_are_read(
     reads: list[tuple[int, bool]] = []
     real = ParquetGroups.read
 
-    def counted(self: ParquetGroups, group: int, columns: tuple[str, ...]) -> pa.Table:
+    def counted(self: ParquetGroups, group: int, columns: tuple[str, ...], max_bytes: int) -> pa.Table:
         reads.append((group, "images" in columns))
-        return real(self, group, columns)
+        return real(self, group, columns, max_bytes)
 
     monkeypatch.setattr(ParquetGroups, "read", counted)
     datasets = datasets_of(verl / "train-0.parquet")
@@ -171,6 +173,29 @@ def test_a_row_group_that_is_too_big_to_be_read_at_once_is_refused(verl: Path, m
     monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 10_000)
     with pytest.raises(DatasetError, match=r"row group 0 has \d+ bytes; .*row_group_size=100"):
         datasets_of(verl / "train-0.parquet").ingest("d")
+
+
+@pytest.mark.parametrize("column", ["images", "text"])
+def test_a_group_that_repeats_what_it_stores_is_refused_before_it_fills_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str
+) -> None:
+    big = np.random.default_rng(0).bytes(1_000_000)
+    cells = pa.array([big] * 100) if column == "images" else pa.array([big.hex()[:1_000_000]] * 100)
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({column: cells, "n": range(100)}), path, dictionary_pagesize_limit=2 << 20)
+    assert path.stat().st_size < 1_100_000
+    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 10_000_000)
+    datasets = datasets_of(path)
+    assert datasets.ingest("d").num_samples == 100
+    pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        samples = datasets.samples("d", [3, 99])
+    finally:
+        pa.set_memory_pool(usual)
+    assert [(sample.media, len(sample.bad)) for sample in samples] == [((), 1)] * 2
+    assert "row group 0 takes more than 10000000 bytes once it is decoded" in samples[0].bad[0].reason
+    assert pool.max_memory() is not None and pool.max_memory() < 40_000_000
 
 
 @pytest.mark.parametrize(
