@@ -1,7 +1,7 @@
 """What container a video's bytes are in, and whether they are all there, from its outermost elements alone.
 
 A demuxer is given only what passes here: it would take playlists that name files and addresses of their own, read a
-torn WebM as a shorter one, and decord dies of a torn AVI. Nothing inside the tracks is looked at.
+torn WebM as a shorter one, and decord dies of a torn AVI. Nothing inside the tracks is looked at here.
 """
 
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ def check_container(data: bytes) -> str:
 
 def _check_mp4(data: bytes) -> str:
     kinds = set()
-    for kind, start, end in _boxes(data):
+    for kind, start, end in mp4_boxes(data, 0, len(data)):
         if end > len(data) and kind in (b"ftyp", b"moov", b"mdat", b"moof"):
             raise _torn(kind.decode(), start, end, data)
         kinds.add(kind)
@@ -36,13 +36,12 @@ def _check_mp4(data: bytes) -> str:
     return "MOV" if data[4:8] != b"ftyp" or data[8:12] == b"qt  " else "MP4"
 
 
-def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of every box; stops at what is none (some files end in padding)."""
-    at = 0
-    while at + 8 <= len(data):
+def mp4_boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Kind, start and end of every box between two places; stops at what is none (some files end in padding)."""
+    while at + 8 <= end:
         nbytes, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         if nbytes == 0:
-            nbytes = len(data) - at
+            nbytes = end - at
         elif nbytes == 1:
             nbytes = int.from_bytes(data[at + 8 : at + 16], "big")
         if nbytes < 8:
@@ -52,16 +51,16 @@ def _boxes(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _check_matroska(data: bytes) -> str:
-    header = _element(data, 0)
+    header = matroska_element(data, 0)
     if header is None or header[0] != _EBML or header[2] is None or header[2] > len(data):
         raise UndecodableError(f"truncated or corrupt Matroska header ({len(data)} bytes)")
     doc_type = b""
     at = header[1]
-    while at < header[2] and (inner := _element(data, at)) is not None and inner[2] is not None:
+    while at < header[2] and (inner := matroska_element(data, at)) is not None and inner[2] is not None:
         if inner[0] == _DOC_TYPE:
             doc_type = data[inner[1] : inner[2]].rstrip(b"\0")
         at = inner[2]
-    segment = _element(data, header[2])
+    segment = matroska_element(data, header[2])
     if segment is None or segment[0] != _SEGMENT:
         raise UndecodableError("truncated Matroska: nothing follows its header")
     if segment[2] is not None and segment[2] > len(data):
@@ -69,7 +68,7 @@ def _check_matroska(data: bytes) -> str:
     return "WEBM" if doc_type == b"webm" else "MKV"
 
 
-def _element(data: bytes, at: int) -> tuple[int, int, int | None] | None:
+def matroska_element(data: bytes, at: int) -> tuple[int, int, int | None] | None:
     """Id, start and end of an EBML element's content; an end of None where it was not known to its writer."""
     if at >= len(data) or not data[at]:
         return None

@@ -36,6 +36,8 @@ def decode_image(
         try:
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
+        except MemoryError:
+            raise  # says nothing of the bytes
         except Exception as error:  # decoders raise many kinds; all of them mean that these bytes are no image
             raise UndecodableError(f"truncated or corrupt {found}: {type(error).__name__}: {error}") from error
         return _to_rgb(image, found), found

@@ -25,7 +25,7 @@ from dataplane.digests import content_digest
 from dataplane.images import decode_image
 from dataplane.limits import MediaLimits
 from dataplane.media import UndecodableError
-from dataplane.process import keep_freed_memory, signal_on_parent_death
+from dataplane.process import keep_freed_memory, limit_memory, signal_on_parent_death
 from dataplane.recipes import parse_recipe
 from dataplane.recipes.kernel import Kernel, Plan
 from dataplane.videos import Video
@@ -34,6 +34,10 @@ Frame = Mapping[str, Any]
 
 EAGER_BYTES = 4 << 30
 """How much of the arena a worker enters into its page table when it starts: 2 MB of table per GiB."""
+_BYTES_PER_PIXEL = 48
+"""Of the biggest medium: 16-bit grey passes through 64-bit integers; a video decoder keeps up to 16 frames at 1.5."""
+_BASE_BYTES = 4 << 30
+"""Libraries, threads' stacks, memory that malloc keeps, frames of a chunk and what the kernels make of them."""
 _FAULT_IN_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
 
@@ -44,6 +48,7 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGTERM)
     arena = map_segment(Path(segment))
+    limit_memory(allowed_bytes(limits))
     threading.Thread(target=fault_in, args=(arena[:EAGER_BYTES],), name="fault in", daemon=True).start()
     connection = Connection(fd)
     while True:
@@ -52,6 +57,11 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
             send(connection, run_job(connection, arena, job, limits))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
+
+
+def allowed_bytes(limits: MediaLimits) -> int:
+    """What a worker may map beside the arena: enough for any medium within the limits, and an end for all others."""
+    return _BASE_BYTES + 4 * limits.max_media_bytes + _BYTES_PER_PIXEL * limits.max_image_pixels
 
 
 def map_segment(path: Path) -> np.ndarray:
@@ -85,7 +95,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: Media
         return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
     try:
         data = _read_source(arena, job)
-    except OSError as error:
+    except (OSError, MemoryError) as error:
         return {"failed": f"cannot read {job['path']}: {error}"}
     if content_digest(data) != job["digest"]:
         return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
@@ -102,6 +112,8 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: Media
         plan.write(out)
     except UndecodableError as error:
         return {"bad": str(error)}
+    except MemoryError:
+        return {"bad": f"it takes more than the {allowed_bytes(limits)} bytes that a worker of this node may use"}
     done = {
         "shape": plan.shape,
         "meta": plan.meta,

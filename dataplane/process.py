@@ -1,8 +1,10 @@
 """Small facts about processes: dying with a parent, and allocator settings that keep big transfers from faulting."""
 
 import ctypes
+import resource
 import signal
 import sys
+from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
@@ -12,6 +14,15 @@ def signal_on_parent_death(number: signal.Signals) -> None:
     """Ask the kernel for a signal when the parent's starting *thread* ends: compare getppid() before acting on it."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
+
+
+def limit_memory(more_bytes: int) -> None:
+    """Let this process map no more than `more_bytes` beyond what it maps now; then comes MemoryError, or NULL in C."""
+    if sys.platform == "linux":
+        num_pages = int(Path("/proc/self/statm").read_text().split()[0])
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        wanted = num_pages * resource.getpagesize() + more_bytes
+        resource.setrlimit(resource.RLIMIT_AS, (wanted if hard < 0 else min(wanted, hard), hard))
 
 
 def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) - 1) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 from dataplane.containers import check_container
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.media import UndecodableError, check_label
+from dataplane.video_sizes import largest_frame
 
 _CHUNK_BYTES = 64 << 20
 _NO_INVENTED_FRAMES = 1e-9  # decord counts as a fault what it replaces by a neighbour; 0 would mean "never mind"
@@ -26,6 +27,7 @@ class Video:
         self.format = check_container(data)
         """MP4, MOV, WEBM, MKV or AVI."""
         check_label(self.format, formats)
+        _check_size(*largest_frame(data, self.format), limits)
         self._reader = _open(data, self.format)
         self._chunk = 1  # frames at a time, until their size is known
         self.num_frames = len(self._reader)
@@ -37,11 +39,7 @@ class Video:
             raise UndecodableError(f"{self.fps} frames a second; wanted more than 0 and at most 100000")
         first = next(self.frames([0]))
         self.height, self.width = first.shape[:2]
-        if self.height * self.width > limits.max_image_pixels:
-            raise UndecodableError(
-                f"decompression bomb: frames of {self.width}x{self.height} = {self.width * self.height} pixels; "
-                f"at most {limits.max_image_pixels} are decoded"
-            )
+        _check_size(self.width, self.height, limits)
         self._chunk = max(1, _CHUNK_BYTES // first.nbytes)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
@@ -52,6 +50,14 @@ class Video:
             except Exception as error:  # decord's own, RuntimeError, IndexError, ...
                 raise UndecodableError(f"truncated or corrupt {self.format}: {_first_line(error)}") from error
             yield from batch
+
+
+def _check_size(width: int, height: int, limits: MediaLimits) -> None:
+    if width * height > limits.max_image_pixels:
+        raise UndecodableError(
+            f"decompression bomb: frames of {width}x{height} = {width * height} pixels; "
+            f"at most {limits.max_image_pixels} are decoded"
+        )
 
 
 def _open(data: bytes, container: str) -> Any:

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
+from dataplane.pool_worker import allowed_bytes
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Ref
 from dataplane.videos import Video
@@ -128,15 +129,27 @@ def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside(shard: 
 
 
 def test_media_above_a_limit_of_the_node_are_refused(shard: Path) -> None:
-    node = start(shard, max_media_bytes=12_000, max_image_pixels=3000, max_video_frames=24)
+    node = start(shard, max_media_bytes=12_000, max_image_pixels=3100, max_video_frames=24)
     try:
         reasons = [result.reason for result in derive(node, [6, 7], RECIPE) if isinstance(result, BadMedia)]
-        assert "56x56 = 3136 pixels; at most 3000 are decoded" in reasons[0]
+        assert "56x56 = 3136 pixels; at most 3100 are decoded" in reasons[0]
         assert "encoded bytes; at most 12000 are read" in reasons[1]
         (video,) = derive(node, [1], VIDEO_RECIPE)
         assert isinstance(video, BadMedia) and "25 frames; at most 24" in video.reason
     finally:
         node.stop()
+
+
+def test_a_worker_may_use_as_much_memory_as_the_limits_of_media_take_and_no_more(node: Node) -> None:
+    derive(node, [6], RECIPE)
+    (worker,) = (psutil.Process(pid) for pid in node.pool.pids())
+    allowed, _ = worker.rlimit(psutil.RLIMIT_AS)
+    assert 0 < allowed <= worker.memory_info().vms + allowed_bytes(MediaLimits())
+    worker.rlimit(psutil.RLIMIT_AS, (worker.memory_info().vms + (256 << 20), -1))
+    (big,) = derive(node, [7], RECIPE)
+    assert isinstance(big, BadMedia) and "bytes that a worker of this node may use" in big.reason
+    assert worker.is_running() and isinstance(derive(node, [6], RECIPE)[0], Ref)
+    empty(node)
 
 
 def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_the_medium_made(node: Node) -> None:

@@ -8,6 +8,7 @@ import pytest
 from dataplane.containers import check_container
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.media import UndecodableError
+from dataplane.video_sizes import largest_frame
 from dataplane.videos import Video
 from tests.dataplane.clips import encode_video, h264, moving, sound
 from tests.dataplane.shards import encode, noise
@@ -68,6 +69,26 @@ def test_what_is_no_video_gets_a_reason(tmp_path: Path) -> None:
     refuse(h264(), "mislabelled: named as WEBM, holds MP4", ("WEBM",))
     refuse(h264(), "25 frames; at most 24", limits=MediaLimits(max_video_frames=24))
     refuse(h264(), "frames of 64x48 = 3072 pixels; at most 3000", limits=MediaLimits(max_image_pixels=3000))
+
+
+@pytest.mark.parametrize(("codec", "extension", "container"), [*KINDS, ("h264", "", "MP4")])
+def test_frames_too_big_are_refused_from_the_header_before_any_is_decoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: str, extension: str, container: str
+) -> None:
+    data = encode_video(tmp_path / f"a.{extension}", codec, moving()) if extension else h264()
+    assert largest_frame(data, container) == (64, 48)
+
+    def opened(data: bytes, container: str) -> None:
+        raise AssertionError("a decoder saw it")
+
+    monkeypatch.setattr("dataplane.videos._open", opened)
+    refuse(data, "decompression bomb: frames of 64x48 = 3072 pixels", limits=MediaLimits(max_image_pixels=3071))
+
+
+@pytest.mark.parametrize("data", [b"", bytes(100), b"\xff" * 100, sound()])
+@pytest.mark.parametrize("container", ["MP4", "MOV", "MKV", "WEBM", "AVI"])
+def test_headers_that_say_nothing_announce_no_frames(data: bytes, container: str) -> None:
+    assert largest_frame(data, container) == (0, 0)
 
 
 def test_a_header_without_frames_is_no_video(tmp_path: Path) -> None:
