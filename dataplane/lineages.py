@@ -52,9 +52,7 @@ def checked_ref(ref: Ref, node_id: str) -> Ref:
     """
     lineage = ref.lineage
     if ref.kind == "plain" or lineage is None:
-        raise MissingObjectError(
-            f"{ref.name} is not on this node: a plain object is lost when it is released or its node stops"
-        )
+        raise gone(ref.name, node_id)
     rebuilt = source_ref(lineage, node_id)
     if lineage.recipe is not None:
         rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).model_dump(), node_id)
@@ -62,6 +60,13 @@ def checked_ref(ref: Ref, node_id: str) -> Ref:
         raise BadRequestError(f"{ref.name} does not match its lineage, which makes {rebuilt.name}; refs are not edited")
     checksum = ref.meta.get("checksum") if ref.kind == "derived" else None
     return rebuilt if checksum is None else replace(rebuilt, meta={"checksum": checksum})
+
+
+def gone(name: str, node_id: str) -> MissingObjectError:
+    """What to raise for an object that its home does not have, and that nobody can make."""
+    return MissingObjectError(
+        f"{name} is not on node {node_id}: a plain object is lost when it is released or its node stops; put it again"
+    )
 
 
 def check_claim(ref: Ref, there: Ref) -> None:

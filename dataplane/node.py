@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.call_limits import CallLimits
+from dataplane.config_checks import check_config
 from dataplane.connect import Credentials
 from dataplane.datasets import Datasets
 from dataplane.derive import Deriver
 from dataplane.disk import Disk
-from dataplane.errors import BadRequestError
 from dataplane.fetch import NUM_STREAMS
 from dataplane.flight_server import FlightServer
-from dataplane.hosts import check_id, default_host_id, new_node_id
+from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.meter import Meter
 from dataplane.metrics import Metrics
@@ -33,8 +33,6 @@ from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
 from dataplane.tokens import TokenFile
 from dataplane.web import MetricsServer
-
-MIN_MEMORY_BYTES = 1 << 20
 
 log = logging.getLogger(__name__)
 
@@ -90,7 +88,7 @@ class Node:
     """Runs in the process that makes it, until `stop`. One per process: it tunes the process's malloc."""
 
     def __init__(self, config: NodeConfig) -> None:
-        _check(config)
+        check_config(config)
         tokens = TokenFile(config.security.token_file) if config.security.token_file else None
         self._config = config
         self._disk: Disk | None = None
@@ -206,22 +204,3 @@ class Node:
         self._store.close()
         if self._disk is not None:
             self._disk.close()
-
-
-def _check(config: NodeConfig) -> None:
-    config.security.check_host(config.host)
-    config.security.server_options()
-    config.call_limits.check()
-    if config.memory_bytes < MIN_MEMORY_BYTES:
-        raise BadRequestError(f"memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
-    if not 1 <= config.num_workers <= 1024:
-        raise BadRequestError(f"workers is {config.num_workers}; wanted 1 to 1024")
-    if not 1 <= config.num_streams <= 64:
-        raise BadRequestError(f"peer streams is {config.num_streams}; wanted 1 to 64")
-    try:
-        check_id(config.node_id, "node id")
-        check_id(config.host_id, "host id")
-    except ValueError as error:
-        raise BadRequestError(f"{error}; change --node-id or --host-id") from error
-    if not 0 <= config.port <= 65535:
-        raise BadRequestError(f"port is {config.port}; wanted 0 to 65535")

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 
 from dataplane.datasets import Datasets
-from dataplane.errors import DatasetError, MissingObjectError, NodeTimeoutError
-from dataplane.lineages import checked_ref
+from dataplane.errors import DatasetError, NodeTimeoutError
+from dataplane.lineages import checked_ref, gone
 from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
 from dataplane.refs import Ref
@@ -46,9 +46,7 @@ class RemoteObjects:
             checked = checked_ref(ref, home)
             return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked  # to know how to fetch it
         if home == self._peers.node_id:
-            raise MissingObjectError(
-                f"{ref.name} is not on this node: a plain object is lost when it is released or its node stops"
-            )
+            raise gone(ref.name, home)
         if not self.can_fetch(ref):
             raise self._peers.unknown(ref.name, home)
         return ref

@@ -64,9 +64,11 @@ class Security:
     def server_options(self) -> dict[str, Any]:
         """The TLS arguments of a Flight server. BadRequestError if the files do not fit together."""
         if self.tls_cert is None:
-            if self.tls_key or self.tls_ca:
+            given = " and ".join(["--tls-key"] * bool(self.tls_key) + ["--tls-ca"] * bool(self.tls_ca))
+            if given:
                 raise BadRequestError(
-                    "--tls-key and --tls-ca need --tls-cert: a node without a certificate speaks no TLS"
+                    f"{given} without --tls-cert: a node without a certificate speaks no TLS; add --tls-cert and "
+                    "--tls-key, the node's own"
                 )
             return {}
         if self.tls_key is None:

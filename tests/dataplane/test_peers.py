@@ -134,7 +134,7 @@ def test_a_missing_object_says_so_and_an_unknown_home_says_which_are_known(owner
     _, refs = put_many(owner, [100], "missing")
     owner.release(refs)
     with Client(away.uri, timeout_s=10) as client:
-        with pytest.raises(MissingObjectError, match="missing/0"):
+        with pytest.raises(MissingObjectError, match="missing/0 is not on node a: "):
             client.get(refs[0])
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, node_id="c", peers={"x": "grpc://127.0.0.1:1"}) as node:
         with Client(node.uri, timeout_s=10) as client:

@@ -97,7 +97,7 @@ def test_certificates_that_do_not_fit_are_refused_before_anything_is_served(auth
     server = issue(tmp_path, "server", authority)
     cert, key, other_key = str(server.cert_file), str(server.key_file), str(authority.key_file)
     assert "--tls-cert needs its private key: add --tls-key" in refused("--tls-cert", cert)
-    assert "need --tls-cert" in refused("--tls-key", key)
+    assert "--tls-key without --tls-cert" in refused("--tls-key", key)
     assert "make no TLS server" in refused("--tls-cert", cert, "--tls-key", other_key)
     assert "make no TLS server" in refused("--tls-cert", str(tmp_path / "none"), "--tls-key", key)
     assert "holds no certificates" in refused("--tls-cert", cert, "--tls-key", key, "--tls-ca", key)
