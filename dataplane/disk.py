@@ -3,7 +3,7 @@
     DIR/lock                    held for as long as a node uses DIR
     DIR/spill/*.arrow           removed when a node starts
     DIR/durable/objects/*.arrow an object each
-    DIR/durable/keeps/KEY/*     empty files: the objects that scope KEY keeps, or, under `held`, that somebody holds
+    DIR/durable/keeps/          who keeps which of them (keeps.py)
 
 A durable object is alive for as long as something keeps it: what nothing keeps is removed at the next start. Moves no
 budget and takes no lock but its own: what is spilled, and when, is the store's business.
@@ -12,12 +12,10 @@ budget and takes no lock but its own: what is spilled, and when, is the store's 
 import contextlib
 import errno
 import fcntl
-import json
 import logging
 import os
 import secrets
 import shutil
-import threading
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -30,12 +28,10 @@ from dataplane.digests import content_digest
 from dataplane.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.group_commit import GroupCommit, sync_directory
 from dataplane.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
+from dataplane.keeps import HELD, Keeps
 from dataplane.reach import identity, map_file
 from dataplane.refs import Ref
 from dataplane.scopes import Scope
-
-HELD = "held"
-_STATE = "scope.json"
 
 log = logging.getLogger(__name__)
 
@@ -85,12 +81,14 @@ class Disk:
         self.budget_bytes = budget_bytes
         self._node_id = node_id
         self._spill, self._objects = directory / "spill", directory / "durable" / "objects"
-        self._keeps = directory / "durable" / "keeps"
         self._commits = GroupCommit()
-        self._making = threading.Lock()
         try:
-            (self._keeps / HELD).mkdir(parents=True, exist_ok=True)
+            self._keeps = Keeps(directory / "durable" / "keeps", self._objects)
             self._objects.mkdir(exist_ok=True)
+            for folder in (directory / "durable" / "keeps", directory / "durable", directory):
+                sync_directory(folder)
+            with contextlib.suppress(PermissionError):  # one that may be passed through but not read is older than us
+                sync_directory(directory.parent)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             directory.chmod(0o700)
         except OSError as error:
@@ -142,33 +140,34 @@ class Disk:
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
         """A durable file is kept by `scope`, or held. Returns the folder to sync. OSError as the disk gives it."""
-        folder = self._keeps / HELD
-        if scope is not None:
-            folder = self._keeps / scope_key(scope.name)
-            with self._making:  # the first puts into a scope may come together; none is acknowledged without its state
-                if not (folder / _STATE).exists():
-                    folder.mkdir(exist_ok=True)
-                    state = {"name": scope.name, "quota_bytes": scope.quota_bytes, "keep": scope.is_kept}
-                    temporary = folder / f".{_STATE}"
-                    temporary.write_text(json.dumps({**state, "owners": sorted(scope.owners)}))
-                    temporary.replace(folder / _STATE)
-                    sync_directory(self._keeps)
-        (folder / path.stem).touch()
-        return folder
+        return self._keeps.keep(path, scope)
 
     def sync_scope(self, scope: Scope) -> None:
         """What a scope keeps is on the disk when this returns."""
-        folder = self._keeps / scope_key(scope.name)
-        if folder.exists():
-            sync_directory(folder)
+        self._keeps.sync(scope)
 
     def let_go(self, path: Path, scope: Scope | None) -> None:
         """The reverse of `keep`."""
-        (self._keeps / (HELD if scope is None else scope_key(scope.name)) / path.stem).unlink(missing_ok=True)
+        self._keeps.let_go(path, scope)
+
+    def update_scope(self, scope: Scope) -> None:
+        """A scope was opened, perhaps once more. OutOfSpaceError where the disk does not note it."""
+        try:
+            self._keeps.update_scope(scope)
+        except OSError as error:
+            raise _shortage(self._objects, error) from error
 
     def forget_scope(self, scope: Scope) -> None:
         """A scope was closed."""
-        shutil.rmtree(self._keeps / scope_key(scope.name), ignore_errors=True)
+        try:
+            self._keeps.forget_scope(scope)
+        except OSError as error:
+            log.error("scope %r may come back after a restart: %s", scope.name, error)
+
+    def forget(self, file: DiskFile) -> None:
+        """A durable file goes, whoever keeps it."""
+        self._keeps.forget(file.path)
+        self.remove(file)
 
     def discard(self, file: DiskFile, scope: Scope | None) -> None:
         """A durable file that was written for nothing goes, with what kept it."""
@@ -214,7 +213,7 @@ class Disk:
 
     def recover(self) -> Iterator[Recovered]:
         """The durable objects of the nodes that had this directory, oldest first; what is damaged is set aside."""
-        kept = self._read_keeps()
+        kept = self._keeps.read()
         for path in sorted(self._objects.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             keepers = kept.get(path.stem, {})
             if not keepers or path.suffix != ".arrow":
@@ -234,20 +233,6 @@ class Disk:
             scopes = tuple(state for key, state in keepers.items() if key != HELD)
             yield Recovered(ref=ref, digest=about["digest"], file=file, is_held=HELD in keepers, scopes=scopes)
 
-    def _read_keeps(self) -> dict[str, dict[str, Mapping[str, Any]]]:
-        """Per durable object, what keeps it: `held`, or the key and state of a scope."""
-        kept: dict[str, dict[str, Mapping[str, Any]]] = {}
-        for folder in self._keeps.iterdir():
-            try:
-                state = json.loads((folder / _STATE).read_text()) if folder.name != HELD else {}
-            except (OSError, ValueError):
-                log.warning("%s is no whole scope; nothing in it was acknowledged", folder)
-                shutil.rmtree(folder, ignore_errors=True)
-                continue
-            for mark in folder.iterdir():
-                kept.setdefault(mark.name, {})[folder.name] = state
-        return kept
-
     def _write(self, path: Path, ref: Ref, digest: str, data: np.ndarray) -> DiskFile:
         try:
             offset = write_ipc(path, data, {"ref": ref.to_dict(), "digest": digest})
@@ -255,11 +240,6 @@ class Disk:
         except (OSError, ChecksumError) as error:
             path.unlink(missing_ok=True)
             raise _shortage(path, error) from error
-
-
-def scope_key(name: str) -> str:
-    """A folder's name for a scope."""
-    return blake3(name.encode()).hexdigest()[:24]
 
 
 def _file(path: Path, offset: int, charge: int) -> DiskFile:

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -47,7 +48,8 @@ class GroupCommit:
                 _sync(temporary, os.O_RDONLY)
                 temporary.replace(path)
             for folder in batch.folders:
-                sync_directory(folder)
+                with suppress(FileNotFoundError):  # of a scope that was just closed: nothing can be sealed into it
+                    sync_directory(folder)
         except BaseException as error:  # whatever it is, nobody may take this batch for synced
             batch.error = error
             if not isinstance(error, OSError):

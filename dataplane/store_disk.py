@@ -89,8 +89,12 @@ class StoreDisk:
         """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
         owners: set[str] = set()
         with self._room:
-            for found in self._disk.recover() if self._disk is not None else ():
+            if self._disk is None:
+                return owners
+            for found in self._disk.recover():
                 if found.ref.name in self._residents.entries:  # a second one was never acknowledged
+                    log.warning("%s has two files; the younger one, %s, goes", found.ref.name, found.file.path)
+                    self._disk.forget(found.file)
                     continue
                 scopes = []
                 for state in found.scopes:

@@ -21,7 +21,10 @@ class StoreScopes:
     def open(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
         """Open a scope, or join one that is open with the same quota; `owner` keeps it open (see `Scope`)."""
         with self._room:
-            self._residents.scopes.open(name, quota_bytes, is_kept, owner)
+            opened = self._residents.scopes.open(name, quota_bytes, is_kept, owner)
+        disk = self._residents.spill.disk
+        if disk is not None:
+            disk.update_scope(opened)
 
     def close(self, name: str) -> tuple[int, int]:
         """Close a scope; number and bytes of the plain objects that ended with it. MissingObjectError if not open."""

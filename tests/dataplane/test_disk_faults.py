@@ -184,3 +184,9 @@ def test_a_sync_that_ends_in_any_error_is_an_error_for_all_who_share_it(
         thread.join(10)
     kinds = sorted(type(error).__name__ for error in results.values())
     assert kinds == ["MemoryError", "MemoryError", "OSError", "OSError"]
+
+
+def test_a_folder_of_a_closed_scope_does_not_fail_the_puts_that_share_its_sync(tmp_path: Path) -> None:
+    (tmp_path / ".x").touch()
+    GroupCommit().commit(tmp_path / ".x", tmp_path / "x", [tmp_path / "closed", tmp_path])
+    assert (tmp_path / "x").exists()
