@@ -50,7 +50,7 @@ class RogueServer(fl.FlightServerBase):
             return {"locators": columns | {"generation": [0], "lease": [1], "files": []}}
         sizes = request.get("allocate")
         if isinstance(sizes, list):
-            return {"places": [{"segment": 0, "offset": 0} for _ in sizes]}
+            return {"places": [{"segment": 0, "offset": self._offset} for _ in sizes]}
         return {"segment": 0, "offset": self._offset}
 
     def do_put(self, context: Any, descriptor: Any, reader: Any, writer: Any) -> None:
