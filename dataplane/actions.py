@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dataplane import infos, scope_owners
 from dataplane.refs import Ref
 from dataplane.rights import Right
-from dataplane.wire import take, take_list, take_refs, take_timeout_s
+from dataplane.wire import MAX_BODY_BYTES, SMALL_BODY_BYTES, take, take_list, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -23,6 +23,8 @@ class Action:
     run: Callable[["Node", Body], dict[str, Any]]
     right: Right
     text: str
+    max_bytes: int = SMALL_BODY_BYTES
+    """Of its body; those with lists may be long."""
 
 
 def _stat(node: "Node", body: Body) -> dict[str, Any]:
@@ -70,15 +72,19 @@ def _end_leases(node: "Node", body: Body) -> dict[str, Any]:
 
 ACTIONS: Mapping[str, Action] = {
     "stat": Action(_stat, Right.READ, "{} -> counts and bytes"),
-    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}'),
+    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}', MAX_BODY_BYTES),
     "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
-    "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}'),
-    "derive": Action(_derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media'),
-    "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}'),
+    "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}', MAX_BODY_BYTES),
+    "derive": Action(
+        _derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media', MAX_BODY_BYTES
+    ),
+    "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}', MAX_BODY_BYTES),
     "open_scope": Action(scope_owners.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
     "close_scope": Action(scope_owners.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
-    "move_to_scope": Action(scope_owners.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}'),
+    "move_to_scope": Action(
+        scope_owners.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}', MAX_BODY_BYTES
+    ),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
     "renew": Action(infos.renew, Right.READ, '{"lease", "lease_s"} -> {"expires"}: a lease of GetFlightInfo'),
-    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}'),
+    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
 }

@@ -41,6 +41,47 @@ class CallLimits:
             )
 
 
+class ByteBudget:
+    """Bytes of requests that are being answered. Thread-safe; small ones are not counted."""
+
+    def __init__(self, limit: int, least: int) -> None:
+        self._limit = limit
+        self._least = least
+        self._lock = threading.RLock()  # finalisers give bytes back, whatever thread they come up in
+        self._num_taken = 0
+
+    @contextmanager
+    def held(self, nbytes: int) -> Iterator[None]:
+        """Hold so many bytes. OverloadedError, at once, if they are not left."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give_back(nbytes)
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes until `give_back`. OverloadedError, at once, if they are not left."""
+        if nbytes < self._least:
+            return
+        with self._lock:
+            if self._num_taken + nbytes > self._limit:
+                raise OverloadedError(
+                    f"this node is answering requests of {self._num_taken} bytes and got one of {nbytes} more, "
+                    f"{self._limit} are its limit; try again later, or ask for less at once"
+                )
+            self._num_taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """The reverse of `take`."""
+        if nbytes >= self._least:
+            with self._lock:
+                self._num_taken -= nbytes
+
+
+BODIES = ByteBudget(128 << 20, 64 << 10)
+"""JSON bodies of this process's callers: parsed, each may take some twenty times its size."""
+
+
 class Slots:
     """Counts what goes on at once. Thread-safe."""
 

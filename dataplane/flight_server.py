@@ -16,7 +16,7 @@ import pyarrow.flight as fl
 
 from dataplane import gets, infos
 from dataplane.actions import ACTIONS
-from dataplane.call_limits import Slots
+from dataplane.call_limits import BODIES, Slots
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.exchanges import EXCHANGES
 from dataplane.meter import Meter, error_kind
@@ -24,7 +24,7 @@ from dataplane.receive import receive
 from dataplane.rights import Right, check_right
 from dataplane.security import GATE, Gate, Security, host_in_uri, right_of
 from dataplane.tokens import TokenFile
-from dataplane.wire import dump, parse, take, to_flight
+from dataplane.wire import SMALL_BODY_BYTES, dump, parse, take, to_flight
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -117,8 +117,9 @@ class FlightServer(fl.FlightServerBase):
         with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
             if verb is None:
                 raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
-            body = parse(action.body, f"the body of {action.type}") if action.body.size else {}
-            return [dump(verb.run(self._node, body))]
+            with BODIES.held(action.body.size):
+                body = parse(action.body, f"the body of {action.type}", verb.max_bytes) if action.body.size else {}
+                return [dump(verb.run(self._node, body))]
 
     @_answers_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
@@ -165,7 +166,7 @@ class FlightServer(fl.FlightServerBase):
     ) -> tuple[dict[str, Any], str]:
         with self._node.meter.stream("unknown"):
             check_right(right_of(context), Right.READ, "DoExchange")
-            body = parse(descriptor.command, "the descriptor of DoExchange")
+            body = parse(descriptor.command, "the descriptor of DoExchange", SMALL_BODY_BYTES)
             verb = take(body, "the descriptor of DoExchange", "verb", str)
             if verb not in EXCHANGES:
                 raise BadRequestError(f"verb {verb!r} of DoExchange is unknown; wanted one of {', '.join(EXCHANGES)}")

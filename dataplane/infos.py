@@ -13,7 +13,7 @@ from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.offers import DEFAULT_S, check_lease_s
 from dataplane.refs import Ref
-from dataplane.wire import dump, parse, take, take_refs, take_timeout_s
+from dataplane.wire import ONE_OBJECT_BYTES, dump, parse, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -77,7 +77,7 @@ def renew(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
 
 def _asked(descriptor: fl.FlightDescriptor) -> dict[str, Any]:
     if descriptor.descriptor_type != fl.DescriptorType.PATH:
-        return parse(descriptor.command, "the descriptor")
+        return parse(descriptor.command, "the descriptor", ONE_OBJECT_BYTES)
     if len(descriptor.path) != 1:
         raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
     return {"name": descriptor.path[0].decode("utf-8", "replace")}

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.call_limits import BODIES
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.security import caller_of
 from dataplane.wire import parse, reading
@@ -24,6 +25,7 @@ class Messages:
     def __init__(
         self, node: "Node", reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str
     ) -> None:
+        self._held_bytes = 0
         self.unconfirmed: list[int] = []
         """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
         self._reader = reader
@@ -33,6 +35,9 @@ class Messages:
         self._caller = caller_of(context)
         self._started = 0.0
         self._error = ""
+
+    def __del__(self) -> None:
+        self._hold(0)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         return self
@@ -46,6 +51,7 @@ class Messages:
         if self._started:
             self._meter.count_call(self._what, time.perf_counter() - self._started, self._error)
             self._started, self._error = 0.0, ""
+        self._hold(0)
         try:
             with reading(self._what):
                 chunk = self._reader.read_chunk()
@@ -63,4 +69,12 @@ class Messages:
         self.unconfirmed = []
         self._caller.check_again()
         self._started = time.perf_counter()
+        self._hold(chunk.app_metadata.size if chunk.app_metadata is not None else 0)
         return parse(chunk.app_metadata, self._what)
+
+    def _hold(self, nbytes: int) -> None:
+        """Count the bytes of the request that is being answered. OverloadedError ends the stream."""
+        BODIES.give_back(self._held_bytes)
+        self._held_bytes = 0
+        BODIES.take(nbytes)
+        self._held_bytes = nbytes

@@ -9,15 +9,18 @@ import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 
-from dataplane.entries import Leased
+from dataplane.entries import Entry, Leased
 from dataplane.errors import BadRequestError, MissingObjectError, OverloadedError
 from dataplane.store import Store
 
 DEFAULT_S = 60.0
 MAX_S = 3600.0
 MAX_OFFERS = 65_536
+MAX_SHARE = 0.25
+"""Of the node's memory that timed leases may keep: nobody needs to be there for them."""
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +43,9 @@ class Offers:
         self._changed = threading.Condition()
         self._offers: dict[str, _Offer] = {}
         self._heap: list[tuple[float, str]] = []
+        self._entries: Counter[Entry] = Counter()
+        self._kept_bytes = 0
+        self._max_bytes = int(store.segment.capacity * MAX_SHARE)
         self._is_closed = False
         self._thread = threading.Thread(target=self._expire, name="offers", daemon=True)
         self._thread.start()
@@ -54,6 +60,9 @@ class Offers:
                 raise OverloadedError(
                     f"this node has {MAX_OFFERS} timed leases; let some expire, or end them (renew, 0 s)"
                 )
+            self._check_bytes(leased.entry)
+            self._kept_bytes += 0 if leased.entry in self._entries else leased.entry.ref.nbytes
+            self._entries[leased.entry] += 1
             name = secrets.token_hex(16)
             self._offers[name] = _Offer(leased, time.time() + lease_s)
             self._push(name)
@@ -84,6 +93,24 @@ class Offers:
             self._changed.notify()
         self._thread.join(timeout=5)
 
+    def _check_bytes(self, entry: Entry) -> None:
+        """OverloadedError if timed leases would keep too much; one object, however big, may always be had."""
+        kept = self._kept_bytes
+        if self._entries and entry not in self._entries and kept + entry.ref.nbytes > self._max_bytes:
+            raise OverloadedError(
+                f"timed leases keep {kept} bytes and were asked to keep {entry.ref.nbytes} more, {self._max_bytes} (a "
+                "quarter of the node's memory) are their limit; let some expire, end them (renew, 0 s), or use a Reader"
+            )
+
+    def _forget(self, name: str) -> int:
+        """The lease of an offer that ended."""
+        leased = self._offers.pop(name).leased
+        self._entries[leased.entry] -= 1
+        if not self._entries[leased.entry]:
+            del self._entries[leased.entry]
+            self._kept_bytes -= leased.entry.ref.nbytes
+        return leased.lease
+
     def _push(self, name: str) -> None:
         if len(self._heap) > 2 * len(self._offers) + 64:  # mostly times that renewals have passed over
             self._heap = [(offer.expires, other) for other, offer in self._offers.items()]
@@ -101,7 +128,7 @@ class Offers:
                     _, name = heapq.heappop(self._heap)
                     offer = self._offers.get(name)
                     if offer is not None and offer.expires <= now:  # else it was renewed since
-                        due.append(self._offers.pop(name).leased.lease)
+                        due.append(self._forget(name))
                 if due:
                     self._store.end_leases(due, self.session)
                 self._changed.wait(max(0.0, self._heap[0][0] - now) if self._heap else None)

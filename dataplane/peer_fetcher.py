@@ -32,7 +32,7 @@ from dataplane.peers import Peers
 from dataplane.refs import Ref
 from dataplane.store import Store
 from dataplane.watch import Watch
-from dataplane.wire import from_flight
+from dataplane.wire import dump, from_flight
 
 STALL_S = 20.0
 """A stream on which nothing comes for this long is cut; a sender that waits says so every few seconds."""
@@ -98,6 +98,20 @@ class PeerFetcher:
             for lane, part in enumerate(_parted(items, self._num_streams)):
                 self._threads.submit(self._fetch, _Batch(part, is_makeable, deadline, lane))
         return futures
+
+    def is_at_home(self, ref: Ref, until: float) -> bool:
+        """Whether the ref's home says now that it holds just what the ref says. Waits for its answer, until `until`."""
+        uri = self._peers.find(ref.node)
+        if uri is None:
+            return False
+        ticket = {"ref": ref.to_dict(), "start": 0, "length": 0, "local": True, "make": False}
+        options = fl.FlightCallOptions(timeout=max(0.01, until - time.monotonic()))
+        try:
+            self._connections(uri)[0].do_get(fl.Ticket(dump(ticket)), options).read_all()
+        except pa.ArrowException as error:
+            log.info("node %s does not confirm %s: %s", ref.node, ref.name, str(error)[:200])
+            return False
+        return True
 
     def stat(self) -> dict[str, int]:
         """Counts of what was fetched."""
@@ -278,10 +292,7 @@ def _is_arrow(error: Exception) -> bool:
 
 
 def _gave_up(ref: Ref, uri: str | None, seconds: float, problem: Exception) -> DataPlaneError:
-    if isinstance(problem, ChecksumError):
-        kind: type[DataPlaneError] = ChecksumError
-    else:
-        kind = PeerError
+    kind = ChecksumError if isinstance(problem, ChecksumError) else PeerError
     return kind(
         f"{ref.name} could not be fetched from its home, node {ref.node} at {uri or 'an unknown address'}, in "
         f"{seconds:.1f} s ({problem}); see that this node runs and can be reached from here, or raise timeout_s"

@@ -23,6 +23,7 @@ from dataplane.wire import (
     ITEM_BYTES,
     MAX_META_BYTES,
     MAX_NUMBER,
+    ONE_OBJECT_BYTES,
     check_array,
     check_plain_name,
     dump,
@@ -68,7 +69,7 @@ class PutRequest:
             if len(descriptor.path) != 1:
                 raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
             return cls.from_body({"name": descriptor.path[0].decode("utf-8", "replace")})
-        return cls.from_body(parse(descriptor.command, "the descriptor of DoPut"))
+        return cls.from_body(parse(descriptor.command, "the descriptor of DoPut", ONE_OBJECT_BYTES))
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":

@@ -5,6 +5,7 @@ Single flight: callers that want the same object while it is being fetched wait 
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,6 +18,8 @@ from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
 from dataplane.refs import Ref
 from dataplane.store import Store
+
+_CONFIRM_S = 5.0
 
 Make = Callable[[Ref, float], "Future[Ref]"]
 """Begins to make an object here, until a deadline."""
@@ -61,11 +64,17 @@ class RemoteObjects:
             raise self._peers.unknown(ref.name, ref.node)
 
     def drop_stale(self, refs: Sequence[Ref]) -> None:
-        """Let go of copies of other nodes' objects where a ref says that its home wrote another since."""
+        """Let go of copies of other nodes' objects where a ref says, and their home confirms, that it wrote others.
+
+        Waits for: those homes, a few seconds; a copy stays while its home does not answer.
+        """
+        until = time.monotonic() + _CONFIRM_S
         for ref in refs:
             if ref.generation and ref.node != self._peers.node_id:
                 entry = self._store.find(ref.name)
-                if entry is not None and entry.ref.node == ref.node and entry.ref.generation != ref.generation:
+                if entry is None or entry.ref.node != ref.node or entry.ref.generation == ref.generation:
+                    continue
+                if self._fetcher.is_at_home(ref, until) and self._store.find(ref.name) is entry:
                     self._store.release([ref.name])
 
     def start(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":

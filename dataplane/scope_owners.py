@@ -17,7 +17,7 @@ from dataplane.deadlines import Deadlines
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.refs import BadMedia, Ref
 from dataplane.store import Store
-from dataplane.wire import check_plain_name, dump, parse, reading, take, take_refs, take_timeout_s
+from dataplane.wire import SMALL_BODY_BYTES, check_plain_name, dump, parse, reading, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
     from dataplane.node import Node
@@ -95,7 +95,7 @@ def keep_open(
         while not is_final:
             with reading("a message of scopes"):
                 chunk = reader.read_chunk()
-            message = parse(chunk.app_metadata, "a message of scopes")
+            message = parse(chunk.app_metadata, "a message of scopes", SMALL_BODY_BYTES)
             is_final = take(message, "scopes", "end", bool, default=False)
     except StopIteration:
         is_final = False

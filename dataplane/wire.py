@@ -25,6 +25,13 @@ from dataplane.refs import Ref, check_shape
 
 DEFAULT_PORT = 8815
 MAX_BODY_BYTES = 64 << 20
+"""Of a body that lists refs or names."""
+SMALL_BODY_BYTES = 64 << 10
+"""Of a body that lists none."""
+ONE_OBJECT_BYTES = 1 << 20
+"""Of a body about one object, with its meta."""
+_MAX_SIGNS = 1 << 22
+"""Commas and brackets of a body, about 64 for each of `MAX_ITEMS`: each may become a value of a hundred bytes."""
 MAX_META_BYTES = 64 << 10
 MAX_NAME_CHARS = 512
 MAX_ITEMS = 65_536
@@ -86,11 +93,18 @@ def dump(body: Mapping[str, Any]) -> bytes:
     return _encode(body).encode()
 
 
-def parse(body: bytes | pa.Buffer | None, what: str) -> dict[str, Any]:
+def parse(body: bytes | pa.Buffer | None, what: str, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """A JSON object out of a body. BadRequestError says what was found."""
+    nbytes = 0 if body is None else len(body) if isinstance(body, bytes) else body.size
+    if nbytes > max_bytes:
+        raise BadRequestError(f"{what} has {nbytes} bytes; wanted at most {max_bytes}: ask for less at once")
     raw = b"" if body is None else bytes(body)
-    if len(raw) > MAX_BODY_BYTES:
-        raise BadRequestError(f"{what} has {len(raw)} bytes; wanted at most {MAX_BODY_BYTES}: ask for less at once")
+    if nbytes > SMALL_BODY_BYTES:
+        num_signs = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
+        if num_signs > _MAX_SIGNS:
+            raise BadRequestError(
+                f"{what} has {num_signs} commas and brackets; wanted at most {_MAX_SIGNS}: ask for less at once"
+            )
     try:
         parsed = json.loads(raw)
     except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
+from dataplane.call_limits import ByteBudget
 from dataplane.client import Client
 from dataplane.errors import BadRequestError, OverloadedError
 from dataplane.reader import Reader
@@ -88,6 +89,30 @@ def test_a_request_for_too_many_names_is_refused(narrow: Served) -> None:
     with Client(narrow.uri, timeout_s=20) as client:
         with pytest.raises(BadRequestError, match=f"{MAX_ITEMS + 1} entries; wanted at most {MAX_ITEMS}"):
             client.release_names(["x"] * (MAX_ITEMS + 1))
+
+
+@pytest.mark.parametrize(
+    ("verb", "found"),
+    [("stat", "wanted at most 65536: ask for less"), ("release", "commas and brackets; wanted at most")],
+)
+def test_a_body_that_would_take_many_times_its_size_is_refused_before_it_is_read(
+    narrow: Served, verb: str, found: str
+) -> None:
+    body = b'{"names":[' + b"[]," * (10 << 20) + b"[]]}"
+    with fl.FlightClient(narrow.uri) as flight, pytest.raises(fl.FlightServerError, match=found):
+        list(flight.do_action(fl.Action(verb, body)))
+
+
+def test_requests_that_are_being_answered_share_a_budget_of_bytes() -> None:
+    budget = ByteBudget(100, 10)
+    with budget.held(60):
+        with budget.held(9):  # small ones are not counted
+            with pytest.raises(OverloadedError, match="requests of 60 bytes and got one of 50 more, 100"):
+                budget.take(50)
+            with budget.held(40):
+                pass
+    with budget.held(100):
+        pass
 
 
 def test_limits_under_which_no_node_could_work_are_refused() -> None:

@@ -105,3 +105,19 @@ def test_a_descriptor_that_makes_no_sense_is_answered(
     with pytest.raises(fl.FlightServerError, match=message):
         flight.get_flight_info(descriptor)
     assert client.stat()["num_timed_leases"] == 0
+
+
+def test_timed_leases_keep_at_most_a_quarter_of_the_memory(client: Client, flight: fl.FlightClient) -> None:
+    refs = [client.put(bytes([at]) * (2 << 20), name=f"kept/{at}") for at in range(3)]
+    leases = []
+    for ref in (refs[0], refs[1], refs[0]):  # the node has 16 MiB; what is leased again takes nothing more
+        leases.append(json.loads(info_of(flight, name=ref.name, lease_s=600).endpoints[0].app_metadata)["lease"])
+    with pytest.raises(fl.FlightServerError, match="a quarter of the node's memory"):
+        info_of(flight, name=refs[2].name)
+    for lease in leases:
+        renew(flight, lease, 0)
+    wait_until(lambda: client.stat()["num_timed_leases"] == 0)
+    (endpoint,) = info_of(flight, name=refs[2].name).endpoints
+    renew(flight, json.loads(endpoint.app_metadata)["lease"], 0)
+    wait_until(lambda: client.stat()["num_timed_leases"] == 0)
+    client.release(refs)

@@ -5,6 +5,7 @@ import shlex
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dataplane.cli import build_parser
 from dataplane.client import Client
 from dataplane.digests import content_digest
 from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError, PeerError
+from dataplane.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
 from dataplane.peers import Peers
 from dataplane.reader import Reader
 from dataplane.refs import Ref
@@ -222,6 +223,20 @@ def test_a_name_that_was_written_again_at_home_is_fetched_again(owner: Client, a
             (view,) = reader.resolve([ref])
             assert (view == content).all()
             owner.release([ref])
+
+
+def test_a_copy_goes_only_when_its_home_confirms_that_it_was_written_again(
+    owner: Client, away: EmbeddedNode, proxy: Proxy
+) -> None:
+    ref = owner.put(bytes(5000), name="forged/x")
+    with Reader(away.uri, timeout_s=30) as reader, Client(away.uri, timeout_s=30) as client:
+        reader.resolve([ref])
+        fetched = client.stat()["num_fetched"]
+        with pytest.raises(ChecksumError):
+            reader.resolve([replace(ref, generation=5)])
+        assert reader.resolve([ref])[0].nbytes == 5000
+        assert client.stat()["num_fetched"] == fetched, "a forged ref made the node drop its copy"
+    owner.release([ref])
 
 
 def test_two_nodes_that_call_each_other_home_do_not_go_round_in_circles(tmp_path: Path) -> None:
