@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from dataplane.entries import Slab
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.messages import Messages
-from dataplane.puts import PutRequest, seal
+from dataplane.puts import PutRequest, seal_all
 from dataplane.wire import MAX_NUMBER, dump, take, take_list, take_timeout_s
 
 if TYPE_CHECKING:
@@ -81,8 +81,7 @@ class _Places:
             )
         deadline = time.monotonic() + take_timeout_s(request, "put")
         scope = take(request, "put", "scope", str, type(None), default=None)
-        for nbytes in sizes:
-            self._slabs.append(self._node.store.allocate(nbytes, deadline, scope))
+        self._slabs = self._node.store.allocate_many(sizes, deadline, scope)
         places = [{"segment": 0, "offset": slab.offset} for slab in self._slabs]
         return {"places": places} if is_many else places[0]
 
@@ -94,8 +93,6 @@ class _Places:
                 f"put.seal describes {len(bodies)} objects; wanted an object for each of {len(self._slabs)} places"
             )
         checked = [PutRequest.from_body(body) for body in bodies]
-        refs = []
-        for one in checked:
-            written = self._slabs.pop(0)
-            refs.append(seal(self._node.store, written, one, one.dtype or "uint8", self._node.node_id).to_dict())
+        written, self._slabs = self._slabs, []
+        refs = [ref.to_dict() for ref in seal_all(self._node.store, written, checked, "uint8", self._node.node_id)]
         return {"refs": refs} if is_many else refs[0]

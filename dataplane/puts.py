@@ -6,7 +6,8 @@ source and is the generation of a plain object. A writer may do without; its obj
 
 import math
 import secrets
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -117,12 +118,44 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
 
     The same bytes under the same plain name are the same object again; other bytes are refused.
     """
+    return seal_all(store, [slab], [request], dtype, node_id)[0]
+
+
+def seal_all(
+    store: Store, slabs: Sequence[Slab], requests: Sequence[PutRequest], dtype: str, node_id: str
+) -> list[Ref]:
+    """As `seal`, for many: nothing is published where one of them is refused.
+
+    Only a disk that fills up under durable ones, or a name that is taken this very moment, leaves the first of them.
+    """
+    remaining = deque(slabs)
     try:
-        ref, digest = _ref(store, slab, request, request.dtype or dtype, node_id)
-        return _publish(store, slab, ref, digest, is_durable=request.is_durable)
+        described = [
+            _ref(store, slab, request, request.dtype or dtype, node_id)
+            for slab, request in zip(slabs, requests, strict=True)
+        ]
+        if len(slabs) > 1:
+            _check_names(store, slabs, described)
+        refs = []
+        for slab, request, (ref, digest) in zip(slabs, requests, described, strict=True):
+            refs.append(_publish(store, slab, ref, digest, is_durable=request.is_durable))
+            remaining.popleft()
+        return refs
     except BaseException:
-        store.abort(slab)
+        for slab in remaining:
+            store.abort(slab)
         raise
+
+
+def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
+    """BadRequestError where a name has other content already, or has two here."""
+    first: dict[str, tuple[Slab, Ref]] = {}
+    for slab, (ref, digest) in zip(slabs, described, strict=True):
+        before, there = first.setdefault(ref.name, (slab, ref))
+        is_same = (there.dtype, there.shape) == (ref.dtype, ref.shape)
+        if before is not slab and not (is_same and np.array_equal(store.view(before), store.view(slab))):
+            raise BadRequestError(f"plain object {ref.name!r} comes twice in one put, with two contents; name it once")
+        _same(store, slab, ref, digest)
 
 
 def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:

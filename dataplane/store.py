@@ -61,41 +61,66 @@ class Store:
         Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
         numbers, MissingObjectError if the scope is not open.
         """
-        wanted = slab_bytes(nbytes)
-        if wanted > self.segment.capacity:
-            raise OutOfSpaceError(
-                f"an object of {format_bytes(nbytes)} can never fit a node of {format_bytes(self.segment.capacity)}; "
-                "start the node with more --memory"
-            )
-        while True:
-            found = self._find_place(nbytes, deadline, scope)
-            if isinstance(found, Slab):
-                return found
-            self.disk.spill([(leased, self.content(leased.entry)) for leased in found], INTERNAL_SESSION)
+        return self.allocate_many([nbytes], deadline, scope)[0]
 
-    def _find_place(self, nbytes: int, deadline: float, scope: str | None) -> Slab | list[Leased]:
-        """A slab, or what has to be written to disk before there is one."""
-        wanted = slab_bytes(nbytes)
+    def allocate_many(self, sizes: Sequence[int], deadline: float, scope: str | None = None) -> list[Slab]:
+        """As `allocate`, all or none. It holds none while it waits, so that no two who want many block one another."""
+        wanted = sum(map(slab_bytes, sizes))
+        if wanted > self.segment.capacity:
+            what = "an object" if len(sizes) == 1 else f"{len(sizes)} objects"
+            raise OutOfSpaceError(
+                f"{what} of {format_bytes(sum(sizes))} can never fit a node of {format_bytes(self.segment.capacity)}; start the node with more --memory"
+            )
+        slabs: list[Slab] = []
+        try:
+            while to_write := self._fill(slabs, sizes, deadline, scope):
+                self.disk.spill([(leased, self.content(leased.entry)) for leased in to_write], INTERNAL_SESSION)
+        except BaseException:
+            for slab in slabs:
+                self.abort(slab)
+            raise
+        return slabs
+
+    def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
+        """Append slabs until there is one for each size, or return what has to be written to disk before the next."""
+        wanted = sum(map(slab_bytes, sizes))
         with self._room:
-            while True:
+            were_seen = bool(slabs)
+            while len(slabs) < len(sizes):
                 opened = self._residents.scopes.find(scope) if scope is not None else None
                 if opened is not None:
                     opened.check_ever_fits(wanted)
-                if opened is None or opened.has_room(wanted):
-                    offset = self._residents.allocator.allocate(nbytes)
-                    if offset is not None:
-                        if opened is not None:
-                            opened.used_bytes += wanted
-                        return Slab(offset, nbytes, opened)
-                    to_write = self._residents.make_room(nbytes, INTERNAL_SESSION)
-                    if to_write:
-                        return to_write
-                    if to_write is not None:
-                        continue
-                    shortage = partial(self._describe_shortage, nbytes)
-                else:
+                found = self._find_place(sizes[len(slabs)], opened)
+                if isinstance(found, Slab):
+                    slabs.append(found)
+                    continue
+                if found:
+                    return found
+                if found is not None:
+                    continue
+                nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
+                while slabs:
+                    self._residents.give_up(slabs.pop())
+                if were_seen:  # else nobody saw them: waking others for that would go on in circles
+                    self._room.changed()
+                were_seen = False
+                shortage = partial(self._describe_shortage, nbytes)
+                if opened is not None and not has_room:
                     shortage = partial(opened.describe_shortage, wanted)
                 self._room.wait(deadline, shortage, self._residents.spill.paused_until)
+        return []
+
+    def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
+        """A slab; what is to be written to disk first (if nothing, ask again); None if nothing can be done now."""
+        wanted = slab_bytes(nbytes)
+        if scope is not None and not scope.has_room(wanted):
+            return None
+        offset = self._residents.allocator.allocate(nbytes)
+        if offset is None:
+            return self._residents.make_room(nbytes, INTERNAL_SESSION)
+        if scope is not None:
+            scope.used_bytes += wanted
+        return Slab(offset, nbytes, scope)
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""

@@ -12,6 +12,7 @@ from dataplane.puts import PutRequest, seal
 from dataplane.refs import Kind, Ref
 from dataplane.segment import Segment
 from dataplane.store import INTERNAL_SESSION, Store
+from tests.dataplane.shards import wait_until
 
 BLOCK = 64 * 1024
 
@@ -173,3 +174,47 @@ def test_of_two_writers_of_one_plain_name_the_loser_is_refused(store: Store) -> 
         store.release([f"race/{turn}"])
     assert (len(sealed), len(refused)) == (50, 50)
     assert "exists with other content" in refused[0]
+
+
+def test_two_who_want_many_places_do_not_block_one_another(store: Store) -> None:
+    store.segment.bytes[:] = 0
+    add(store, "a", kind="plain")
+    got: list[int] = []
+    errors: list[Exception] = []
+    barrier = threading.Barrier(2, timeout=10)
+
+    def want() -> None:
+        try:
+            for _ in range(20):
+                barrier.wait()
+                slabs = store.allocate_many([BLOCK] * 2, time.monotonic() + 20)
+                got.append(len(slabs))
+                for slab in slabs:
+                    store.abort(slab)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=want) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert (got, errors) == ([2] * 40, [])
+    assert store.stat()["used_bytes"] == BLOCK
+
+
+def test_who_waits_for_many_places_holds_none_meanwhile(store: Store) -> None:
+    add(store, "a", kind="plain", nbytes=2 * BLOCK)
+    waiting = threading.Thread(target=lambda: store.allocate_many([BLOCK] * 3, time.monotonic() + 20))
+    waiting.start()
+    wait_until(lambda: bool(store._room._condition._waiters))  # type: ignore[attr-defined]
+    assert store.stat()["used_bytes"] == 2 * BLOCK
+    add(store, "b", kind="plain", nbytes=2 * BLOCK)
+    store.release("ab")
+    waiting.join(20)
+    assert not waiting.is_alive() and store.stat()["used_bytes"] == 3 * BLOCK
+    with pytest.raises(OutOfSpaceError, match=f"wanted_bytes={2 * BLOCK} free_bytes={BLOCK}"):
+        store.allocate_many([BLOCK] * 2, time.monotonic())
+    with pytest.raises(OutOfSpaceError, match="5 objects of 320 KiB can never fit"):
+        store.allocate_many([BLOCK] * 5, time.monotonic())
+    assert store.stat()["used_bytes"] == 3 * BLOCK

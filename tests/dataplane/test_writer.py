@@ -57,10 +57,26 @@ def test_a_block_that_raises_gives_its_places_back(node: EmbeddedNode, client: C
             with writer.create("w/huge", "uint8", (1 << 40,)):
                 pass
         specs = [ArraySpec(name=f"w/{at}", dtype="uint8", shape=(9 << 20,)) for at in range(2)]
-        with pytest.raises(OutOfSpaceError, match="wanted_bytes"):
+        with pytest.raises(OutOfSpaceError, match="2 objects of 18 MiB can never fit"):
             with writer.create_many(specs):
                 pass
         assert client.stat()["used_bytes"] == 0
+
+
+def test_a_list_of_which_one_is_refused_publishes_nothing(node: EmbeddedNode, client: Client) -> None:
+    client.put(b"taken", name="l/taken")
+    for names in (["l/1", "l/taken", "l/2"], ["l/1", "l/2", "l/1"]):
+        with Writer(node.uri, timeout_s=5) as writer, pytest.raises(BadRequestError, match=r"other content|twice"):
+            with writer.create_many([ArraySpec(name=name, dtype="uint8", shape=(5,)) for name in names]) as places:
+                for at, place in enumerate(places):
+                    place.array[:] = at
+        assert client.stat()["num_objects"] == 1
+    with Writer(node.uri, timeout_s=5) as writer:
+        with writer.create_many([ArraySpec(name="l/same", dtype="uint8", shape=(5,))] * 2) as places:
+            for place in places:
+                place.array[:] = 7
+        assert places[0].ref == places[1].ref
+    assert client.release_names(["l/taken", "l/same"]) == 2
 
 
 WRITER = """
