@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from dataplane.errors import DataPlaneError, NodeUnavailableError
+from dataplane.errors import NodeUnavailableError
 from dataplane.hosts import new_node_id
 from dataplane.node_process import NodeProcess
 
@@ -145,15 +145,17 @@ class EmbeddedNode:
             self._start_again()
 
     def _start_again(self) -> None:
-        with self._lock:
-            if self._stopping.is_set():
-                return
-            self._process = process = NodeProcess(self._command, self._environ)
+        process = None
         try:
+            with self._lock:
+                if self._stopping.is_set():
+                    return
+                self._process = process = NodeProcess(self._command, self._environ)
             process.wait_until_ready(START_TIMEOUT_S)
-        except (DataPlaneError, OSError) as error:
-            process.end(0)
-            process.remove()
+        except Exception as error:  # whatever it is, the next try meets it too, and then the node is given up
+            if process is not None:
+                process.end(0)
+                process.remove()
             if not self._stopping.is_set():
                 log.warning("the data-plane node did not start again: %s", error)
                 self._stopping.wait(_RETRY_S)  # its port may still be taken, its memory not given back
@@ -188,7 +190,9 @@ def _reserve(port: int) -> socket.socket:
 
 def _ending(code: int) -> str:
     """How a process ended, in words."""
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    if code >= 0:
+        return f"exit code {code}"
+    return f"signal {next((known.name for known in signal.Signals if known == -code), -code)}"
 
 
 def _absolute(pattern: str) -> str:

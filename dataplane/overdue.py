@@ -33,10 +33,10 @@ class Overdue:
         """Make the call, in another thread, if the block is not over at `deadline` (monotonic)."""
         number = next(self._numbers)
         with self._lock:
-            self._waits[number] = (deadline, call)
             if not self._is_running:
-                self._is_running = True
                 threading.Thread(target=self._keep, name="overdue", daemon=True).start()
+                self._is_running = True
+            self._waits[number] = (deadline, call)
         try:
             yield
         finally:

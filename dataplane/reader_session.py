@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
@@ -147,8 +148,9 @@ class ReaderSession:
     def has_views(self) -> bool:
         """Whether views of this session, once it is lost, may still be alive."""
         with self._lock:
-            while not self.ended.empty():
-                self._num_leases -= self.ended.get() is not None
+            with suppress(Empty):
+                while True:  # never waiting: the session's thread takes from it too
+                    self._num_leases -= self.ended.get_nowait() is not None
             return self._num_leases > 0
 
     def lose(self) -> None:

@@ -132,9 +132,8 @@ def move_to_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
     refs = take_refs(body, "move_to_scope")
     source = take(body, "move_to_scope", "source", str, type(None), default=None)
     deadline = time.monotonic() + take_timeout_s(body, "move_to_scope")
-    held_here = [ref for ref in refs if ref.kind != "plain" or node.store.find(ref.name) is not None]
-    if len(held_here) < len(refs):
-        gone = next(ref.name for ref in refs if ref not in held_here)
+    gone = next((ref.name for ref in refs if ref.kind == "plain" and node.store.find(ref.name) is None), None)
+    if gone is not None:
         raise MissingObjectError(
             f"{gone} is not on this node: a plain object is lost when it is released; put it again"
         )

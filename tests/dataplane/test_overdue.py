@@ -3,6 +3,8 @@
 import threading
 import time
 
+import pytest
+
 from dataplane.overdue import Overdue
 
 
@@ -21,3 +23,18 @@ def test_one_thread_watches_many_waits() -> None:
         with overdue.cut(time.monotonic(), event.set), overdue.cut(time.monotonic() + 60, event.set):
             assert threading.active_count() <= before + 1
             assert event.wait(20)
+
+
+def test_after_a_thread_that_could_not_be_started_the_next_wait_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    overdue, is_cut, is_refused = Overdue(), threading.Event(), threading.Event()
+
+    def refused(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refused)
+        with pytest.raises(RuntimeError, match="new thread"), overdue.cut(time.monotonic(), is_refused.set):
+            pass
+    with overdue.cut(time.monotonic(), is_cut.set):
+        assert is_cut.wait(20)
+    assert not is_refused.is_set()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import psutil
@@ -216,6 +217,26 @@ def test_a_node_that_dies_too_often_is_given_up(
     assert "is started again" in caplog.text and "(restart 2)" in caplog.text
 
 
+@pytest.mark.parametrize("error", [OSError("too many open files"), ValueError("Expecting value: line 1 column 1")])
+def test_a_node_that_cannot_be_started_again_is_given_up_whatever_the_reason(
+    monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refused(*args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(embedded, "MAX_RESTARTS", 2)
+    told: list[NodeUnavailableError] = []
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}, on_failure=told.append) as node:
+        monkeypatch.setattr(embedded, "NodeProcess", refused)
+        kill(node)
+        wait_until(lambda: bool(told))
+        assert told == [node.failure] and "after 2 restarts" in str(node.failure)
+
+
+def test_the_end_of_a_node_is_told_whatever_ended_it() -> None:
+    assert [embedded._ending(code) for code in (3, -9, -40)] == ["exit code 3", "signal SIGKILL", "signal 40"]
+
+
 def test_stop_in_the_middle_of_a_restart_ends_the_new_node(shard_dir: Path) -> None:
     for _ in range(3):
         node = EmbeddedNode(memory_bytes=1 << 20, roots={})
@@ -241,3 +262,22 @@ def test_the_first_durable_puts_into_a_scope_may_come_together_and_outlive_the_n
             assert [client.get(put.result()) for put in puts] == [bytes([at]) for at in range(16)]
         kill(node)
         assert [client.get(f"4/{at}") for at in range(16)] == [bytes([at]) for at in range(16)]
+
+
+class AlwaysTaken(SimpleQueue[int | None]):
+    """A queue whose items somebody else has taken by the time that one gets them."""
+
+    def empty(self) -> bool:
+        return False
+
+
+def test_asking_for_views_never_waits_for_a_lease_that_the_sessions_thread_took(node: EmbeddedNode) -> None:
+    with Reader(node.uri) as reader:
+        session, found = reader._session, []
+        own, session.ended = session.ended, AlwaysTaken()
+        asking = threading.Thread(target=lambda: found.append(session.has_views), daemon=True)
+        asking.start()
+        asking.join(5)
+        session.ended.put(None)  # ends one that waits all the same
+        session.ended = own
+        assert found == [False]

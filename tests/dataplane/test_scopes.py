@@ -142,6 +142,25 @@ def test_a_client_that_closes_takes_its_scopes_along_at_once(small_node: Node, s
     assert small.stat()["used_bytes"] == 0
 
 
+def test_a_long_move_that_misses_one_object_compares_no_refs(
+    small_node: Node, small: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.open_scope("long")
+    refs = [small.put(bytes([at]), name=f"long/{at}") for at in range(100)]
+    small.release(refs[-1:])
+    num_compared = 0
+
+    def is_equal(one: Ref, other: object) -> bool:
+        nonlocal num_compared
+        num_compared += 1
+        return one is other
+
+    monkeypatch.setattr(Ref, "__eq__", is_equal)
+    with pytest.raises(MissingObjectError, match="long/99 is not on this node"):
+        small.move_to_scope(refs, "long")
+    assert num_compared == 0
+
+
 def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: Node, small: Client) -> None:
     small_node.scope_owners.grace_s = 5
     small.open_scope("steady")
