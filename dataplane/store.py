@@ -69,7 +69,8 @@ class Store:
         if wanted > self.segment.capacity:
             what = "an object" if len(sizes) == 1 else f"{len(sizes)} objects"
             raise OutOfSpaceError(
-                f"{what} of {format_bytes(sum(sizes))} can never fit a node of {format_bytes(self.segment.capacity)}; start the node with more --memory"
+                f"{what} of {format_bytes(sum(sizes))} can never fit a node of {format_bytes(self.segment.capacity)}; "
+                "start the node with more --memory"
             )
         slabs: list[Slab] = []
         try:
