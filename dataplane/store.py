@@ -9,23 +9,21 @@ stays until it is released, and a plain object in scopes until the last of them 
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
-from functools import partial
 from itertools import islice
 from queue import SimpleQueue
 
 import numpy as np
 
-from dataplane.allocator import slab_bytes
 from dataplane.disk import Disk, DiskFile
 from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import MissingObjectError, OutOfSpaceError, StreamLostError
+from dataplane.errors import MissingObjectError, StreamLostError
 from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.room import Room
 from dataplane.scopes import Scope
 from dataplane.segment import Segment
-from dataplane.sizes import format_bytes
 from dataplane.spill import Spill
+from dataplane.store_allocation import StoreAllocation
 from dataplane.store_disk import StoreDisk
 from dataplane.store_scopes import StoreScopes
 
@@ -42,7 +40,8 @@ class Store:
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
         self._room = Room()
-        self.disk = StoreDisk(self._residents, self._room, disk)
+        self.disk = StoreDisk(self._residents, self._room, disk, segment)
+        self._allocation = StoreAllocation(self._residents, self._room, self.disk, INTERNAL_SESSION)
         self.scopes = StoreScopes(self._residents, self._room, self.disk)
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
@@ -65,63 +64,7 @@ class Store:
 
     def allocate_many(self, sizes: Sequence[int], deadline: float, scope: str | None = None) -> list[Slab]:
         """As `allocate`, all or none. It holds none while it waits, so that no two who want many block one another."""
-        wanted = sum(map(slab_bytes, sizes))
-        if wanted > self.segment.capacity:
-            what = "an object" if len(sizes) == 1 else f"{len(sizes)} objects"
-            raise OutOfSpaceError(
-                f"{what} of {format_bytes(sum(sizes))} can never fit a node of {format_bytes(self.segment.capacity)}; "
-                "start the node with more --memory"
-            )
-        slabs: list[Slab] = []
-        try:
-            while to_write := self._fill(slabs, sizes, deadline, scope):
-                self.disk.spill([(leased, self.content(leased.entry)) for leased in to_write], INTERNAL_SESSION)
-        except BaseException:
-            for slab in slabs:
-                self.abort(slab)
-            raise
-        return slabs
-
-    def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
-        """Append slabs until there is one for each size, or return what has to be written to disk before the next."""
-        wanted = sum(map(slab_bytes, sizes))
-        with self._room:
-            were_seen = bool(slabs)
-            while len(slabs) < len(sizes):
-                opened = self._residents.scopes.find(scope) if scope is not None else None
-                if opened is not None:
-                    opened.check_ever_fits(wanted)
-                found = self._find_place(sizes[len(slabs)], opened)
-                if isinstance(found, Slab):
-                    slabs.append(found)
-                    continue
-                if found:
-                    return found
-                if found is not None:
-                    continue
-                nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
-                while slabs:
-                    self._residents.give_up(slabs.pop())
-                if were_seen:  # else nobody saw them: waking others for that would go on in circles
-                    self._room.changed()
-                were_seen = False
-                shortage = partial(self._describe_shortage, nbytes)
-                if opened is not None and not has_room:
-                    shortage = partial(opened.describe_shortage, wanted)
-                self._room.wait(deadline, shortage, self._residents.spill.paused_until)
-        return []
-
-    def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
-        """A slab; what is to be written to disk first (if nothing, ask again); None if nothing can be done now."""
-        wanted = slab_bytes(nbytes)
-        if scope is not None and not scope.has_room(wanted):
-            return None
-        offset = self._residents.allocator.allocate(nbytes)
-        if offset is None:
-            return self._residents.make_room(nbytes, INTERNAL_SESSION)
-        if scope is not None:
-            scope.used_bytes += wanted
-        return Slab(offset, nbytes, scope)
+        return self._allocation.allocate(sizes, deadline, scope)
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
@@ -312,17 +255,6 @@ class Store:
         scope: Scope | None = slab.scope
         if scope is not None and not scope.is_open:
             raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
-
-    def _describe_shortage(self, nbytes: int) -> str:
-        residents, allocator = self._residents, self._residents.allocator
-        return (
-            f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} "
-            f"free_bytes={allocator.capacity - allocator.used_bytes} "
-            f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
-            f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
-            f"evictable_bytes={residents.evictable_bytes} budget_bytes={allocator.capacity}; release plain objects, "
-            f"drop views, close scopes, or start the node with more --memory{residents.spill.describe()}"
-        )
 
     def _reclaim(self) -> None:
         """Consumes `end_later`, what has gathered at once; ends with `close`."""

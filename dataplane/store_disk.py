@@ -18,9 +18,7 @@ from dataplane.refs import Ref
 from dataplane.residents import Residents
 from dataplane.room import Room
 from dataplane.scopes import Scope
-
-Victim = tuple[Leased, np.ndarray]
-"""What is to be spilled, and its bytes."""
+from dataplane.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -28,10 +26,11 @@ log = logging.getLogger(__name__)
 class StoreDisk:
     """Shares the store's lock and its residents."""
 
-    def __init__(self, residents: Residents, room: Room, disk: Disk | None) -> None:
+    def __init__(self, residents: Residents, room: Room, disk: Disk | None, segment: Segment) -> None:
         self._residents = residents
         self._room = room
         self._disk = disk
+        self._segment = segment
 
     def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
         """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
@@ -105,17 +104,17 @@ class StoreDisk:
                 self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
         return owners
 
-    def spill(self, victims: Sequence[Victim], session: str) -> None:
+    def spill(self, victims: Sequence[Leased], session: str) -> None:
         """Spill objects, without the lock; each is leased while it is written."""
         remaining = deque(victims)
         try:
             while remaining:
-                leased, data = remaining[0]
-                file = self._write(leased.entry, data)
+                leased = remaining[0]
+                file = self._write(leased.entry)
                 remaining.popleft()
                 self._end_spill(leased, file, session)
         finally:
-            for leased, _ in remaining:
+            for leased in remaining:
                 self._end_spill(leased, None, session)
 
     def is_whole(self, entry: Entry) -> bool:
@@ -138,9 +137,11 @@ class StoreDisk:
             return False
         return True
 
-    def _write(self, entry: Entry, data: np.ndarray) -> DiskFile | None:
+    def _write(self, entry: Entry) -> DiskFile | None:
         """A file of an object that is to be spilled; None where that failed, in whatever way: it stays in memory."""
-        assert self._disk is not None
+        slab = entry.slab
+        assert self._disk is not None and slab is not None
+        data = self._segment.bytes[slab.offset : slab.offset + slab.nbytes]
         try:
             entry.digest = entry.digest or content_digest(data)
             return self._disk.write(entry.ref, entry.digest, data)
