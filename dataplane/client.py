@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
 from dataplane.digests import content_digest
-from dataplane.errors import ChecksumError
+from dataplane.errors import ChecksumError, MissingObjectError
 from dataplane.patience import Patience
 from dataplane.place_writer import PlaceWriter
 from dataplane.put_bodies import Buffer, flat, groups, plain_body
@@ -23,6 +23,7 @@ from dataplane.wire import (
     BATCH_BYTES,
     check_array,
     dump,
+    from_flight,
     parse,
 )
 
@@ -121,9 +122,26 @@ class Client:
         self._patience.call("open_scope", lambda left_s: self._scope_keeper.open(body, left_s), self.timeout_s)
 
     def close_scope(self, name: str) -> dict[str, int]:
-        """Close a scope: its plain objects go unless another scope has them. Gives num_dropped and dropped_bytes."""
-        ended = self._act("close_scope", {"name": name})
-        self._scope_keeper.forget(name)
+        """Close a scope: its plain objects go unless another scope has them. Gives num_dropped and dropped_bytes.
+
+        Both are 0 for a scope of this client that the node does not know any more: it died, or was asked twice.
+        """
+        was_ours = self._scope_keeper.forget(name)  # first: it must not be opened again behind our back
+        num_tries = 0
+
+        def attempt(left_s: float) -> dict[str, Any]:
+            nonlocal num_tries
+            num_tries += 1
+            left_s = self._scope_keeper.wait(left_s)
+            try:
+                return self._send("close_scope", {"name": name}, left_s)
+            except fl.FlightServerError as error:
+                is_missing = isinstance(from_flight(error, self.uri, "close_scope", left_s), MissingObjectError)
+                if not is_missing or (num_tries == 1 and not was_ours):
+                    raise
+                return {"num_dropped": 0, "dropped_bytes": 0}  # the try before closed it, or the node lost it
+
+        ended = self._patience.call("close_scope", attempt, self.timeout_s)
         return {"num_dropped": int(ended["num_dropped"]), "dropped_bytes": int(ended["dropped_bytes"])}
 
     def move_to_scope(self, refs: Sequence[Ref], scope: str, *, source: str | None = None) -> int:
@@ -216,7 +234,7 @@ class Client:
     def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
         def attempt(left_s: float) -> Ref:
             if body.get("scope") is not None:
-                self._scope_keeper.wait(left_s)
+                left_s = self._scope_keeper.wait(left_s)
             request = body | {"nbytes": view.nbytes, "timeout_s": left_s}
             if view.nbytes >= PUT_IN_PLACE_FROM:
                 refs = self._place_writer.put([view], [request], request.get("scope"), left_s)
@@ -229,7 +247,7 @@ class Client:
     def _put_group(self, views: list[memoryview], bodies: list[dict[str, Any]], scope: str | None) -> list[Ref]:
         def attempt(left_s: float) -> list[Ref] | None:
             if scope is not None:
-                self._scope_keeper.wait(left_s)
+                left_s = self._scope_keeper.wait(left_s)
             sized = [body | {"nbytes": view.nbytes} for body, view in zip(bodies, views, strict=True)]
             return self._place_writer.put(views, sized, scope, left_s)
 
@@ -249,11 +267,15 @@ class Client:
         return Ref.from_dict(parse(answer, "the answer to put"))
 
     def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        def attempt(left_s: float) -> list[fl.Result]:
-            request = {**body, "timeout_s": left_s} if "timeout_s" in body else body
-            return list(self._flight.do_action(fl.Action(verb, dump(request)), _options(left_s)))
+        def attempt(left_s: float) -> dict[str, Any]:
+            if body.get("scope") is not None:
+                left_s = self._scope_keeper.wait(left_s)
+            return self._send(verb, {**body, "timeout_s": left_s} if "timeout_s" in body else body, left_s)
 
-        results = self._patience.call(verb, attempt, self.timeout_s)
+        return self._patience.call(verb, attempt, self.timeout_s)
+
+    def _send(self, verb: str, body: Mapping[str, Any], left_s: float) -> dict[str, Any]:
+        results = list(self._flight.do_action(fl.Action(verb, dump(body)), _options(left_s)))
         return parse(results[0].body, f"the answer to {verb}")
 
 

@@ -7,6 +7,7 @@ the node kept on disk are in them, others are gone.
 import logging
 import secrets
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -14,12 +15,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.errors import DataPlaneError, NodeUnavailableError
+from dataplane.errors import BadRequestError, DataPlaneError, NodeUnavailableError
+from dataplane.patience import MIN_ATTEMPT_S
 from dataplane.place_stream import close_quietly
 from dataplane.wire import dump, from_flight, parse
 
 _CLOSE_S = 2.0
 _RETRY_S = 0.5
+_CONNECT_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -59,14 +62,16 @@ class ScopeKeeper:
             self._act("open_scope", bound)
             self._bound[str(body["name"])] = bound
 
-    def wait(self, timeout_s: float) -> None:
-        """Before a call that needs scopes. Waits for: the stream to be open again, if it broke."""
+    def wait(self, timeout_s: float) -> float:
+        """Before a call that needs scopes: the seconds left. Waits for: the stream to be open again, if it broke."""
+        started = time.monotonic()
         self._is_there.wait(timeout_s)
+        return max(MIN_ATTEMPT_S, started + timeout_s - time.monotonic())
 
-    def forget(self, name: str) -> None:
-        """The scope was closed."""
+    def forget(self, name: str) -> bool:
+        """The scope is closed: it is not opened again. Whether it was kept open here."""
         with self._lock:
-            self._bound.pop(name, None)
+            return self._bound.pop(name, None) is not None
 
     def close(self) -> None:
         """The client is done: its scopes close now."""
@@ -98,29 +103,40 @@ class ScopeKeeper:
             timer.cancel()
         return writer, reader
 
-    def come_back(self) -> Any:
-        """The reader of a new stream, once the node is there again and the scopes are open; None when closed."""
+    def lost(self) -> threading.Event:
+        """The stream broke; what is returned is set once nobody wants another."""
         self._is_there.clear()
-        while not self._is_closed.wait(_RETRY_S):
-            try:
-                stream = self._connect(5.0)
-                with self._lock:
-                    bound = list(self._bound.values())
-                for body in bound:
-                    self._act("open_scope", body)
-            except pa.ArrowException as error:
-                log.debug("%s", from_flight(error, self._uri, "scopes", 5.0))
-                continue
-            except DataPlaneError as error:
-                log.info("a scope could not be opened again: %s", error)
-                continue
+        return self._is_closed
+
+    def come_back(self) -> Any:
+        """The reader of a new stream with the scopes open again; None if the node is not there yet, or not whole."""
+        stream = None
+        try:
+            stream = self._connect(_CONNECT_S)
+            self._open_again()
             with self._lock:
                 if not self._is_closed.is_set():
                     self._stream = stream
                     self._is_there.set()
                     return stream[1]
+        except pa.ArrowException as error:
+            log.debug("%s", from_flight(error, self._uri, "scopes", _CONNECT_S))
+        except DataPlaneError as error:
+            log.info("a scope could not be opened again: %s", error)
+        if stream is not None:
+            stream[1].cancel()
             close_quietly(stream[0])
         return None
+
+    def _open_again(self) -> None:
+        with self._lock:
+            bound = list(self._bound.values())
+        for body in bound:
+            try:
+                self._act("open_scope", body)
+            except BadRequestError as error:  # somebody else opened it otherwise meanwhile: it is theirs now
+                log.warning("scope %s is not opened again: %s", body["name"], error)
+                self.forget(str(body["name"]))
 
 
 def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[[str, Mapping[str, Any]], object]:
@@ -137,11 +153,22 @@ def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[
 
 
 def _watch(reference: "weakref.ref[ScopeKeeper]", reader: Any) -> None:
-    """Waits for: the stream's end; then has the keeper come back, unless it is closed or forgotten."""
-    while reader is not None:
+    """Waits for: the stream's end; then has the keeper come back, until it is closed or forgotten."""
+    while True:
         try:
             reader.read_chunk()
+            continue
         except (StopIteration, pa.ArrowException):
             keeper = reference()
-            reader = keeper.come_back() if keeper is not None else None
-            del keeper
+        if keeper is None:
+            return
+        is_closed, reader = keeper.lost(), None
+        while reader is None:
+            del keeper  # whoever waits must not keep it alive
+            if is_closed.wait(_RETRY_S):
+                return
+            keeper = reference()
+            if keeper is None:
+                return
+            reader = keeper.come_back()
+        del keeper

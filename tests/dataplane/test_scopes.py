@@ -1,5 +1,6 @@
 """Objects of a scope end together, stay while it is open, keep to its quota, and do not outlive their client."""
 
+import gc
 import subprocess
 import sys
 import textwrap
@@ -16,6 +17,7 @@ from dataplane.node import Node, NodeConfig
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from tests.dataplane.shards import RECIPE, wait_until
+from tests.dataplane.test_restart import kill
 
 BLOCK = 64 * 1024
 
@@ -176,3 +178,56 @@ def test_a_client_that_closes_while_the_node_ends_its_stream_lives_on(node: Embe
     for number in range(40):
         with Client(node.uri, timeout_s=20) as client:
             client.open_scope(f"closing/{number}")
+
+
+def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
+    def keepers() -> set[threading.Thread]:
+        gc.collect()
+        return {thread for thread in threading.enumerate() if thread.name == "scopes"}
+
+    before = keepers()
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}, restart=False) as node:
+        client = Client(node.uri, timeout_s=5)
+        client.open_scope("left behind")
+        (ours,) = keepers() - before
+        kill(node)
+        is_there = client._scope_keeper._is_there
+        wait_until(lambda: not is_there.is_set())
+        del client
+        wait_until(lambda: ours not in keepers())
+
+
+def test_a_scope_that_somebody_else_opened_meanwhile_does_not_keep_the_others_away(
+    small_node: Node, small: Client
+) -> None:
+    small_node.scope_owners.grace_s = 60
+    small.open_scope("taken")
+    small.open_scope("ours")
+    stream = small._scope_keeper._stream
+    assert stream is not None
+    with Client(small_node.uri) as other:
+        other.close_scope("taken")
+        other.open_scope("taken", quota_bytes=BLOCK, keep=True)
+        stream[1].cancel()
+        wait_until(lambda: small._scope_keeper._stream is not stream)
+        small.put(b"z", name="z", scope="ours")
+        other.close_scope("taken")
+
+
+def test_calls_that_name_a_scope_wait_for_it_after_a_restart_and_a_close_may_come_twice(
+    node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dataplane.scope_keeper._RETRY_S", 2.0)
+    with Client(node.uri, timeout_s=30) as client:
+        source = client.samples("good", [0])[0].media[0]
+        client.open_scope("again")
+        kill(node)
+        assert isinstance(client.derive([source], RECIPE, scope="again")[0], Ref)
+        client.open_scope("other")
+        kill(node)
+        moved = client.put(b"x", name="x")
+        assert client.move_to_scope([moved], "other") == 1
+        kill(node)
+        assert client.close_scope("other") == {"num_dropped": 0, "dropped_bytes": 0}
+        with pytest.raises(MissingObjectError, match="'other' is not open"):
+            client.close_scope("other")
