@@ -1,11 +1,13 @@
 """Reading a few bytes out of big files, local or remote (any fsspec URL), without ever holding the file."""
 
+import errno
 import glob
 import io
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 from typing import Any
 
 import fsspec
@@ -24,6 +26,8 @@ class RangeFile:
     version: str = ""
     """Changes when the file does: its modification time, or what the remote store calls its version."""
     filesystem: Any = None
+    no_links: bool = False
+    """Whether `path` led to the file without links when it was checked, and must do so whenever it is read."""
 
     @property
     def is_local(self) -> bool:
@@ -37,7 +41,7 @@ class RangeFile:
             return b""
         try:
             if self.filesystem is None:
-                return read_local(self.path, offset, end - offset)
+                return read_local(self.path, offset, end - offset, no_links=self.no_links)
             return bytes(self.filesystem.cat_file(self.path, start=offset, end=end))
         except OSError as error:
             raise DatasetError(f"cannot read {self.path} at {offset}: {error}; check that it is there") from error
@@ -106,9 +110,9 @@ class BufferedRanges:
         return self._buffer[at : at + nbytes]
 
 
-def read_local(path: str, offset: int, nbytes: int) -> bytes:
-    """`pread` of a local file; fewer bytes at its end."""
-    fd = os.open(path, os.O_RDONLY)
+def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
+    """`pread` of a local file; fewer bytes at its end. OSError as `open_local`."""
+    fd = open_local(path, no_links=no_links)
     try:
         parts, done = [], 0
         while done < nbytes:
@@ -120,6 +124,25 @@ def read_local(path: str, offset: int, nbytes: int) -> bytes:
         return b"".join(parts)
     finally:
         os.close(fd)
+
+
+def open_local(path: str, *, no_links: bool = False) -> int:
+    """A descriptor of a regular file; OSError for all else, and where links lead elsewhere though none may."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # a pipe keeps nobody waiting
+    try:
+        if not S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", path)
+        if no_links and path_of(fd) != path:
+            raise OSError(errno.ELOOP, f"a link leads to {path_of(fd)} by now; none may", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def path_of(fd: int) -> str:
+    """Where the file of a descriptor lies, whatever path it was opened by."""
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
 
 
 def find_files(pattern: str) -> list[RangeFile]:

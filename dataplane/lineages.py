@@ -87,7 +87,8 @@ def check_claim(ref: Ref, there: Ref) -> None:
 def file_job(lineage: Lineage, place: Place) -> Job:
     """The job of a worker that reads its source from a local shard."""
     label = f"{lineage.shard} {place.key}"
-    return source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
+    job = source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
+    return replace(job, no_links=place.file.no_links)
 
 
 def source_job(

@@ -36,6 +36,8 @@ class Job:
     digest: str
     formats: tuple[str, ...]
     recipe: Mapping[str, Any]
+    no_links: bool = False
+    """Whether `path` must lead to the file without links."""
 
     def to_dict(self) -> dict[str, Any]:
         """The job as the worker reads it."""
@@ -47,6 +49,7 @@ class Job:
             "digest": self.digest,
             "formats": list(self.formats),
             "recipe": dict(self.recipe),
+            "no_links": self.no_links,
         }
 
 

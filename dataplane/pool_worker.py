@@ -143,7 +143,7 @@ def _plan(kernel: Kernel, source: Any) -> Plan:
 def _read_source(arena: np.ndarray, job: Frame) -> bytes:
     if job["path"] is None:
         return arena[job["offset"] : job["offset"] + job["nbytes"]].tobytes()
-    return read_local(job["path"], job["offset"], job["nbytes"])
+    return read_local(job["path"], job["offset"], job["nbytes"], no_links=job["no_links"])
 
 
 if __name__ == "__main__":

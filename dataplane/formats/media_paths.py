@@ -4,15 +4,15 @@ A path is relative to the folder of the file that names it. It may lead into tha
 folder, or into an extra one of the owner's (`--media-root`); URLs are never followed.
 """
 
+import errno
 import os
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from stat import S_ISREG
 from typing import Any
 
-from dataplane.byte_ranges import RangeFile, file_version
+from dataplane.byte_ranges import RangeFile, file_version, open_local, path_of
 
 
 class RefusedPathError(Exception):
@@ -41,12 +41,16 @@ class MediaFolders:
         full = os.path.realpath(os.path.join(self.home, path))  # noqa: PTH118
         self._check_allowed(path, full, os.sep)
         try:
-            stat = Path(full).stat()
+            fd = open_local(full)
         except OSError as error:
-            raise RefusedPathError(f"{path!r} cannot be read: {error.strerror} ({full})") from error
-        if not S_ISREG(stat.st_mode):
-            raise RefusedPathError(f"{path!r} is no file ({full})")
-        return RangeFile(full, stat.st_size, str(stat.st_mtime_ns))
+            words = "is no file" if error.errno == errno.EINVAL else f"cannot be read: {error.strerror}"
+            raise RefusedPathError(f"{path!r} {words} ({full})") from error
+        try:
+            found, stat = path_of(fd), os.fstat(fd)
+        finally:
+            os.close(fd)
+        self._check_allowed(path, found, os.sep)  # what was opened counts: links may have changed since the first look
+        return RangeFile(found, stat.st_size, str(stat.st_mtime_ns), no_links=True)
 
     def _find_remote(self, path: str) -> RangeFile:
         full = posixpath.normpath(posixpath.join(self.home, path))

@@ -24,6 +24,11 @@ class ByteSource(Protocol):
         """Whether a worker process can read the range out of `path` by itself."""
         ...
 
+    @property
+    def no_links(self) -> bool:
+        """Whether `path` must lead to the file without links."""
+        ...
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """The bytes of a range. Raises DatasetError."""
         ...

@@ -224,6 +224,11 @@ class _CellSource:
         """Workers cannot read a table."""
         return False
 
+    @property
+    def no_links(self) -> bool:
+        """The owner named the table."""
+        return False
+
     def read(self, offset: int, nbytes: int) -> bytes:
         """A range of the cell."""
         return self.shard.read_cell(self.row, self.part)[offset : offset + nbytes]

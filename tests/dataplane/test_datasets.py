@@ -65,9 +65,9 @@ def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mo
 
     real = byte_ranges.read_local
 
-    def counted(path: str, offset: int, nbytes: int) -> bytes:
+    def counted(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
         nonlocal num_bytes
-        data = real(path, offset, nbytes)
+        data = real(path, offset, nbytes, no_links=no_links)
         num_bytes += len(data)
         return data
 

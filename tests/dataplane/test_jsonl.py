@@ -1,16 +1,19 @@
 """JSON lines with paths as a dataset, and which files such a path may lead to."""
 
 import json
+import os
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from dataplane.byte_ranges import RangeFile
 from dataplane.client import Client
 from dataplane.datasets import Datasets
 from dataplane.digests import content_digest
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import DatasetError
+from dataplane.formats.media_paths import media_folders
 from dataplane.refs import BadMedia, Lineage, Ref
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import write_lines
@@ -119,6 +122,48 @@ def test_a_medium_that_cannot_be_had_is_quarantined_with_its_reason(folder: Path
     assert [(bad.shard, bad.offset, bad.key) for bad in sample.bad] == [("a.jsonl", 0, "line 1 image/0")]
     with pytest.raises(ValueError, match=reason):
         raise ValueError(sample.bad[0].reason)
+
+
+def swap_for_link(folder: Path) -> None:
+    """`images` becomes a link to a folder outside, with other files of the same names."""
+    outside = folder.parent / "outside"
+    outside.mkdir()
+    (outside / "0.png").write_bytes(IMAGES[3])
+    (folder / "images").rename(folder / "before")
+    (folder / "images").symlink_to(outside)
+
+
+def test_a_folder_that_becomes_a_link_between_check_and_opening_leads_nowhere(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    datasets = datasets_of(write_lines(folder / "a.jsonl", [{"image": "images/0.png"}]))
+    datasets.ingest("d")
+    real = os.path.realpath
+
+    def swapped(path: str) -> str:
+        found = real(path)
+        swap_for_link(folder)
+        return found
+
+    monkeypatch.setattr("dataplane.formats.media_paths.os.path.realpath", swapped)
+    sample = datasets.samples("d", [0])[0]
+    assert sample.media == () and "outside/0.png, outside of" in sample.bad[0].reason
+
+
+def test_a_folder_that_becomes_a_link_between_opening_and_reading_leads_nowhere(folder: Path) -> None:
+    file = media_folders(RangeFile(str(folder / "a.jsonl"), 0), str(folder), ()).find("images/0.png")
+    assert file.read(0, 1 << 20) == IMAGES[0]
+    swap_for_link(folder)
+    with pytest.raises(DatasetError, match=r"a link leads to .*/outside/0.png by now; none may"):
+        file.read(0, 1 << 20)
+
+
+def test_a_pipe_in_the_place_of_a_medium_keeps_nobody_waiting(folder: Path) -> None:
+    file = media_folders(RangeFile(str(folder / "a.jsonl"), 0), str(folder), ()).find("images/0.png")
+    (folder / "images" / "0.png").unlink()
+    os.mkfifo(folder / "images" / "0.png")
+    with pytest.raises(DatasetError, match="no regular file"):
+        file.read(0, 1 << 20)
 
 
 def test_paths_may_leave_the_files_folder_within_the_root_or_an_extra_one(folder: Path) -> None:
