@@ -1,11 +1,15 @@
 """Record batches of an Arrow stream or file, as Hugging Face's `datasets` saves them.
 
-Indexing walks over the messages' headers. A local file is mapped: its media are byte ranges that workers read by
-themselves; of a remote one a batch is read as a whole. Left out: dictionary-encoded columns.
+Indexing walks over the messages' headers. Of a local file only what is no media is read, each piece to its place in
+memory of the batch's size: media are byte ranges that workers read by themselves. Nothing is mapped, since a file that
+is cut while it is mapped ends the process. Of a remote or compressed one a batch is read as a whole. Left out:
+dictionary-encoded columns.
 """
 
+import mmap
 import struct
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,12 +17,15 @@ import pyarrow as pa
 
 from dataplane.byte_ranges import RangeFile
 from dataplane.errors import DatasetError
+from dataplane.formats.columns import is_list
 from dataplane.formats.shard import Flaw
 
 FILE_MAGIC = b"ARROW1\0\0"
 _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _MAX_HEADER_BYTES = 64 << 20
+_MAP_NORESERVE = 0x4000  # Linux; Python 3.11 has no name for it
+_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # takes no room before it is written
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,8 @@ class ArrowGroups:
     def __init__(self, file: RangeFile) -> None:
         self._file = file
         self._flaws: list[Flaw] = []
-        self._mapping = pa.memory_map(file.path).read_buffer() if file.is_local and file.nbytes else None
+        self._read: dict[int, _Message] = {}
+        """Address of a batch in memory to where it is in the file, while anybody holds the batch."""
         self._batches: list[_Message] = []
         self._schema = self._scan()
         self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
@@ -73,28 +81,59 @@ class ArrowGroups:
         return self._flaws
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Bytes of the whole batch; 0 where it is mapped."""
+        """Bytes of the whole batch; 0 where its media stay in the file."""
         batch = self._batches[group]
-        return 0 if self._mapping is not None and not batch.is_compressed else batch.body_bytes
+        return 0 if self._is_sparse(batch) else batch.body_bytes
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """These columns of a record batch."""
+        """These columns of a record batch; where `offset_in_file` finds media, their bytes are zeros here."""
         batch = self._batches[group]
-        message = pa.ipc.read_message(self._bytes(batch.offset, batch.nbytes))
-        found = pa.ipc.read_record_batch(message, self._schema).select(list(columns))
+        if self._is_sparse(batch):
+            found = self._read_sparse(batch, columns, max_bytes)
+        else:
+            data = self._file.read(batch.offset, batch.nbytes)
+            _check_uncompressed(data, batch, max_bytes)
+            found = self._parse(pa.py_buffer(data), columns)
         found.validate(full=True)  # or damaged offsets would lead out of the file's memory
         return pa.Table.from_batches([found])
 
     def offset_in_file(self, address: int) -> int | None:
-        """Where in the file the bytes at an address of memory are, if they are mapped."""
-        if self._mapping is None or not 0 <= address - self._mapping.address < self._mapping.size:
-            return None
-        return address - self._mapping.address
+        """Where in the file the bytes at an address of memory are, if they were left there."""
+        for start, batch in list(self._read.items()):
+            if 0 <= address - start < batch.nbytes:
+                return batch.offset + address - start
+        return None
 
-    def _bytes(self, offset: int, nbytes: int) -> pa.Buffer:
-        if self._mapping is not None:
-            return self._mapping.slice(offset, nbytes)
-        return pa.py_buffer(self._file.read(offset, nbytes))
+    def _is_sparse(self, batch: _Message) -> bool:
+        return self._file.is_local and not batch.is_compressed
+
+    def _read_sparse(self, batch: _Message, columns: Sequence[str], max_bytes: int) -> pa.RecordBatch:
+        memory = np.frombuffer(mmap.mmap(-1, batch.nbytes, flags=_UNTOUCHED), np.uint8)
+        start = memory.ctypes.data
+        header_bytes = batch.nbytes - batch.body_bytes
+        memory[:header_bytes] = self._exactly(batch.offset, header_bytes)
+        found = self._parse(pa.py_buffer(memory), columns)
+        wanted = {(buffer.address - start, buffer.size) for column in found.columns for buffer in _not_media(column)}
+        total = sum(nbytes for _, nbytes in wanted)
+        if total > max_bytes:
+            raise DatasetError(
+                f"{self._file.path}: a batch has {total} bytes beside its media; wanted at most {max_bytes}: write the "
+                "file with fewer rows per batch (writer_batch_size=100)"
+            )
+        for at, nbytes in wanted:
+            memory[at : at + nbytes] = self._exactly(batch.offset + at, nbytes)
+        self._read[start] = batch
+        weakref.finalize(memory, self._read.pop, start, None)
+        return found
+
+    def _parse(self, data: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
+        return pa.ipc.read_record_batch(pa.ipc.read_message(data), self._schema).select(list(columns))
+
+    def _exactly(self, offset: int, nbytes: int) -> np.ndarray:
+        data = self._file.read(offset, nbytes)
+        if len(data) != nbytes:
+            raise DatasetError(f"{self._file.path} ends at {offset + len(data)}: it was cut while it was read")
+        return np.frombuffer(data, np.uint8)
 
     def _scan(self) -> pa.Schema:
         """The schema; remembers record batches and flaws."""
@@ -124,7 +163,7 @@ class ArrowGroups:
 
     def _read_schema(self, message: _Message) -> pa.Schema:
         try:
-            return pa.ipc.read_schema(pa.ipc.read_message(self._bytes(message.offset, message.nbytes)))
+            return pa.ipc.read_schema(pa.ipc.read_message(self._file.read(message.offset, message.nbytes)))
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(f"{self._file.path} has an unreadable Arrow schema: {error}") from error
 
@@ -149,6 +188,49 @@ class ArrowGroups:
         if body_bytes < 0 or num_rows < 0 or at + nbytes > self._file.nbytes:
             raise ValueError(f"a message wants {nbytes} bytes, the file has {self._file.nbytes - at} more: torn")
         return _Message(at, nbytes, body_bytes, kind, num_rows, is_compressed)
+
+
+def _not_media(array: pa.Array) -> Iterator[pa.Buffer]:
+    """The buffers of a column without the bytes of binary cells."""
+    left_out = set(_data_of_cells(array))
+    for buffer in array.buffers():
+        if buffer is not None and buffer.size and buffer.address not in left_out:
+            yield buffer
+
+
+def _data_of_cells(array: pa.Array) -> Iterator[int]:
+    """Addresses of the bytes of binary cells."""
+    if isinstance(array, pa.ExtensionArray):
+        yield from _data_of_cells(array.storage)
+    elif pa.types.is_struct(array.type):
+        for at in range(array.type.num_fields):
+            yield from _data_of_cells(array.field(at))
+    elif is_list(array.type):
+        yield from _data_of_cells(array.values)
+    elif pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+        data = array.buffers()[2]
+        if data is not None:
+            yield data.address
+
+
+def _check_uncompressed(data: bytes, batch: _Message, max_bytes: int) -> None:
+    """DatasetError where the buffers of a compressed batch say that they are bigger: each begins with its size."""
+    if not batch.is_compressed:
+        return
+    header, body = data[8 : batch.nbytes - batch.body_bytes], data[batch.nbytes - batch.body_bytes :]
+    message = _table_at(header, 0)
+    record = _table_at(header, message + _slot(header, message, 2))
+    vector = _table_at(header, record + _slot(header, record, 2))
+    total = 0
+    for at in range(int(_unpack(header, vector, "<I"))):
+        offset, nbytes = struct.unpack_from("<qq", header, vector + 4 + 16 * at)
+        if nbytes >= 8 and 0 <= offset <= len(body) - 8:
+            total += max(nbytes, struct.unpack_from("<q", body, offset)[0])
+    if total > max_bytes:
+        raise DatasetError(
+            f"a batch takes {total} bytes once it is decompressed; wanted at most {max_bytes}: write the file with "
+            "fewer rows per batch (writer_batch_size=100)"
+        )
 
 
 def _parse_header(data: bytes) -> tuple[int, int, int, bool]:

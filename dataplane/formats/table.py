@@ -22,7 +22,7 @@ from dataplane.formats.json_safe import json_safe
 from dataplane.formats.media_paths import MediaFolders
 from dataplane.formats.media_values import CHAT_NAMES, Found, media_of, media_of_chat
 from dataplane.formats.rows import Cell, media_and_flaws, name_cell
-from dataplane.formats.shard import MAX_FIELDS_BYTES, Flaw, Place, Row
+from dataplane.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, Place, Row
 
 MAX_GROUP_BYTES = 512 << 20
 """Uncompressed bytes of what is read together; a node holds one such group at a time per shard."""
@@ -48,7 +48,7 @@ class Groups(Protocol):
         ...
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """How much memory reading these columns will take at least; 0 where they are mapped."""
+        """How much memory reading these columns will take at least; 0 where media stay in the file."""
         ...
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
@@ -56,7 +56,7 @@ class Groups(Protocol):
         ...
 
     def offset_in_file(self, address: int) -> int | None:
-        """Where in the file the bytes at an address of memory are; None unless workers can read them there."""
+        """Where in the file the bytes at an address of memory are to be read; None where they are in memory."""
         ...
 
 
@@ -179,12 +179,17 @@ class TableShard:
         return cells
 
     def _name_one(self, number: int, found: Found) -> Cell:
+        at = self._groups.offset_in_file(pa.py_buffer(found.data).address) if found.data else None
+        if at is not None:
+            nbytes = len(found.data or b"")
+            if nbytes <= MAX_MEDIUM_BYTES:
+                found = replace(found, data=self._groups.file.read(at, nbytes))
+            if len(found.data or b"") != nbytes:
+                raise DatasetError(f"{self._groups.file.path} was cut while it was read")
+            return replace(name_cell(found, self._folders, self._caches), file=self._groups.file, offset=at)
         cell = name_cell(found, self._folders, self._caches)
         if found.data is None or cell.reason:
             return cell
-        at = self._groups.offset_in_file(pa.py_buffer(found.data).address)
-        if at is not None:
-            return replace(cell, file=self._groups.file, offset=at)
         self._caches.cells.put((self._groups.file, number, found.part), bytes(found.data), cell.nbytes)
         return cell
 

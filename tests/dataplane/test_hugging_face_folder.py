@@ -1,6 +1,8 @@
 """Folders as Hugging Face's `datasets` saves them, and as the hub has them."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import fsspec
@@ -168,6 +170,49 @@ def test_a_mapped_file_that_was_cut_is_refused_not_touched(tmp_path: Path) -> No
             datasets.samples("d", [number])
     with pytest.raises(DatasetError, match=r"no sample in 1 shard.*torn"):
         datasets_of(folder).locate(Lineage(**lineage.to_dict()))
+
+
+CUT_WHILE_READ = """
+import os, sys
+import pyarrow as pa
+from dataplane.datasets import Datasets
+
+datasets = Datasets({"d": [sys.argv[1]]}, "node")
+datasets.ingest("d")
+real = pa.ipc.read_record_batch
+
+def cut(*arguments):
+    os.truncate(sys.argv[1], 1000)
+    return real(*arguments)
+
+pa.ipc.read_record_batch = cut
+print(datasets.samples("d", [5])[0].bad[0].reason)
+"""
+
+
+def test_a_file_that_is_cut_in_the_middle_of_a_read_does_not_end_the_process(tmp_path: Path) -> None:
+    folder = save(tmp_path / "set", [hugging_face_table([encode(noise(at, 300, 300)) for at in range(6)])])
+    command = [sys.executable, "-c", CUT_WHILE_READ, str(folder / "data-00000-of-00001.arrow")]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found
+    assert "it was cut while it was read" in found.stdout
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+def test_a_compressed_batch_that_grows_too_big_is_refused_before_it_is_decompressed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str
+) -> None:
+    options = pa.ipc.IpcWriteOptions(compression=compression)
+    folder = save(tmp_path / "set", [pa.table({"image": [bytes(5_000_000)] * 2})], options)
+    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 9_000_000)
+    sample = datasets_of(folder).samples("d", [1])[0]
+    assert "takes 100000" in sample.bad[0].reason and "once it is decompressed; wanted at most" in sample.bad[0].reason
+
+
+def test_text_beside_the_media_of_a_batch_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = save(tmp_path / "set", [pa.table({"image": IMAGES[:2], "text": ["x" * 5_000] * 2})])
+    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 9_000)
+    assert "beside its media; wanted at most 9000" in datasets_of(folder).samples("d", [1])[0].bad[0].reason
 
 
 def test_text_that_is_not_utf8_is_said_of_its_rows_not_raised(tmp_path: Path) -> None:
