@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from dataplane.errors import BadRequestError
 from dataplane.hosts import check_id
+from dataplane.security import is_wildcard
 
 if TYPE_CHECKING:
     from dataplane.node import NodeConfig
@@ -62,6 +63,11 @@ def _check_peers(config: "NodeConfig") -> None:
         raise BadRequestError(f"{error}; change --node-id or --host-id") from error
     if config.advertise:
         check_address("--advertise", config.advertise)
+    elif config.directory is not None and is_wildcard(config.host):
+        raise BadRequestError(
+            f"--directory {config.directory} would tell other nodes {config.host}, which is no address to connect to; "
+            "add --advertise grpc://HOST:PORT with one of this machine's (and --port), or choose another --host"
+        )
     for node_id, uri in config.peers.items():
         check_address(f"--peer {node_id}=...", uri)
         if node_id == config.node_id:

@@ -28,11 +28,14 @@ from dataplane.peers import Peers
 from dataplane.pool import Pool
 from dataplane.process import keep_freed_memory
 from dataplane.scope_owners import GRACE_S, ScopeOwners
-from dataplane.security import Security, host_in_uri
+from dataplane.security import Security, host_in_uri, is_wildcard
 from dataplane.segment import SHM_DIR, Segment, reap_dead_segments
 from dataplane.store import Store
 from dataplane.tokens import TokenFile
 from dataplane.web import MetricsServer
+
+REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
+"""Flight's own address for: where this answer came from."""
 
 log = logging.getLogger(__name__)
 
@@ -122,7 +125,7 @@ class Node:
                 metrics = Metrics(self.node_id, self.stat, self.meter)
                 self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
             self.uri = f"{config.security.scheme}://{host_in_uri(config.host)}:{self._server.port}"
-            self.public_uri = config.advertise or self.uri
+            self.public_uri = config.advertise or (REUSE_CONNECTION if is_wildcard(config.host) else self.uri)
             self._peers.announce(self.public_uri, self.host_id, self.incarnation)
         except BaseException:
             self._segment.unlink()

@@ -6,12 +6,14 @@ not answer, since addresses may change between runs.
 """
 
 import contextlib
+import fcntl
 import json
 import logging
 import os
 import stat
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.hosts import check_id
 
 _MAX_ENTRY_BYTES = 64 << 10
+_ANNOUNCE_S = 5.0
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +37,34 @@ class Peers:
         self._lock = threading.Lock()
         self._found: dict[str, str] = {}
         self._entry = b""
+        self._entry_fd = -1
         if directory is not None:
             _check_directory(directory)
 
     def announce(self, uri: str, host: str, incarnation: str) -> None:
-        """Write this node's entry, whole or not at all; one that a killed run left is replaced."""
+        """Write this node's entry, whole or not at all, and keep it locked; one that a killed run left is replaced.
+
+        BadRequestError while another node of this id lives.
+        """
         if self._directory is None:
             return
         entry = {"node": self.node_id, "uri": uri, "host": host, "incarnation": incarnation}
         self._entry = json.dumps(entry).encode()
         path = self._directory / f"{self.node_id}.json"
         draft = self._directory / f".{self.node_id}.{incarnation}"
-        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(self._entry)
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(path)
+        self._entry_fd = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._entry_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(self._entry_fd, self._entry)
+            os.fsync(self._entry_fd)
+            with _only_one(self._directory, self.node_id):
+                _check_is_free(path, self.node_id)
+                draft.replace(path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            os.close(self._entry_fd)
+            self._entry_fd, self._entry = -1, b""
+            raise
 
     def withdraw(self) -> None:
         """Remove this node's entry, unless a later start has written its own."""
@@ -60,6 +74,9 @@ class Peers:
         with contextlib.suppress(OSError):
             if path.read_bytes() == self._entry:
                 path.unlink()
+        if self._entry_fd >= 0:
+            os.close(self._entry_fd)
+            self._entry_fd = -1
 
     def find(self, node_id: str) -> str | None:
         """The address of a node as it was last known; None if it is not known."""
@@ -137,6 +154,48 @@ def _check_directory(directory: Path) -> None:
             f"--directory {directory} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; "
             f"wanted user {os.geteuid()} and nobody else who may write: chmod 700 it, or choose another"
         )
+
+
+@contextlib.contextmanager
+def _only_one(directory: Path, node_id: str) -> Iterator[None]:
+    """One node at a time looks and writes. Waits for: the others, which takes them a moment."""
+    deadline = time.monotonic() + _ANNOUNCE_S
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                if time.monotonic() > deadline:
+                    raise BadRequestError(
+                        f"--directory {directory} was locked for {_ANNOUNCE_S:g} s when node {node_id} came "
+                        "it; see which process holds it"
+                    ) from error
+                time.sleep(0.02)
+            except OSError as error:  # some network filesystems lock no folders
+                log.info("%s cannot be locked: %s", directory, error)
+                break
+        yield
+    finally:
+        os.close(fd)
+
+
+def _check_is_free(path: Path, node_id: str) -> None:
+    """Raise if the entry that is there belongs to a node that lives: it keeps its entry locked."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise BadRequestError(
+            f"a node with the id {node_id} runs already and has its entry in {path.parent}; choose another --node-id, "
+            "or stop that node first"
+        ) from error
+    finally:
+        os.close(fd)
 
 
 def _read_entry(path: Path) -> Mapping[str, Any]:

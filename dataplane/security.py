@@ -99,6 +99,14 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+def is_wildcard(host: str) -> bool:
+    """Whether it means every address of this machine, and so is none that others could use."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
 def host_in_uri(host: str) -> str:
     """An address as URIs spell it: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host

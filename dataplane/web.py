@@ -3,15 +3,20 @@
 Guarded as the node is: the same certificate, and the same tokens as a bearer header (any right will do). Read-only.
 """
 
+import contextlib
 import http.server
 import logging
 import socket
 import threading
+import time
+from functools import partial
 from http import HTTPStatus
+from typing import Any
 
 from dataplane.call_limits import Slots
 from dataplane.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from dataplane.metrics import CONTENT_TYPE, Metrics
+from dataplane.overdue import OVERDUE
 from dataplane.security import Security, bearer, host_in_uri, is_loopback
 from dataplane.tokens import TokenFile
 
@@ -62,6 +67,28 @@ class _Server(http.server.ThreadingHTTPServer):
         self.slots = Slots(MAX_REQUESTS, "requests for metrics", "rate of scraping")
         super().__init__((host, port), _Handler)
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A slot before a thread: who sends nothing, or no token, may not take threads without end."""
+        try:
+            self.slots.take()
+        except OverloadedError as error:
+            log.debug("a request for metrics from %s is refused: %s", client_address, error)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.slots.give_back()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In the thread of a request: all of it, the handshake too, within its deadline."""
+        try:
+            with OVERDUE.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
+                super().process_request_thread(request, client_address)
+        finally:
+            self.slots.give_back()
+
     def handle_error(self, request: object, client_address: object) -> None:
         """Broken connections and failed handshakes are the other side's."""
         log.debug("a request for metrics from %s broke", client_address, exc_info=True)
@@ -75,14 +102,11 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:  # the library's name
         try:
-            with self.server.slots.held():
-                if self.server.tokens is not None:
-                    self.server.tokens.right_of(bearer(self.headers.get_all("authorization") or []))
-                self._answer()
+            if self.server.tokens is not None:
+                self.server.tokens.right_of(bearer(self.headers.get_all("authorization") or []))
+            self._answer()
         except UnauthenticatedError as error:
             self._send(HTTPStatus.UNAUTHORIZED, f"{error}\n", [("WWW-Authenticate", "Bearer")])
-        except OverloadedError as error:
-            self._send(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}\n")
 
     def log_message(self, format: str, *args: object) -> None:
         log.debug(format, *args)
@@ -109,3 +133,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.send_header(key, value)
         self.end_headers()
         self.wfile.write(raw)
+
+
+def _cut(request: socket.socket) -> None:
+    """End a connection whose time is over; the thread that reads from it sees the end."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # of the socket: TLS would wait for the other side

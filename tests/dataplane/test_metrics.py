@@ -1,6 +1,9 @@
 """What a node counts, as stat, as Prometheus reads it and as people do."""
 
+import contextlib
+import socket
 import ssl
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,9 +16,13 @@ from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.errors import MissingObjectError
 from dataplane.meter import BOUNDS_S, Meter
+from dataplane.metrics import Metrics
 from dataplane.reader import Reader
+from dataplane.security import Security
+from dataplane.web import MAX_REQUESTS, MetricsServer
 from tests.dataplane.certificates import issue
 from tests.dataplane.serving import Served, refused, serving
+from tests.dataplane.shards import wait_until
 
 TOKEN = "0123456789abcdef"
 
@@ -93,6 +100,46 @@ def test_a_metrics_port_beyond_loopback_is_guarded(tmp_path: Path) -> None:
     authority = issue(tmp_path, "authority")
     flags = ["--tls-cert", str(authority.cert_file), "--tls-key", str(authority.key_file), "--host", "0.0.0.0"]
     assert "--metrics-port on 0.0.0.0 would show" in refused("--metrics-port", "0", *flags)
+
+
+def test_connections_that_send_nothing_take_no_more_threads_than_slots_and_end_in_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("dataplane.web.REQUEST_TIMEOUT_S", 1.0)
+    metrics = Metrics("node", dict, Meter())
+    server = MetricsServer("127.0.0.1", 0, metrics, Security(), None)
+    address = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    before = threading.active_count()
+    idle = [socket.create_connection(address, timeout=10) for _ in range(3 * MAX_REQUESTS)]
+    try:
+        for at, connection in enumerate(idle):
+            with contextlib.suppress(OSError):  # the last ones are closed at once
+                connection.sendall(b"GET / HTTP/1.1\r\nX-%d: " % at)
+        wait_until(lambda: sum(is_closed(connection) for connection in idle) >= 2 * MAX_REQUESTS)
+        assert threading.active_count() <= before + MAX_REQUESTS + 1
+        wait_until(lambda: all(trickle(connection) for connection in idle))
+        wait_until(lambda: not server._server.slots._num_taken)
+    finally:
+        for connection in idle:
+            connection.close()
+        server.close()
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return connection.recv(1) == b""
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+
+
+def trickle(connection: socket.socket) -> bool:
+    """Send another byte, as somebody who wants to stay; whether the other side has closed."""
+    with contextlib.suppress(OSError):
+        connection.send(b"x")
+    return is_closed(connection)
 
 
 def test_a_metrics_port_that_is_taken_is_said_in_one_line(tmp_path: Path) -> None:

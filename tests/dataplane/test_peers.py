@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.flight as fl
 import pytest
 
 from benchmarks.proxy import Proxy
@@ -21,6 +22,7 @@ from dataplane.errors import BadRequestError, ChecksumError, DataPlaneError, Mis
 from dataplane.peers import Peers
 from dataplane.reader import Reader
 from dataplane.refs import Ref
+from tests.dataplane.serving import refused, serving
 from tests.dataplane.shards import encode, noise, write_shard
 
 RECIPE = {
@@ -194,6 +196,34 @@ def test_nodes_find_each_other_in_a_directory_also_after_one_moved(tmp_path: Pat
                         ref = client.put(array + turn, name=f"moved/{turn}", dtype="int64")
                     assert np.array_equal(reader.resolve([ref])[0], array + turn)
     assert list(directory.iterdir()) == []
+
+
+def test_two_living_nodes_cannot_have_one_id_in_one_directory(tmp_path: Path) -> None:
+    first, second = (Peers("a", {}, tmp_path) for _ in range(2))
+    tmp_path.chmod(0o700)
+    (tmp_path / "a.json").write_text("{}")  # of a run that was killed
+    first.announce("grpc://127.0.0.1:1", "host", "1")
+    with pytest.raises(BadRequestError, match="a node with the id a runs already"):
+        second.announce("grpc://127.0.0.1:2", "host", "2")
+    assert Peers("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:1"
+    second.withdraw()
+    first.withdraw()
+    assert list(tmp_path.iterdir()) == []
+    second.announce("grpc://127.0.0.1:2", "host", "2")
+    assert Peers("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:2"
+    second.withdraw()
+
+
+def test_a_node_of_every_address_says_by_which_others_reach_it(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    message = refused("--host", "0.0.0.0", "--insecure", "--directory", str(tmp_path))
+    assert "would tell other nodes 0.0.0.0" in message and "--advertise" in message
+    with serving(tmp_path / "log", "--host", "0.0.0.0", "--insecure") as served:
+        uri = served.uri.replace("0.0.0.0", "127.0.0.1")
+        with Client(uri, timeout_s=20) as client, fl.FlightClient(uri) as flight:
+            client.put(b"some", name="some")
+            (endpoint,) = flight.get_flight_info(fl.FlightDescriptor.for_path("some")).endpoints
+            assert [location.uri for location in endpoint.locations] == [b"arrow-flight-reuse-connection://?"]
 
 
 def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
