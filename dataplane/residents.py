@@ -225,6 +225,18 @@ class Residents:
         """Bytes of objects that stay until somebody releases them."""
         return sum(entry.slab_bytes for entry in self.entries.values() if entry.is_held and entry.slab)
 
+    @property
+    def room_bytes(self) -> int:
+        """Of `evictable_bytes` what can go now: it may be lost, has a file, or the disk has room for its file."""
+        free = to_write = 0
+        takes_bytes = self.spill.takes_bytes
+        for entry in self._evictable.values():
+            if entry.may_be_lost or entry.file is not None:
+                free += entry.slab_bytes
+            elif charge_bytes(entry.ref.nbytes) <= takes_bytes:
+                to_write += entry.slab_bytes
+        return free + min(to_write, takes_bytes)
+
     # -- private ---------------------------------------------------------------------------------------------------
 
     def _choose(self, nbytes: int) -> list[Entry]:

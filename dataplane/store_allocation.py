@@ -92,6 +92,6 @@ class StoreAllocation:
             f"free_bytes={allocator.capacity - allocator.used_bytes} "
             f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
             f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
-            f"evictable_bytes={residents.evictable_bytes} budget_bytes={allocator.capacity}; release plain objects, "
+            f"evictable_bytes={residents.room_bytes} budget_bytes={allocator.capacity}; release plain objects, "
             f"drop views, close scopes, or start the node with more --memory{residents.spill.describe()}"
         )

@@ -133,6 +133,14 @@ def test_a_damaged_file_is_an_error_and_never_wrong_bytes(node: Node, client: Cl
     client.put(b"a" * 1000, name="harmed")
 
 
+def test_what_a_full_disk_does_not_take_is_not_called_evictable(node: Node, client: Client) -> None:
+    client.timeout_s = 0.5
+    with pytest.raises(OutOfSpaceError, match=r"held_bytes=[1-9]\d* evictable_bytes=0 .*--spill-size"):
+        for at in range(16):
+            client.put(bytes([at]) * MIB, name=f"held/{at}")
+    client.release_names([f"held/{at}" for at in range(16)])
+
+
 def test_objects_of_an_open_scope_stay_in_memory(node: Node, client: Client) -> None:
     client.open_scope("step")
     client.put(b"s" * MIB, name="scoped", scope="step")
