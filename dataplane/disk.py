@@ -142,10 +142,6 @@ class Disk:
         """A durable file is kept by `scope`, or held. Returns the folder to sync. OSError as the disk gives it."""
         return self._keeps.keep(path, scope)
 
-    def sync_scope(self, scope: Scope) -> None:
-        """What a scope keeps is on the disk when this returns."""
-        self._keeps.sync(scope)
-
     def let_go(self, path: Path, scope: Scope | None) -> None:
         """The reverse of `keep`."""
         self._keeps.let_go(path, scope)

@@ -58,12 +58,6 @@ class Keeps:
             (folder / path.stem).touch()
         return folder
 
-    def sync(self, scope: Scope) -> None:
-        """What a scope keeps is on the disk when this returns."""
-        with self._making:
-            if self._folder(scope).exists():
-                sync_directory(self._folder(scope))
-
     def let_go(self, path: Path, scope: Scope | None) -> None:
         """The reverse of `keep`."""
         (self._folder(scope) / path.stem).unlink(missing_ok=True)
