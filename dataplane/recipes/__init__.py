@@ -4,7 +4,7 @@ A recipe can only name a kernel of this table; nothing in it is imported, run or
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
@@ -14,6 +14,9 @@ from dataplane.recipes.kernel import Kernel
 from dataplane.recipes.qwen_vl_patches import QwenVLPatches
 from dataplane.recipes.qwen_vl_video_patches import QwenVLVideoPatches
 from dataplane.recipes.rgb import Rgb
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Frames] | type[Rgb]] = {
     "qwen_vl_patches": QwenVLPatches,
@@ -40,8 +43,11 @@ def parse_recipe(data: Mapping[str, Any]) -> Kernel:
     try:
         return KERNELS[kernel].model_validate(dict(data))
     except ValidationError as error:
-        problems = "; ".join(
-            f"recipe.{'.'.join(map(str, item['loc'])) or kernel} is {repr(item['input'])[:60]}: {item['msg']}"
-            for item in error.errors()
-        )
-        raise BadRequestError(problems) from error
+        raise BadRequestError("; ".join(_words(item, kernel) for item in error.errors())) from error
+
+
+def _words(problem: "ErrorDetails", kernel: str) -> str:
+    where = f"recipe.{'.'.join(map(str, problem['loc'])) or kernel}"
+    if problem["type"] == "missing":
+        return f"{where} is missing; docs/dataplane-media.md lists the fields of {kernel}"
+    return f"{where} is {repr(problem['input'])[:60]}: {problem['msg']}"

@@ -84,6 +84,12 @@ def test_an_extreme_aspect_ratio_is_refused_by_both() -> None:
         run_transformers(image, dict(RECIPE))
 
 
+def test_a_field_that_is_missing_is_called_so() -> None:
+    sampling = {"by": "count", "num_frames": 3}
+    with pytest.raises(BadRequestError, match=r"^recipe\.sampling\.count\.rule is missing; docs"):
+        parse_recipe({"kernel": "frames", "version": 1, "sampling": sampling})
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
