@@ -1,11 +1,14 @@
 """Opening connections to nodes: the one place where Flight clients are made, with what they show to be let in."""
 
+import ipaddress
+import logging
 import os
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 import pyarrow as pa
 import pyarrow.flight as fl
@@ -21,6 +24,8 @@ CLIENT_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
 TLS_SCHEMES = ("grpc+tls://", "grpcs://")
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +82,8 @@ def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient
             raise BadRequestError(
                 "the token to show holds other than printable ASCII characters; check DATAPLANE_TOKEN"
             )
+        if not uri.startswith(TLS_SCHEMES) and not _is_loopback(uri):
+            log.warning("the token for %s crosses the network in the clear: use grpc+tls://", uri)
         options["middleware"] = [_ShowToken(token)]
     try:
         return fl.FlightClient(uri, generic_options=CLIENT_OPTIONS, **options)
@@ -104,6 +111,15 @@ def _tls_options(shown: Credentials) -> dict[str, Any]:
         "cert_chain": shown.tls_cert.read_bytes() if shown.tls_cert else None,
         "private_key": shown.tls_key.read_bytes() if shown.tls_key else None,
     }
+
+
+def _is_loopback(uri: str) -> bool:
+    """Whether an address stays on this machine."""
+    host = urlsplit(uri).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or uri.startswith("grpc+unix")
 
 
 class _ShowToken(fl.ClientMiddlewareFactory):

@@ -20,6 +20,7 @@ from dataplane.call_limits import BODIES, Slots
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.exchanges import EXCHANGES
 from dataplane.meter import Meter, error_kind
+from dataplane.process import TRIMMER
 from dataplane.receive import receive
 from dataplane.rights import Right, check_right
 from dataplane.security import GATE, Gate, Security, host_in_uri, right_of
@@ -117,6 +118,8 @@ class FlightServer(fl.FlightServerBase):
         with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
             if verb is None:
                 raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
+            if action.body.size > verb.max_bytes:
+                TRIMMER.soon()
             with BODIES.held(action.body.size):
                 body = parse(action.body, f"the body of {action.type}", verb.max_bytes) if action.body.size else {}
                 return [dump(verb.run(self._node, body))]

@@ -4,6 +4,7 @@ import ctypes
 import resource
 import signal
 import sys
+import threading
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -37,3 +38,31 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
     libc.mallopt(_M_TRIM_THRESHOLD, kept_bytes)
     libc.mallopt(_M_TOP_PAD, 64 << 20)
     libc.mallopt(_M_ARENA_MAX, 1)
+
+
+class Trimmer:
+    """Gives freed memory back after all, a moment after it was asked to, and not often. Thread-safe."""
+
+    def __init__(self, wait_s: float = 1.0) -> None:
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        self._is_waiting = False
+
+    def soon(self) -> None:
+        """What is in the way of it, such as a message that is being refused, is gone by then."""
+        with self._lock:
+            if self._is_waiting:
+                return
+            self._is_waiting = True
+        timer = threading.Timer(self._wait_s, self._trim)
+        timer.daemon = True
+        timer.start()
+
+    def _trim(self) -> None:
+        with self._lock:
+            self._is_waiting = False
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+TRIMMER = Trimmer()
+"""Of this process."""

@@ -15,6 +15,7 @@ import pyarrow.flight as fl
 
 from dataplane.errors import BadRequestError, UnauthenticatedError
 from dataplane.meter import Meter
+from dataplane.process import TRIMMER
 from dataplane.rights import Right
 from dataplane.tokens import TokenFile
 from dataplane.wire import to_flight
@@ -144,6 +145,7 @@ class Gate(fl.ServerMiddlewareFactory):
             return Caller(self._tokens.right_of(token), self._tokens, token)
         except UnauthenticatedError as error:
             self._meter.count_error("gate", type(error).__name__)
+            TRIMMER.soon()  # its message has arrived, whatever its size
             raise to_flight(error) from None
 
 

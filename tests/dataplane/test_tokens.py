@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
@@ -260,3 +261,25 @@ def test_a_sessions_token_is_a_secret_and_anothers_leases_cannot_be_ended(guarde
 def test_errors_of_access_are_python_permission_errors() -> None:
     for kind in (UnauthenticatedError, ForbiddenError):
         assert issubclass(kind, PermissionError) and issubclass(kind, DataPlaneError)
+
+
+def test_a_big_message_without_a_token_leaves_no_memory_behind(tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.touch(mode=0o600)
+    tokens.write_text("0123456789abcdef read\n")
+    with serving(tmp_path / "log", "--token-file", str(tokens)) as served, fl.FlightClient(served.uri) as flight:
+        process = psutil.Process(served.process.pid)
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            list(flight.do_action(fl.Action("stat", b"")))
+        before = process.memory_info().rss
+        with pytest.raises(fl.FlightUnauthenticatedError):
+            list(flight.do_action(fl.Action("stat", bytes(200 << 20))))
+        wait_until(lambda: process.memory_info().rss < before + (64 << 20))
+
+
+def test_a_token_in_the_clear_to_another_machine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    for uri in ("grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.1:1"):
+        connect(uri, Credentials(token="0123456789abcdef")).close()
+    assert not caplog.messages
+    connect("grpc://192.0.2.1:1", Credentials(token="0123456789abcdef")).close()
+    assert "192.0.2.1:1 crosses the network in the clear" in caplog.text
