@@ -13,12 +13,20 @@ class Room:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
+        self._later: list[Callable[[], None]] = []
 
     def __enter__(self) -> None:
         self._condition.acquire()
 
     def __exit__(self, *exc: object) -> None:
+        later, self._later = self._later, []
         self._condition.release()
+        for work in later:
+            work()
+
+    def later(self, work: Callable[[], None]) -> None:
+        """Do this, which may be slow and must not raise, when the lock is let go. The lock is held."""
+        self._later.append(work)
 
     def changed(self) -> None:
         """Something was given back or closed. The lock is held."""

@@ -7,6 +7,8 @@ a disk nothing is spilled, and every question is answered with no.
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Callable
+from functools import partial
 
 from dataplane.disk import Disk, DiskFile, charge_bytes
 from dataplane.entries import Entry
@@ -22,8 +24,9 @@ log = logging.getLogger(__name__)
 class Spill:
     """Budget and files of the disk tier."""
 
-    def __init__(self, disk: Disk | None) -> None:
+    def __init__(self, disk: Disk | None, later: Callable[[Callable[[], None]], None]) -> None:
         self.disk = disk
+        self._later = later
         self.used_bytes = 0
         self.losable: OrderedDict[str, Entry] = OrderedDict()
         """Spilled objects that may be lost, oldest first."""
@@ -132,8 +135,13 @@ class Spill:
             self._remove(file)
 
     def _remove(self, file: DiskFile) -> None:
+        """Unlink it without the store's lock: that takes long for big files."""
         assert self.disk is not None
-        try:
-            self.disk.remove(file)
-        except OSError as error:
-            log.error("%s stays on the disk: %s", file.path, error)
+        self._later(partial(_unlink, self.disk, file))
+
+
+def _unlink(disk: Disk, file: DiskFile) -> None:
+    try:
+        disk.remove(file)
+    except OSError as error:
+        log.error("%s stays on the disk: %s", file.path, error)

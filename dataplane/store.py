@@ -36,10 +36,10 @@ class Store:
 
     def __init__(self, segment: Segment, disk: Disk | None = None) -> None:
         self.segment = segment
-        self._residents = Residents(segment.capacity, Spill(disk))
+        self._room = Room()
+        self._residents = Residents(segment.capacity, Spill(disk, self._room.later))
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
-        self._room = Room()
         self.disk = StoreDisk(self._residents, self._room, disk, segment)
         self._allocation = StoreAllocation(self._residents, self._room, self.disk, INTERNAL_SESSION)
         self.scopes = StoreScopes(self._residents, self._room, self.disk)

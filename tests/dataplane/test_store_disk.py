@@ -1,5 +1,6 @@
 """A disk that fails in the middle: no byte of another object is shown, nothing acknowledged is lost, no lease stays."""
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.allocator import slab_bytes
-from dataplane.disk import Disk
+from dataplane.disk import Disk, DiskFile
 from dataplane.entries import Entry
 from dataplane.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
 from dataplane.puts import PutRequest, seal
@@ -240,3 +241,23 @@ def test_a_disk_that_hiccuped_takes_held_objects_again_and_a_put_waits_for_that(
     assert kit.store.stat()["num_spilled"] == 4
     kit.store.abort(slab)
     kit.check()
+
+
+def test_files_go_without_the_lock_of_the_store(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+    kit.store.scopes.open("s")
+    for name in "abc":
+        kit.put(name, durable=True, scope="s" if name == "c" else None)
+    remove, was_free = kit.disk.remove, []
+
+    def remove_slowly(file: DiskFile) -> None:
+        other = threading.Thread(target=kit.store.stat, daemon=True)
+        other.start()
+        other.join(5)
+        was_free.append(not other.is_alive())
+        remove(file)
+
+    monkeypatch.setattr(kit.disk, "remove", remove_slowly)
+    assert kit.store.release("ab") == 2
+    assert kit.store.scopes.close("s") == (1, BLOCK)
+    assert was_free == [True] * 3
+    assert not list(kit.folder.glob("**/*.arrow"))
