@@ -31,19 +31,20 @@ from dataplane.errors import (
     PeerError,
 )
 from dataplane.lineages import check_claim, derived_ref, file_job, source_job, source_ref
+from dataplane.lru import Lru
 from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
 from dataplane.pool import Allocate, Pool
 from dataplane.pool_process import Result
 from dataplane.prefetch import WINDOW, Prefetched
+from dataplane.quarantine import Quarantine, Wanted
 from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.remote_objects import RemoteObjects
 from dataplane.store import Store
 
-Wanted = tuple[str, tuple[str, ...]]
-"""What is asked for: an object's name, and the formats that the name of its source's file promises."""
-
+MAX_REMEMBERED = 500_000
+"""Results whose checksums are kept, least recently made or asked for first to go: about 1 kB each."""
 SOURCE_TIMEOUT_S = 60.0
 """How long a pool thread waits for a source that another node has."""
 FETCH_AGAIN_S = 1.0
@@ -78,8 +79,8 @@ class Deriver:
         self._prefetched = Prefetched(store)
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[Ref]] = {}
-        self._made: dict[str, _Made] = {}
-        self._quarantine: dict[Wanted, BadMedia] = {}
+        self._made: Lru[_Made] = Lru(MAX_REMEMBERED)
+        self._quarantine = Quarantine()
 
     def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> list[Ref | BadMedia]:
         """What `recipe` makes of each source, made now where it is not resident; BadMedia in the place of the rest.
@@ -130,14 +131,13 @@ class Deriver:
 
     def quarantine(self) -> list[BadMedia]:
         """Every medium that could not be made into what was asked."""
-        with self._lock:
-            return list(self._quarantine.values())
+        return self._quarantine.all()
 
     def stat(self) -> dict[str, int]:
         """Counts of what was made."""
         with self._lock:
             return {
-                "num_media": len(self._made),
+                "num_media": self._made.cost,
                 "num_processed": self.num_processed,
                 "num_recomputed": self.num_recomputed,
                 "num_quarantined": len(self._quarantine),
@@ -195,8 +195,9 @@ class Deriver:
                 return self._as_labelled(made, ref, key)
             except _Quarantined:
                 key = self._key(ref)  # anew: the dataset may have been ingested again
-                if key in self._quarantine:
-                    return self._quarantine[key]
+                bad = self._quarantine.get(key)
+                if bad is not None:
+                    return bad
             except FutureTimeoutError as error:  # also what the task itself may have raised
                 if not future.done():
                     raise _OverdueError from error
@@ -295,7 +296,7 @@ class Deriver:
         key = place.key if place else source_name(lineage.source)
         if result.bad:
             formats = place.formats if place else ()
-            self._put_in_quarantine(ref, lineage, (ref.name, formats), key, result.bad)
+            self._put_in_quarantine(ref, lineage, (ref.name, formats), key, result.bad, is_lasting=result.is_lasting)
             raise _Quarantined
         if result.failed or result.slab is None:
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
@@ -373,16 +374,17 @@ class Deriver:
             self.num_recomputed += before is not None
             self.processed_bytes += made.nbytes
             self.pixel_bytes += result.pixel_bytes
-            self._made[ref.name] = _Made(made, result.format)
+            self._made.put(ref.name, _Made(made, result.format))
         return self._store.seal(result.slab, made, is_held=False, digest=result.checksum).ref
 
-    def _put_in_quarantine(self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str) -> BadMedia:
+    def _put_in_quarantine(
+        self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str, *, is_lasting: bool = True
+    ) -> BadMedia:
         log.warning("bad media: %s %s: %s", lineage.shard or "put by hand", key, reason)
         bad = BadMedia(
             dataset=lineage.dataset, shard=lineage.shard, key=key, reason=reason, name=ref.name, offset=lineage.offset
         )
-        with self._lock:
-            self._quarantine[wanted] = bad
+        self._quarantine.put(wanted, bad, is_lasting=is_lasting)
         return bad
 
 

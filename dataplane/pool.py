@@ -63,9 +63,9 @@ class Pool:
                 return error.result
             except WorkerDiedError as error:
                 log.warning("pool worker lost on %s (attempt %d): %s", job.label, attempt, error)
-                reason = str(error)
+                died = error
                 self._discard_worker()
-        return Result(bad=f"killed the decoder twice: {reason}")
+        return Result(bad=f"killed the decoder twice: {died}", is_lasting=died.is_crash)
 
     def close(self) -> None:
         """End the workers; jobs in flight are lost."""

@@ -6,6 +6,7 @@ place), then `done`; or `bad`, or `failed`.
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from dataplane.limits import MediaLimits
 
 START_TIMEOUT_S = 60.0
 READ_TIMEOUT_S = 120.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,12 +68,19 @@ class Result:
     """What the source is, by Pillow's name or that of its container."""
     bad: str = ""
     """The medium is at fault."""
+    is_lasting: bool = True
+    """So it is however often it is tried; False where the machine may be at fault, its memory or its load."""
     failed: str = ""
     """The bytes could not be had; another try may go well."""
 
 
 class WorkerDiedError(Exception):
     """A worker ended in the middle of a job."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.is_crash = code in _CRASHES
+        """The decoder itself crashed; whatever else ends a worker may be the machine's fault."""
 
 
 class WorkerOverdueError(WorkerDiedError):
@@ -149,14 +158,15 @@ class PoolProcess:
         allowed_s = self._limits.max_decode_seconds
         frame = self._receive(allowed_s)
         if frame is None:
-            raise WorkerOverdueError(Result(bad=f"not decoded in {allowed_s:g} s, which is the limit of this node"))
+            reason = f"not decoded in {allowed_s:g} s, which is the limit of this node"
+            raise WorkerOverdueError(Result(bad=reason, is_lasting=False))
         return frame
 
     def _send(self, frame: Mapping[str, Any]) -> None:
         try:
             self._connection.send_bytes(json.dumps(frame).encode())
         except OSError as error:
-            raise WorkerDiedError(self._describe()) from error
+            raise self._death() from error
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
         """The next frame; None if none comes in time."""
@@ -165,13 +175,14 @@ class PoolProcess:
                 return None
             return json.loads(self._connection.recv_bytes())
         except (EOFError, OSError) as error:
-            raise WorkerDiedError(self._describe()) from error
+            raise self._death() from error
 
-    def _describe(self) -> str:
+    def _death(self) -> WorkerDiedError:
         try:
-            return f"worker {self._process.pid} ended with code {self._process.wait(timeout=5)}"
+            code = self._process.wait(timeout=5)
+            return WorkerDiedError(f"worker {self._process.pid} ended with code {code}", code)
         except subprocess.TimeoutExpired:
-            return f"worker {self._process.pid} closed its socket"
+            return WorkerDiedError(f"worker {self._process.pid} closed its socket")
 
 
 def _result(done: Mapping[str, Any], slab: Slab | None) -> Result:

@@ -24,6 +24,8 @@ class Prefetched:
         self._lock = threading.Lock()
         self._unused: dict[str, int] = {}
         """Bytes of the arena, by name; 0 while an object is being made."""
+        self._promised_bytes = 0
+        """Of places that are being allocated now."""
         self._num_made = 0
         self._num_hits = 0
         self._num_refused = 0
@@ -55,9 +57,15 @@ class Prefetched:
                 if not self._has_room(nbytes):
                     self._num_refused += 1
                     raise OutOfSpaceError(f"no room for {format_bytes(nbytes)} but that of what was prefetched before")
+            self._promised_bytes += slab_bytes(nbytes)
+            unused = list(self._unused)
+        try:  # without the lock: it may write to disk, and everybody who asks for an object needs the lock
             if slab_bytes(nbytes) > self._store.stat()["largest_free_bytes"]:
-                self._make_young()
+                self._make_young(unused)
             return self._store.allocate(nbytes, time.monotonic())
+        finally:
+            with self._lock:
+                self._promised_bytes -= slab_bytes(nbytes)
 
     def stat(self) -> dict[str, int]:
         """Objects made ahead, how many of them were asked for, and how often room was wanting."""
@@ -71,14 +79,14 @@ class Prefetched:
     def _has_room(self, nbytes: int) -> bool:
         found = self._store.stat()
         room = found["budget_bytes"] - found["used_bytes"] + found["evictable_bytes"] - sum(self._unused.values())
-        return slab_bytes(nbytes) <= room
+        return slab_bytes(nbytes) + self._promised_bytes <= room
 
     def _forget_evicted(self) -> None:
         for name, nbytes in list(self._unused.items()):
             if nbytes and self._store.find(name) is None:
                 del self._unused[name]
 
-    def _make_young(self) -> None:
+    def _make_young(self, unused: list[str]) -> None:
         """Let everything else be evicted before what nobody has used yet."""
-        leased = self._store.lease(list(self._unused), INTERNAL_SESSION)
+        leased = self._store.lease(unused, INTERNAL_SESSION)
         self._store.end_leases([found.lease for found in leased if found is not None], INTERNAL_SESSION)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
+from dataplane import quarantine
 from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
 from dataplane.pool_worker import allowed_bytes
@@ -114,16 +115,21 @@ def test_bad_videos_are_set_aside_and_a_crash_of_the_decoder_takes_down_its_work
     empty(node)
 
 
-def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside(shard: Path) -> None:
+def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside_for_a_while(
+    shard: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     node = start(shard, max_decode_seconds=0.5)
     try:
         derive(node, [6], RECIPE)
         before = node.pool.pids()
+        monkeypatch.setattr(quarantine, "EXPIRY_S", 3.0)
         slow, good = derive(node, [7, 0], RECIPE | {"min_pixels": 100 * 100})[0], derive(node, [6], RECIPE)[0]
         assert isinstance(slow, BadMedia) and "not decoded in 0.5 s, which is the limit of this node" in slow.reason
         assert isinstance(good, Ref)
         assert before and not any(psutil.pid_exists(pid) for pid in before)
         empty(node)
+        wait_until(lambda: slow.name not in [one.name for one in node.deriver.quarantine()])
+        assert node.stat()["num_quarantined"] == 1  # what is no image stays
     finally:
         node.stop()
 

@@ -8,9 +8,13 @@ import pytest
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
+from dataplane.entries import Slab
+from dataplane.errors import OutOfSpaceError
 from dataplane.job_queue import JobQueue
-from dataplane.prefetch import WINDOW
+from dataplane.prefetch import WINDOW, Prefetched
 from dataplane.refs import Ref
+from dataplane.segment import Segment
+from dataplane.store import Store
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
 
 
@@ -62,6 +66,33 @@ def test_prefetching_stops_before_it_evicts_what_it_made_and_nobody_used(client:
     assert count(client, "num_processed", "num_prefetch_hits", "num_evicted") == [4, 4, 1]
     client.derive(refs[4:], RECIPE)  # demand evicts anything
     assert count(client, "num_processed", "num_recomputed", "num_quarantined") == [8, 0, 0]
+
+
+def test_an_object_is_asked_for_while_a_place_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    store, is_waiting, gate = Store(Segment(1 << 20, "test")), threading.Event(), threading.Event()
+    prefetched, real = Prefetched(store), store.allocate
+
+    def slow(nbytes: int, deadline: float, scope: str | None = None) -> Slab:
+        is_waiting.set()
+        assert gate.wait(20)
+        return real(nbytes, deadline, scope)
+
+    monkeypatch.setattr(store, "allocate", slow)
+    making = threading.Thread(target=prefetched.allocate, args=(700 << 10,), daemon=True)
+    making.start()
+    assert is_waiting.wait(20)
+    asking = threading.Thread(target=prefetched.use, args=("x",), daemon=True)
+    asking.start()
+    asking.join(5)
+    is_free = not asking.is_alive()
+    if is_free:  # a second place beside the first finds no room, though nothing is taken yet
+        with pytest.raises(OutOfSpaceError, match="prefetched before"):
+            prefetched.allocate(700 << 10)
+    gate.set()
+    making.join(20)
+    store.close()
+    store.segment.unlink()
+    assert is_free
 
 
 def test_the_window_is_bounded_and_bad_media_are_taken(client: Client) -> None:

@@ -1,0 +1,29 @@
+"""What could not be made is set aside: for good where its bytes are at fault, for a while where the machine may be."""
+
+import pytest
+
+from dataplane import quarantine
+from dataplane.quarantine import Quarantine
+from dataplane.refs import BadMedia
+from tests.dataplane.shards import wait_until
+
+
+def bad(name: str) -> BadMedia:
+    return BadMedia(dataset="a", shard="a.tar", key=name, reason="torn", name=name)
+
+
+def test_a_lasting_fault_stays_and_another_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "EXPIRY_S", 0.2)
+    kept = Quarantine()
+    kept.put(("torn", ()), bad("torn"))
+    kept.put(("slow", ()), bad("slow"), is_lasting=False)
+    assert kept.get(("slow", ())) == bad("slow") and len(kept) == 2
+    wait_until(lambda: ("slow", ()) not in kept)
+    assert kept.all() == [bad("torn")] and ("torn", ("PNG",)) not in kept
+
+
+def test_the_oldest_are_forgotten_beyond_the_bound() -> None:
+    kept = Quarantine(max_media=2)
+    for name in ("one", "two", "three"):
+        kept.put((name, ()), bad(name))
+    assert [one.name for one in kept.all()] == ["two", "three"]
