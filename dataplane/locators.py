@@ -7,7 +7,7 @@ of a few numbers each, and to read them back, took longer than everything else i
 import itertools
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -36,7 +36,7 @@ class Locators:
     shape: Sequence[Sequence[int]]
     generation: Sequence[int]
     lease: Sequence[int]
-    files: Sequence[dict[str, Any]] = ()
+    files: list[dict[str, Any]] = field(default_factory=list)
     """path, nbytes, device, inode of what segments 1, 2, ... mean in this answer; 0 is the node's arena."""
 
     def to_batch(self) -> pa.RecordBatch:
@@ -74,7 +74,7 @@ class Locators:
             shape=[dims[start:end] for start, end in itertools.pairwise(ends)],
             generation=_numbers(generations, "q"),
             lease=_numbers(leases, "q"),
-            files=files,
+            files=list(files),
         )
 
     def to_json(self) -> bytes:
