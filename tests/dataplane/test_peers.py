@@ -19,6 +19,7 @@ from dataplane.client import Client
 from dataplane.digests import content_digest
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
+from dataplane.fetch import NUM_STREAMS
 from dataplane.peers import Peers
 from dataplane.reader import Reader
 from dataplane.refs import Ref
@@ -97,7 +98,7 @@ def test_a_big_object_comes_over_several_connections(owner: Client, away: Embedd
     with Reader(away.uri, timeout_s=60) as reader:
         (view,) = reader.resolve(refs)
         assert np.array_equal(view, arrays[0])
-    assert proxy.num_connections >= 4
+    assert proxy.num_connections >= NUM_STREAMS
     owner.release(refs)
 
 
