@@ -1,5 +1,6 @@
 """A lease lasts as long as anything can look at the object, and not longer."""
 
+import contextlib
 import gc
 import os
 import signal
@@ -185,12 +186,20 @@ def test_a_view_outlives_its_node() -> None:
     client.close()
 
 
+def answers(client: Client) -> bool:
+    with contextlib.suppress(TimeoutError):
+        return bool(client.stat())
+    return False
+
+
 def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("dataplane.reader_session.GRACE_S", 0.1)
     with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node:
-        client, reader = Client(node.uri, timeout_s=0.5), Reader(node.uri, timeout_s=0.5)
-        ref = client.put(b"x", name="x")
+        patient, client, reader = Client(node.uri), Client(node.uri, timeout_s=0.5), Reader(node.uri)
+        ref = patient.put(b"x", name="x")
         held = reader.resolve([ref])
+        wait_until(lambda: answers(client))
+        reader.timeout_s = 0.5
         threads = psutil.Process(node.pid).threads
         os.kill(node.pid, signal.SIGSTOP)
         wait_until(lambda: all(psutil.Process(thread.id).status() == "stopped" for thread in threads()))
@@ -205,7 +214,8 @@ def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: 
             assert time.monotonic() - started < 15
         finally:
             os.kill(node.pid, signal.SIGCONT)
-        wait_until(lambda: num_leases(client) == 1)
+        wait_until(lambda: num_leases(patient) == 1)
+        reader.timeout_s = 60.0
         assert reader.resolve([ref])[0].tobytes() == held[0].tobytes()
         del held
         reader.close()
