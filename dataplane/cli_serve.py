@@ -29,9 +29,7 @@ def _add_memory(group: "argparse._ArgumentGroup") -> None:
         metavar="DIR",
         help="a folder for what has no room in memory, and for durable objects (put --durable)",
     )
-    group.add_argument(
-        "--spill-size", type=parse_memory, default="10GiB", help="what the files there may take, default 10GiB"
-    )
+    group.add_argument("--spill-size", type=parse_memory, help="what the files there may take, default 10GiB")
     group.add_argument(
         "--numa", type=parse_numa, metavar="POLICY", help="interleave or bind:N: where the pages of the memory lie"
     )

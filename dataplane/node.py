@@ -36,6 +36,7 @@ from dataplane.web import MetricsServer
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
 """Flight's own address for: where this answer came from."""
+DEFAULT_SPILL_BYTES = 10 << 30
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +76,7 @@ class NodeConfig:
     """Who may come in."""
     spill_dir: Path | None = None
     """Where objects go that have no room in memory, and durable ones; None keeps everything in memory."""
-    spill_bytes: int = 10 << 30
+    spill_bytes: int = DEFAULT_SPILL_BYTES
     """What the files there may take."""
     numa: NumaPolicy | None = None
     """Where the arena's pages lie; None leaves it to the kernel."""

@@ -21,7 +21,7 @@ from dataplane.connect import Credentials
 from dataplane.errors import BadRequestError, DataPlaneError, DatasetError
 from dataplane.hosts import default_host_id, new_node_id
 from dataplane.limits import MediaLimits
-from dataplane.node import Node, NodeConfig
+from dataplane.node import DEFAULT_SPILL_BYTES, Node, NodeConfig
 from dataplane.os_errors import describe_error
 from dataplane.process import signal_on_parent_death
 from dataplane.roots import find_dataset_files
@@ -62,6 +62,8 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
+    if args.spill is None and args.spill_size is not None:
+        raise BadRequestError("--spill-size says how much, not where; wanted --spill DIR beside it")
     roots: dict[str, list[str]] = defaultdict(list)
     for name, pattern in args.root:
         roots[name].append(pattern)
@@ -73,7 +75,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         media_roots=args.media_root,
         num_workers=args.workers,
         spill_dir=args.spill,
-        spill_bytes=args.spill_size,
+        spill_bytes=DEFAULT_SPILL_BYTES if args.spill_size is None else args.spill_size,
         numa=args.numa,
         node_id=args.node_id or new_node_id(),
         host_id=args.host_id or default_host_id(),

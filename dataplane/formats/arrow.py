@@ -47,38 +47,22 @@ class ArrowGroups:
     """
 
     def __init__(self, file: RangeFile) -> None:
-        self._file = file
-        self._flaws: list[Flaw] = []
+        self.file = file
+        """The file."""
+        self.flaws: list[Flaw] = []
+        """Where the file is torn."""
         self._read: dict[int, _Message] = {}
         """Address of a batch in memory to where it is in the file, while anybody holds the batch."""
         self._batches: list[_Message] = []
-        self._schema = self._scan()
-        self._starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
-        encoded = [field.name for field in self._schema if pa.types.is_dictionary(field.type)]
+        self.schema = self._scan()
+        """Its schema, with what `datasets` keeps in it."""
+        self.starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
+        """[num_batches + 1] first row of each record batch."""
+        encoded = [field.name for field in self.schema if pa.types.is_dictionary(field.type)]
         if encoded:
             raise DatasetError(
                 f"{file.path}: column {encoded[0]!r} is dictionary-encoded; write it plainly, or as Parquet"
             )
-
-    @property
-    def file(self) -> RangeFile:
-        """The file."""
-        return self._file
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Its schema, with what `datasets` keeps in it."""
-        return self._schema
-
-    @property
-    def starts(self) -> np.ndarray:
-        """[num_batches + 1] first row of each record batch."""
-        return self._starts
-
-    @property
-    def flaws(self) -> Sequence[Flaw]:
-        """Where the file is torn."""
-        return self._flaws
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         """Bytes of the whole batch; 0 where its media stay in the file."""
@@ -91,7 +75,7 @@ class ArrowGroups:
         if self._is_sparse(batch):
             found = self._read_sparse(batch, columns, max_bytes)
         else:
-            data = self._file.read(batch.offset, batch.nbytes)
+            data = self.file.read(batch.offset, batch.nbytes)
             _check_uncompressed(data, batch, max_bytes)
             found = self._parse(pa.py_buffer(data), columns)
         found.validate(full=True)  # or damaged offsets would lead out of the file's memory
@@ -105,7 +89,7 @@ class ArrowGroups:
         return None
 
     def _is_sparse(self, batch: _Message) -> bool:
-        return self._file.is_local and not batch.is_compressed
+        return self.file.is_local and not batch.is_compressed
 
     def _read_sparse(self, batch: _Message, columns: Sequence[str], max_bytes: int) -> pa.RecordBatch:
         memory = np.frombuffer(mmap.mmap(-1, batch.nbytes, flags=_UNTOUCHED), np.uint8)
@@ -117,7 +101,7 @@ class ArrowGroups:
         total = sum(nbytes for _, nbytes in wanted)
         if total > max_bytes:
             raise DatasetError(
-                f"{self._file.path}: a batch has {total} bytes beside its media; wanted at most {max_bytes}: write the "
+                f"{self.file.path}: a batch has {total} bytes beside its media; wanted at most {max_bytes}: write the "
                 "file with fewer rows per batch (writer_batch_size=100)"
             )
         for at, nbytes in wanted:
@@ -127,24 +111,24 @@ class ArrowGroups:
         return found
 
     def _parse(self, data: pa.Buffer, columns: Sequence[str]) -> pa.RecordBatch:
-        return pa.ipc.read_record_batch(pa.ipc.read_message(data), self._schema).select(list(columns))
+        return pa.ipc.read_record_batch(pa.ipc.read_message(data), self.schema).select(list(columns))
 
     def _exactly(self, offset: int, nbytes: int) -> np.ndarray:
-        data = self._file.read(offset, nbytes)
+        data = self.file.read(offset, nbytes)
         if len(data) != nbytes:
-            raise DatasetError(f"{self._file.path} ends at {offset + len(data)}: it was cut while it was read")
+            raise DatasetError(f"{self.file.path} ends at {offset + len(data)}: it was cut while it was read")
         return np.frombuffer(data, np.uint8)
 
     def _scan(self) -> pa.Schema:
         """The schema; remembers record batches and flaws."""
-        head = self._file.read(0, len(FILE_MAGIC))
+        head = self.file.read(0, len(FILE_MAGIC))
         at = len(FILE_MAGIC) if head == FILE_MAGIC else 0
         schema: pa.Schema | None = None
         while True:
             try:
                 message = self._read_message(at)
             except ValueError as error:
-                self._flaws.append(Flaw(self._num_rows(), "", f"byte {at}: {error}"))
+                self.flaws.append(Flaw(self._num_rows(), "", f"byte {at}: {error}"))
                 break
             if message is None:
                 break
@@ -154,8 +138,8 @@ class ArrowGroups:
                 self._batches.append(message)
             at = message.offset + message.nbytes
         if schema is None:
-            reason = self._flaws[0].reason if self._flaws else "no schema"
-            raise DatasetError(f"{self._file.path} ({self._file.nbytes} bytes) is no Arrow stream or file: {reason}")
+            reason = self.flaws[0].reason if self.flaws else "no schema"
+            raise DatasetError(f"{self.file.path} ({self.file.nbytes} bytes) is no Arrow stream or file: {reason}")
         return schema
 
     def _num_rows(self) -> int:
@@ -163,13 +147,13 @@ class ArrowGroups:
 
     def _read_schema(self, message: _Message) -> pa.Schema:
         try:
-            return pa.ipc.read_schema(pa.ipc.read_message(self._file.read(message.offset, message.nbytes)))
+            return pa.ipc.read_schema(pa.ipc.read_message(self.file.read(message.offset, message.nbytes)))
         except (pa.ArrowException, OSError) as error:
-            raise DatasetError(f"{self._file.path} has an unreadable Arrow schema: {error}") from error
+            raise DatasetError(f"{self.file.path} has an unreadable Arrow schema: {error}") from error
 
     def _read_message(self, at: int) -> _Message | None:
         """The message at a byte of the file; None at its end. ValueError says what is there instead."""
-        prefix = self._file.read(at, 8)
+        prefix = self.file.read(at, 8)
         if len(prefix) < 8:
             raise ValueError("the file ends without an end-of-stream marker: torn, or still being written")
         marker, header_bytes = struct.unpack("<Ii", prefix)
@@ -179,14 +163,14 @@ class ArrowGroups:
             return None
         if not 0 < header_bytes <= _MAX_HEADER_BYTES:
             raise ValueError(f"a message header of {header_bytes} bytes; wanted at most {_MAX_HEADER_BYTES}")
-        header = self._file.read(at + 8, header_bytes)
+        header = self.file.read(at + 8, header_bytes)
         try:
             kind, num_rows, body_bytes, is_compressed = _parse_header(header)
         except (struct.error, IndexError) as error:
             raise ValueError(f"a damaged message header: {error}") from error
         nbytes = 8 + header_bytes + body_bytes
-        if body_bytes < 0 or num_rows < 0 or at + nbytes > self._file.nbytes:
-            raise ValueError(f"a message wants {nbytes} bytes, the file has {self._file.nbytes - at} more: torn")
+        if body_bytes < 0 or num_rows < 0 or at + nbytes > self.file.nbytes:
+            raise ValueError(f"a message wants {nbytes} bytes, the file has {self.file.nbytes - at} more: torn")
         return _Message(at, nbytes, body_bytes, kind, num_rows, is_compressed)
 
 

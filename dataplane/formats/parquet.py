@@ -21,38 +21,23 @@ class ParquetGroups:
     """A Parquet file as groups of rows. Raises DatasetError if it has no readable footer."""
 
     def __init__(self, file: RangeFile, caches: Caches) -> None:
-        self._file = file
+        self.file = file
+        """The file."""
+        self.flaws: Sequence[Flaw] = ()
+        """None: a torn Parquet file has no footer and so no rows at all."""
         self._caches = caches
         _check_ends(file)
         try:
             footer = pq.ParquetFile(_source(file)).metadata
-            self._schema = footer.schema.to_arrow_schema()
+            self.schema = footer.schema.to_arrow_schema()
+            """Its schema, with what Arrow kept of it."""
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(f"{file.path} is not a readable Parquet file: {error}") from error
         caches.footers.put(file, footer, footer.serialized_size)
         groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
-        self._starts = np.cumsum([0, *(group.num_rows for group in groups)])
-        self._nbytes = [group.total_byte_size for group in groups]  # asking its columns aborts on damaged footers
-
-    @property
-    def file(self) -> RangeFile:
-        """The file."""
-        return self._file
-
-    @property
-    def schema(self) -> pa.Schema:
-        """Its schema, with what Arrow kept of it."""
-        return self._schema
-
-    @property
-    def starts(self) -> np.ndarray:
+        self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
         """[num_groups + 1] first row of each group."""
-        return self._starts
-
-    @property
-    def flaws(self) -> Sequence[Flaw]:
-        """None: a torn Parquet file has no footer and so no rows at all."""
-        return ()
+        self._nbytes = [group.total_byte_size for group in groups]  # asking its columns aborts on damaged footers
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
         """Uncompressed bytes of all columns: no less than what reading these will take."""
@@ -60,18 +45,18 @@ class ParquetGroups:
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
         """These columns of a row group, decoded a few rows at a time: equal cells are stored once, and read apart."""
-        footer = self._caches.footers.get(self._file)
-        source = _source(self._file)
-        with pq.ParquetFile(source, metadata=footer, pre_buffer=not self._file.is_local) as parquet:
+        footer = self._caches.footers.get(self.file)
+        source = _source(self.file)
+        with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:
             if footer is None:
-                self._caches.footers.put(self._file, parquet.metadata, parquet.metadata.serialized_size)
+                self._caches.footers.put(self.file, parquet.metadata, parquet.metadata.serialized_size)
             num_rows = self._batch_rows(group, max_bytes)
             batches = parquet.iter_batches(num_rows, row_groups=[group], columns=list(columns), use_threads=False)
-            return _collect(batches, f"{self._file.path}: row group {group}", max_bytes)
+            return _collect(batches, f"{self.file.path}: row group {group}", max_bytes)
 
     def _batch_rows(self, group: int, max_bytes: int) -> int:
         """Rows that take no more than an eighth of the limit, were each as big as all that the group stores."""
-        few = int(self._starts[group + 1] - self._starts[group]) // _MAX_BATCHES
+        few = int(self.starts[group + 1] - self.starts[group]) // _MAX_BATCHES
         return max(1, min(few, max_bytes // 8 // max(1, self._nbytes[group])))
 
     def offset_in_file(self, address: int) -> int | None:

@@ -68,6 +68,7 @@ def test_the_command_line_refuses_them_in_one_line() -> None:
     for flags in (
         ("--media-root", "/nope"),
         ("--peer-token-file", "/nope"),
+        ("--spill-size", "1GiB"),
         ("--node-id", "a", "--peer", "a=grpc://h:1"),
     ):
         message = refused(*flags)

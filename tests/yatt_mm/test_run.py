@@ -14,6 +14,7 @@ import pytest
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from tests.yatt_mm import runs
+from tests.yatt_mm.killing_reward import VARIABLE
 
 REQUIRED_KEYS = {
     "step",
@@ -32,6 +33,8 @@ REQUIRED_KEYS = {
 }
 CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
 NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 17
+PER_STEP = 8 * 4
+"""Responses of a step: prompts times group size."""
 
 
 @pytest.fixture(scope="module")
@@ -109,11 +112,8 @@ def test_a_resumed_run_gives_the_same_numbers(whole: runs.Finished, folder: Path
     assert curve(folder, "resumed") == curve(folder, "whole")
 
 
-@pytest.mark.parametrize("layout", ["train.parallel.tp=2", "train.parallel.pp=2"])
-def test_other_layouts_train_alike(layout: str, whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
-    name = layout[-4:].replace("=", "")
-    done = runs.run(runs.arguments(folder, tiny_dir, name, "train.steps=1", layout))
-    assert done.status == 0, done.output
+def check_that_it_trains_alike(folder: Path, name: str) -> None:
+    """The first step of a run in another layout, beside that of the whole one."""
     here, there = runs.metrics(folder, name)[1], runs.metrics(folder, "whole")[1]
     assert here["rollout/logprob_diff_mean"] < 1e-3
     assert here["train/grad_norm"] > 0
@@ -134,17 +134,36 @@ def test_a_run_on_a_node_of_ones_own_gives_the_same_numbers(whole: runs.Finished
     assert curve(folder, "external") == curve(folder, "whole")[:3]
 
 
+@pytest.mark.timeout(1200)
+def test_a_node_that_is_killed_twice_costs_time_only(
+    whole: runs.Finished, folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kills = (NUM_EVAL + PER_STEP // 2, NUM_EVAL + 2 * PER_STEP)
+    """In the middle of the first step's generation, and just before the second step's training."""
+    monkeypatch.setenv(VARIABLE, ",".join(map(str, kills)))
+    killing = "reward.function=tests.yatt_mm.killing_reward:even_length_after_a_kill"
+    killed = runs.run(runs.arguments(folder, tiny_dir, "killed", "train.steps=2", killing))
+    assert killed.status == 0, killed.output
+    assert killed.left_behind == []
+    assert curve(folder, "killed") == curve(folder, "whole")[:3]
+    restarts = [record["dataplane/num_restarts"] for record in runs.metrics(folder, "killed")]
+    assert restarts == [0, 1, 2]
+    assert "ended with signal SIGKILL; it is started again" in killed.output
+    assert all(record["dataplane/num_restarts"] == 0 for record in runs.metrics(folder, "whole"))
+
+
 @pytest.mark.parametrize(
-    ("number", "line"),
-    [(signal.SIGINT, "step    1"), (signal.SIGTERM, "steps 1 to 1000")],
+    ("number", "line", "layout"),
+    [(signal.SIGINT, "step    1", "train.parallel.pp=2"), (signal.SIGTERM, "steps 1 to 1000", "train.parallel.tp=2")],
     ids=["training", "starting"],
 )
 def test_a_signal_stops_everything_that_was_started(
-    folder: Path, tiny_dir: Path, number: signal.Signals, line: str
+    whole: runs.Finished, folder: Path, tiny_dir: Path, number: signal.Signals, line: str, layout: str
 ) -> None:
     before = runs.shared_memory()
+    name = f"interrupted-{number.name}"
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        command = runs.arguments(folder, tiny_dir, f"interrupted-{number.name}", "train.steps=1000")
+        command = runs.arguments(folder, tiny_dir, name, "train.steps=1000", layout)
         process, mark = runs.start(command, temporary=Path(temporary))
         assert process.stdout is not None
         seen = []
@@ -163,14 +182,15 @@ def test_a_signal_stops_everything_that_was_started(
     assert done.status == 130, done.output
     assert "interrupted" in done.output
     assert done.left_behind == []
+    if number is signal.SIGINT:
+        check_that_it_trains_alike(folder, name)
 
 
-def test_an_engine_that_dies_is_named_and_ends_the_run(folder: Path, tiny_dir: Path) -> None:
+def test_an_engine_that_dies_is_named_and_ends_the_run(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
     before = runs.shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        process, mark = runs.start(
-            runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000"), temporary=Path(temporary)
-        )
+        command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", "train.parallel.tp=2")
+        process, mark = runs.start(command, temporary=Path(temporary))
         assert process.stdout is not None
         next(said for said in process.stdout if "step    1" in said)
         os.kill(runs.wait_for_process(mark, "EngineCore", deadline_s=10), signal.SIGKILL)
@@ -178,3 +198,4 @@ def test_an_engine_that_dies_is_named_and_ends_the_run(folder: Path, tiny_dir: P
     assert done.status == 1, done.output
     assert "error: " in done.output and "engine" in done.output
     assert done.left_behind == []
+    check_that_it_trains_alike(folder, "widowed")
