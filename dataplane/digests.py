@@ -8,14 +8,19 @@ from blake3 import blake3
 
 SOURCE_HEX = 32
 RECIPE_HEX = 16
-_MANY_THREADS_FROM = 1 << 20
+_MANY_THREADS_FROM = 1 << 22
 """From this size on hashing on every core is worth the wait for them."""
 
 
 def content_digest(data: Any) -> str:
     """32 hex digits of BLAKE3 over a buffer; also the checksum kept for derived objects."""
     max_threads = blake3.AUTO if memoryview(data).nbytes >= _MANY_THREADS_FROM else 1
-    return blake3(data, max_threads=max_threads).hexdigest()[:SOURCE_HEX]
+    return digest_of(blake3(data, max_threads=max_threads))
+
+
+def digest_of(hashed: blake3) -> str:
+    """As `content_digest`, of what was hashed piece by piece."""
+    return hashed.hexdigest()[:SOURCE_HEX]
 
 
 def recipe_digest(recipe: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -28,6 +29,9 @@ from dataplane.wire import LOCATORS, dump, take, take_list, take_refs, take_time
 
 if TYPE_CHECKING:
     from dataplane.node import Node
+
+LOOK_AHEAD = 64
+"""Of objects that are being made, so many may be leased in one go when the first of them is there."""
 
 log = logging.getLogger(__name__)
 
@@ -195,11 +199,27 @@ def _lease_all(node: "Node", request: Mapping[str, Any], token: str) -> Sequence
         missing = [at for at, item in enumerate(ordered) if item is None]
         node.meter.count_found(len(refs) - len(missing), len(missing))
         node.deriver.start([refs[at] for at in missing], deadline)
-        for at in missing:
-            made = lease_made(node, refs[at], deadline, token)
-            leased.append(made)
-            ordered[at] = made
+        window: list[int] = []
+        waiting = iter(missing)
+        while window := window + list(islice(waiting, LOOK_AHEAD - len(window))):
+            found = _lease_next(node, [refs[at] for at in window], deadline, token)
+            leased += [item for item in found if item]
+            for at, item in zip(window, found, strict=True):
+                if item:
+                    check_claim(refs[at], item.entry.ref)
+                    ordered[at] = item
+            window = [at for at in window if ordered[at] is None]
     except BaseException:
         node.store.end_leases([item.lease for item in leased], token)
         raise
     return ordered
+
+
+def _lease_next(node: "Node", refs: Sequence[Ref], deadline: float, token: str) -> list[Leased | None]:
+    """Wait for the first to be made; a lease of it, and of what else was made meanwhile."""
+    first = lease_made(node, refs[0], deadline, token)
+    try:
+        return [first, *node.store.lease([ref.name for ref in refs[1:]], token)]
+    except BaseException:
+        node.store.end_leases([first.lease], token)
+        raise

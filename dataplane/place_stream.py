@@ -35,16 +35,20 @@ class PlaceStream:
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """Send a request, wait for its answer; raises the node's error. A broken stream is closed."""
-        try:
-            self._writer.write_metadata(pa.py_buffer(dump(request)))
-        except pa.ArrowException:
-            self.close()
-            raise
+        self.tell(request)
         answer = self._read(deadline)
         error = from_body(answer)
         if error is not None:
             raise error
         return answer
+
+    def tell(self, message: Mapping[str, Any]) -> None:
+        """Send what has no answer; what is wrong with it is the answer to the next request."""
+        try:
+            self._writer.write_metadata(pa.py_buffer(dump(message)))
+        except pa.ArrowException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """End the stream, and with it its places."""

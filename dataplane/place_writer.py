@@ -1,15 +1,17 @@
 """Writing big objects straight into a node's arena from the same machine, without mapping it.
 
-The node gives a place, the bytes go there with `pwrite` (one copy, no page faults), then the node publishes them. The
-place belongs to the stream over which it was asked for, so a writer that dies can leave nothing half written.
+The node gives places, the bytes go there with `pwrite` (one copy, no page faults), then the node publishes them. While
+they are written the node is told how far they are, and hashes what is there. The places belong to the stream over which
+they were asked for, so a writer that dies can leave nothing half written.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import pyarrow.flight as fl
@@ -19,9 +21,13 @@ from dataplane.place_stream import PlaceStream
 from dataplane.reach import open_segment
 from dataplane.refs import Ref
 
-_PART_BYTES = 8 << 20
-"""Parts of a big object are written side by side: one core writes at half the speed of memory."""
-_NUM_THREADS = min(4, os.cpu_count() or 1)
+_PART_BYTES = 4 << 20
+"""What is written by one thread before the node is told: it is still in the cache when the node hashes it."""
+_NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""One core writes at half the speed of memory; the node hashes with as many."""
+
+_Piece = tuple[memoryview, int]
+"""Bytes and their place in the arena."""
 
 log = logging.getLogger(__name__)
 
@@ -72,12 +78,11 @@ class PlaceWriter:
         sizes = [view.nbytes for view in views]
         places = stream.ask({"allocate": sizes, "timeout_s": remaining, "scope": scope}, deadline)["places"]
         try:
-            for view, place in zip(views, places, strict=True):
-                if not 0 <= place["offset"] <= stream.segment["nbytes"] - view.nbytes:
-                    raise NodeUnavailableError(
-                        f"{self._uri} gave a place outside of its arena: it is no data-plane node"
-                    )
-                _write(fd, view, place["offset"])
+            offsets = [place["offset"] for place in places]
+            if any(not 0 <= at <= stream.segment["nbytes"] - nbytes for at, nbytes in zip(offsets, sizes, strict=True)):
+                raise NodeUnavailableError(f"{self._uri} gave a place outside of its arena: it is no data-plane node")
+            for num_bytes in _write(fd, _parts(zip(views, offsets, strict=True))):
+                stream.tell({"written": num_bytes})
             sealed = stream.ask({"seal": [dict(body) for body in bodies]}, deadline)
         except DataPlaneError:
             raise  # the node's answer: it took the places back, or the stream is gone
@@ -117,18 +122,35 @@ class PlaceWriter:
             stream.close()
 
 
-def _write(fd: int, view: memoryview, offset: int) -> None:
-    """The bytes to their place, by several threads where there are many."""
-    parts = range(0, view.nbytes, _PART_BYTES)
+def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
+    """The pieces in order, cut and gathered into parts of about the same size."""
+    part: list[_Piece] = []
+    room = _PART_BYTES
+    for view, offset in pieces:
+        for start in range(0, view.nbytes, _PART_BYTES):
+            part.append((view[start : start + _PART_BYTES], offset + start))
+            room -= part[-1][0].nbytes
+            if room <= 0:
+                yield part
+                part, room = [], _PART_BYTES
+    if part:
+        yield part
 
-    def write_part(start: int) -> None:
-        at, end = start, min(start + _PART_BYTES, view.nbytes)
-        while at < end:
-            at += os.pwrite(fd, view[at:end], offset + at)
 
-    if len(parts) < 2:
-        write_part(0)
-        return
+def _write(fd: int, parts: Iterable[list[_Piece]]) -> Iterator[int]:
+    """Write the parts, by several threads where there are cores; after each part, how many bytes are written in all."""
+    total = 0
     with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        for done in [threads.submit(write_part, start) for start in parts]:
-            done.result()
+        for nbytes in (
+            threads.map(partial(_write_part, fd), parts) if _NUM_THREADS > 1 else map(partial(_write_part, fd), parts)
+        ):
+            total += nbytes
+            yield total
+
+
+def _write_part(fd: int, part: list[_Piece]) -> int:
+    for view, offset in part:
+        at = 0
+        while at < view.nbytes:
+            at += os.pwrite(fd, view[at:], offset + at)
+    return sum(view.nbytes for view, _ in part)

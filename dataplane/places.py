@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from dataplane.entries import Slab
 from dataplane.errors import BadRequestError, DataPlaneError
 from dataplane.messages import Messages
-from dataplane.puts import PutRequest, seal_all
+from dataplane.puts import Digests, PutRequest, seal_all
 from dataplane.wire import MAX_NUMBER, dump, take, take_list, take_timeout_s
 
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ def put(
 ) -> None:
     """`{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written; lists do many at once.
 
-    `{"abort": true}` gives the places back. After an error the stream has no places.
+    `{"written": nbytes}`, of all places in their order, lets the node hash so far, and has no answer. `{"abort": true}`
+    gives the places back. After an error the stream has no places.
     """
     places = _Places(node)
     requests = Messages(node, reader, context, "put")
@@ -44,7 +45,8 @@ def put(
             except DataPlaneError as error:
                 places.give_back()
                 answer = requests.refusal(error)
-            writer.write_metadata(pa.py_buffer(dump(answer)))
+            if answer is not None:
+                writer.write_metadata(pa.py_buffer(dump(answer)))
     finally:
         places.give_back()
 
@@ -55,9 +57,13 @@ class _Places:
     def __init__(self, node: "Node") -> None:
         self._node = node
         self._slabs: list[Slab] = []
+        self._digests = Digests(node.store, ())
 
-    def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Do what a request says."""
+    def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Do what a request says; None where it has no answer."""
+        if "written" in request and self._slabs:
+            self._digests.hash_until(take(request, "put", "written", int))
+            return None
         if "abort" in request:
             self.give_back()
             return {}
@@ -82,6 +88,7 @@ class _Places:
         deadline = time.monotonic() + take_timeout_s(request, "put")
         scope = take(request, "put", "scope", str, type(None), default=None)
         self._slabs = self._node.store.allocate_many(sizes, deadline, scope)
+        self._digests = Digests(self._node.store, self._slabs)
         places = [{"segment": 0, "offset": slab.offset} for slab in self._slabs]
         return {"places": places} if is_many else places[0]
 
@@ -94,5 +101,6 @@ class _Places:
             )
         checked = [PutRequest.from_body(body) for body in bodies]
         written, self._slabs = self._slabs, []
-        refs = [ref.to_dict() for ref in seal_all(self._node.store, written, checked, "uint8", self._node.node_id)]
+        sealed = seal_all(self._node.store, written, checked, "uint8", self._node.node_id, self._digests)
+        refs = [ref.to_dict() for ref in sealed]
         return {"refs": refs} if is_many else refs[0]

@@ -7,14 +7,16 @@ source and is the generation of a plain object. A writer may do without; its obj
 import math
 import secrets
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow.flight as fl
+from blake3 import blake3
 
-from dataplane.digests import content_digest, generation_of, source_name
+from dataplane.digests import content_digest, digest_of, generation_of, source_name
 from dataplane.disk import DiskFile
 from dataplane.entries import Entry, Slab
 from dataplane.errors import BadRequestError, ChecksumError
@@ -96,7 +98,7 @@ class PutRequest:
             if math.prod(shape) >= MAX_NUMBER:
                 raise BadRequestError(f"put.shape is {str(shape)[:80]}; no array has so many elements")
         meta = take(body, "put", "meta", dict, type(None), default=None) or {}
-        if len(dump(meta)) > MAX_META_BYTES:
+        if meta and len(dump(meta)) > MAX_META_BYTES:
             raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")
         return cls(
             kind=kind,
@@ -118,11 +120,59 @@ def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str
 
     The same bytes under the same plain name are the same object again; other bytes are refused.
     """
-    return seal_all(store, [slab], [request], dtype, node_id)[0]
+    return seal_all(store, [slab], [request], dtype, node_id, Digests(store, [slab]))[0]
+
+
+class Digests:
+    """The digests of slabs, computed while they are being written where the writer says how far it is."""
+
+    def __init__(self, store: Store, slabs: Sequence[Slab]) -> None:
+        self._store = store
+        self._slabs = slabs
+        self._done: list[str] = []
+        self._hash: blake3 | None = None
+        """Of the slab after those that are done."""
+        self._at = 0
+        """Bytes that are hashed, of all slabs in their order."""
+        self._start = 0
+        """Where among them the slab after those that are done begins."""
+
+    def hash_until(self, nbytes: int) -> None:
+        """Hash what is written by now: the first `nbytes` of all slabs."""
+        total = sum(slab.nbytes for slab in self._slabs)
+        if not self._at <= nbytes <= total:
+            raise BadRequestError(f"put.written is {nbytes} after {self._at}; wanted no less, and at most {total}")
+        while self._at < nbytes:
+            slab = self._slabs[len(self._done)]
+            end = min(slab.nbytes, nbytes - self._start)
+            if self._at == self._start and end == slab.nbytes:
+                self._finish(slab, content_digest(self._store.view(slab)))
+                continue
+            self._hash = self._hash or blake3(max_threads=blake3.AUTO)
+            self._hash.update(self._store.view(slab)[self._at - self._start : end].data)
+            self._at = self._start + end
+            if end == slab.nbytes:
+                self._finish(slab, digest_of(self._hash))
+
+    def take(self, number: int) -> str:
+        """The digest of a slab."""
+        if number < len(self._done):
+            return self._done[number]
+        return content_digest(self._store.view(self._slabs[number]))
+
+    def _finish(self, slab: Slab, digest: str) -> None:
+        self._done.append(digest)
+        self._start += slab.nbytes
+        self._at, self._hash = self._start, None
 
 
 def seal_all(
-    store: Store, slabs: Sequence[Slab], requests: Sequence[PutRequest], dtype: str, node_id: str
+    store: Store,
+    slabs: Sequence[Slab],
+    requests: Sequence[PutRequest],
+    dtype: str,
+    node_id: str,
+    digests: Digests,
 ) -> list[Ref]:
     """As `seal`, for many: nothing is published where one of them is refused.
 
@@ -131,13 +181,20 @@ def seal_all(
     remaining = deque(slabs)
     try:
         described = [
-            _ref(store, slab, request, request.dtype or dtype, node_id)
-            for slab, request in zip(slabs, requests, strict=True)
+            _ref(slab, request, request.dtype or dtype, node_id, partial(digests.take, at))
+            for at, (slab, request) in enumerate(zip(slabs, requests, strict=True))
         ]
         if len(slabs) > 1:
             _check_names(store, slabs, described)
+        sealed: list[Entry | None] = [None] * len(slabs)
+        if not any(request.is_durable for request in requests):
+            sealed = store.seal_all_new(slabs, described)
+            remaining = deque(slab for slab, entry in zip(slabs, sealed, strict=True) if entry is None)
         refs = []
-        for slab, request, (ref, digest) in zip(slabs, requests, described, strict=True):
+        for slab, request, (ref, digest), entry in zip(slabs, requests, described, sealed, strict=True):
+            if entry is not None:
+                refs.append(entry.ref)
+                continue
             refs.append(_publish(store, slab, ref, digest, is_durable=request.is_durable))
             remaining.popleft()
         return refs
@@ -150,12 +207,14 @@ def seal_all(
 def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
     """BadRequestError where a name has other content already, or has two here."""
     first: dict[str, tuple[Slab, Ref]] = {}
-    for slab, (ref, digest) in zip(slabs, described, strict=True):
+    taken = store.find_all([ref.name for ref, _ in described])
+    for slab, (ref, digest), entry in zip(slabs, described, taken, strict=True):
         before, there = first.setdefault(ref.name, (slab, ref))
         is_same = (there.dtype, there.shape) == (ref.dtype, ref.shape)
         if before is not slab and not (is_same and np.array_equal(store.view(before), store.view(slab))):
             raise BadRequestError(f"plain object {ref.name!r} comes twice in one put, with two contents; name it once")
-        _same(store, slab, ref, digest)
+        if entry is not None:
+            _same(store, slab, ref, digest)
 
 
 def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
@@ -198,12 +257,12 @@ def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Ent
     return done
 
 
-def _ref(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> tuple[Ref, str]:
+def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> tuple[Ref, str]:
     """The ref of what lies in the slab, and the digest of its bytes; empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
     is_source = request.kind == "source"
     is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)
-    digest = content_digest(store.view(slab)) if is_hashed else ""
+    digest = hashed() if is_hashed else ""
     if request.checksum and digest != request.checksum:
         raise ChecksumError(
             f"{request.name or 'the source'} arrived with checksum {digest}; sent was {request.checksum}"

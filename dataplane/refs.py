@@ -47,16 +47,7 @@ class Lineage:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
         """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
-        recipe = _take(data, "lineage", "recipe", dict, NoneType)
-        return cls(
-            dataset=_take(data, "lineage", "dataset", str),
-            shard=_take(data, "lineage", "shard", str),
-            offset=_take(data, "lineage", "offset", int),
-            nbytes=_take(data, "lineage", "nbytes", int),
-            source=_take(data, "lineage", "source", str),
-            recipe=recipe,
-            part=_take(data, "lineage", "part", str) if "part" in data else "",
-        )
+        return cls(**_read(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,23 +89,14 @@ class Ref:
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
         """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
-        kind = _take(data, "ref", "kind", str)
-        if kind not in KINDS:
-            raise ValueError(f"ref.kind is {kind!r}; wanted one of {', '.join(KINDS)}")
-        lineage = _take(data, "ref", "lineage", dict, NoneType)
-        shape = _take(data, "ref", "shape", list, tuple)
-        check_shape(shape, "ref.shape")
-        return cls(
-            name=_take(data, "ref", "name", str),
-            kind=kind,
-            dtype=_take(data, "ref", "dtype", str),
-            shape=tuple(shape),
-            nbytes=_take(data, "ref", "nbytes", int),
-            node=_take(data, "ref", "node", str),
-            lineage=None if lineage is None else Lineage.from_dict(lineage),
-            meta=_take(data, "ref", "meta", dict),
-            generation=_take(data, "ref", "generation", int) if "generation" in data else 0,
-        )
+        fields = _read(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
+        if fields["kind"] not in KINDS:
+            raise ValueError(f"ref.kind is {fields['kind']!r}; wanted one of {', '.join(KINDS)}")
+        check_shape(fields["shape"], "ref.shape")
+        fields["shape"] = tuple(fields["shape"])
+        if fields["lineage"] is not None:
+            fields["lineage"] = Lineage.from_dict(fields["lineage"])
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,9 +213,53 @@ def check_shape(shape: Sequence[object], what: str = "shape") -> None:
     """ValueError unless an array can have this shape."""
     if len(shape) > MAX_DIMS:
         raise ValueError(f"{what} has {len(shape)} dimensions; wanted at most {MAX_DIMS}")
-    if not all(type(dim) is int and 0 <= dim < 1 << 63 for dim in shape):
-        found = str(list(shape))[:80]
-        raise ValueError(f"{what} is {found}; wanted numbers that are not negative and fit 64 bits")
+    for dim in shape:
+        if type(dim) is not int or not 0 <= dim < 1 << 63:
+            found = str(list(shape))[:80]
+            raise ValueError(f"{what} is {found}; wanted numbers that are not negative and fit 64 bits")
+
+
+_Types = tuple[type, ...]
+
+_LINEAGE_FIELDS: Mapping[str, _Types] = {
+    "recipe": (dict, NoneType),
+    "dataset": (str,),
+    "shard": (str,),
+    "offset": (int,),
+    "nbytes": (int,),
+    "source": (str,),
+    "part": (str,),
+}
+_LINEAGE_DEFAULTS = {"part": ""}
+_REF_FIELDS: Mapping[str, _Types] = {
+    "kind": (str,),
+    "name": (str,),
+    "dtype": (str,),
+    "shape": (list, tuple),
+    "nbytes": (int,),
+    "node": (str,),
+    "lineage": (dict, NoneType),
+    "meta": (dict,),
+    "generation": (int,),
+}
+_REF_DEFAULTS = {"generation": 0}
+
+
+def _read(
+    data: Mapping[str, Any], what: str, fields: Mapping[str, _Types], defaults: Mapping[str, Any]
+) -> dict[str, Any]:
+    """All `fields` of a JSON object; refs come by the thousand, so the good case is a look at each type."""
+    read = {}
+    for key, types in fields.items():
+        try:
+            value = data[key]
+        except (KeyError, TypeError):
+            value = defaults.get(key, _MISSING)
+        read[key] = value if type(value) in types else _take(data, what, key, *types)
+    return read
+
+
+_MISSING = object()
 
 
 def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:

@@ -92,11 +92,19 @@ class Store:
         """Publish an object if its name is free; None, and nothing done, if it is taken. `file` has this very ref."""
         with self._room:
             self._check_open(slab)
-            if ref.name in self._residents.entries:
-                return None
-            entry = self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
+            entry = self._publish_new(slab, ref, digest, file)
             self._room.changed()
             return entry
+
+    def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
+        """As `seal_new`, of many, each with its ref and its digest. If it raises, nothing is done."""
+        with self._room:
+            for slab in slabs:
+                self._check_open(slab)
+            pairs = zip(slabs, described, strict=True)
+            sealed = [self._publish_new(slab, ref, digest) for slab, (ref, digest) in pairs]
+            self._room.changed()
+            return sealed
 
     def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
         """Give back a slab that holds the same as `entry`, which joins its scope and takes its durable file over.
@@ -120,8 +128,12 @@ class Store:
 
     def find(self, name: str) -> Entry | None:
         """The entry of a name that is resident now (it may be evicted a moment later: lease it)."""
+        return self.find_all([name])[0]
+
+    def find_all(self, names: Sequence[str]) -> list[Entry | None]:
+        """As `find`, of many."""
         with self._room:
-            return self._residents.entries.get(name)
+            return [self._residents.entries.get(name) for name in names]
 
     def content(self, entry: Entry) -> np.ndarray:
         """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
@@ -250,6 +262,11 @@ class Store:
         return granted
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
+
+    def _publish_new(self, slab: Slab, ref: Ref, digest: str, file: DiskFile | None = None) -> Entry | None:
+        if ref.name in self._residents.entries:
+            return None
+        return self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
 
     def _check_open(self, slab: Slab) -> None:
         scope: Scope | None = slab.scope

@@ -121,7 +121,7 @@ def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: An
             raise BadRequestError(f"{what} has no {key!r}; found {', '.join(sorted(body)) or 'nothing'}")
         return default
     value = body[key]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+    if type(value) not in types:
         wanted = " or ".join(kind.__name__ for kind in types)
         raise BadRequestError(f"{what}.{key} is {str(value)[:60]!r} ({type(value).__name__}); wanted {wanted}")
     return value
