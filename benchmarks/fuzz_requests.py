@@ -42,6 +42,7 @@ OWNER = "fuzz-owner-0123456789abcdef"
 
 MANY_PLACES: Sequence[Mapping[str, Any]] = (
     {"allocate": [64, 0, 1000], "timeout_s": 0.5},
+    {"written": 500},
     {"seal": [{"name": "fuzz/one"}, {"name": "fuzz/two"}, {"name": "fuzz/three", "dtype": "float32"}]},
     {"abort": True},
 )
@@ -51,6 +52,7 @@ STREAMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "resolve": ({"names": [KEPT, "nope"]}, {"refs": "refs", "timeout_s": 0.5}, {"end": [1, 2, 3]}),
     "put": (
         {"allocate": 64, "timeout_s": 0.5},
+        {"written": 32},
         {"seal": {"name": "fuzz/place", "dtype": "uint8", "shape": [8, 8]}},
         *MANY_PLACES,
     ),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from dataplane.client import Client
+from dataplane.digests import content_digest, generation_of, source_name
 from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError
 from dataplane.put_bodies import GROUP_BYTES, GROUP_OBJECTS, groups
@@ -19,6 +20,21 @@ def test_many_objects_are_those_that_single_puts_give(client: Client, reader: Re
     assert all(np.array_equal(view, array) for view, array in zip(reader.resolve(refs), arrays, strict=True))
     assert refs[3] == client.put(arrays[3], name="many/3", dtype="int16", shape=(3, 7), meta={"at": 3})
     assert client.release(refs) == 600
+
+
+def test_what_is_hashed_while_it_is_written_has_the_digest_of_the_whole() -> None:
+    sizes = (0, 3, 300_000, 9 << 20, 0, 4 << 20, (4 << 20) - 1, 1, (5 << 20) + 7, 0)
+    arrays = [np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8) for size in sizes]
+    specs = [ArraySpec(name=f"hashed/{at}", dtype="uint8", shape=(size,)) for at, size in enumerate(sizes)]
+    with EmbeddedNode(memory_bytes=64 << 20, roots={}) as node, Client(node.uri) as client:
+        refs = client.put_many(specs, arrays)
+        assert [ref.generation for ref in refs] == [generation_of(content_digest(array)) for array in arrays]
+        source = client.put_source(arrays[3])
+        assert source.name == source_name(content_digest(arrays[3]))
+        with Reader(node.uri) as reader:
+            views = reader.resolve([*refs, source])
+            assert all(np.array_equal(view, array) for view, array in zip(views, [*arrays, arrays[3]], strict=True))
+            del views
 
 
 def test_many_objects_join_a_scope_and_end_with_it(client: Client) -> None:
