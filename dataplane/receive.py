@@ -1,5 +1,6 @@
 """DoPut: the one column of a stream of batches becomes an object. What comes over Flight is always verified."""
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -9,9 +10,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.entries import Slab
-from dataplane.errors import BadRequestError
+from dataplane.errors import BadRequestError, NodeTimeoutError
+from dataplane.overdue import OVERDUE
 from dataplane.puts import PutRequest, seal
 from dataplane.refs import Ref
+from dataplane.store import Store
 from dataplane.wire import ITEM_BYTES, reading
 
 if TYPE_CHECKING:
@@ -77,17 +80,57 @@ def _receive(
             if total > store.segment.capacity:
                 raise BadRequestError(f"DoPut of more than {total} bytes; this node has {store.segment.capacity}")
         nbytes, chunks = total, iter(gathered)
-    slab = store.allocate(nbytes, deadline, request.scope)
+    arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
     try:
-        target, at = store.view(slab), 0
-        for chunk in chunks:
-            if at + len(chunk) > nbytes:
-                raise BadRequestError(f"DoPut announced {nbytes} bytes and sent more; announce what is sent")
-            target[at : at + len(chunk)] = chunk
-            at += len(chunk)
-        if at != nbytes:
-            raise BadRequestError(f"DoPut announced {nbytes} bytes and sent {at}; announce what is sent")
+        with OVERDUE.cut(deadline, arriving.give_up):  # Arrow has no way to end the read of a client that stopped
+            for chunk in chunks:
+                arriving.add(chunk)
+            return arriving.finished()
     except BaseException:
-        store.abort(slab)
+        arriving.give_up()
         raise
-    return slab
+
+
+class _Arriving:
+    """A slab that is being filled, until it is full or given up. Thread-safe."""
+
+    def __init__(self, store: Store, slab: Slab) -> None:
+        self._store = store
+        self._slab = slab
+        self._lock = threading.Lock()
+        self._at = 0
+        self._is_ours = True
+
+    def add(self, chunk: np.ndarray) -> None:
+        """The next bytes."""
+        with self._lock:
+            self._check_ours()
+            if self._at + len(chunk) > self._slab.nbytes:
+                raise BadRequestError(f"DoPut announced {self._slab.nbytes} bytes and sent more; announce what is sent")
+            self._store.view(self._slab)[self._at : self._at + len(chunk)] = chunk
+            self._at += len(chunk)
+
+    def finished(self) -> Slab:
+        """The slab, whole; it is the caller's then."""
+        with self._lock:
+            self._check_ours()
+            if self._at != self._slab.nbytes:
+                raise BadRequestError(
+                    f"DoPut announced {self._slab.nbytes} bytes and sent {self._at}; announce what is sent"
+                )
+            self._is_ours = False
+            return self._slab
+
+    def give_up(self) -> None:
+        """Give the slab back, unless that is done, or it is whole."""
+        with self._lock:
+            if self._is_ours:
+                self._is_ours = False
+                self._store.abort(self._slab)
+
+    def _check_ours(self) -> None:
+        if not self._is_ours:
+            raise NodeTimeoutError(
+                f"DoPut brought {self._at} of {self._slab.nbytes} bytes before its deadline; put it again, with a "
+                "longer timeout_s"
+            )

@@ -121,6 +121,26 @@ def test_any_flight_client_can_put_and_get_without_this_project(node: EmbeddedNo
     client.close()
 
 
+def test_a_put_that_stops_in_the_middle_gives_its_room_back_at_its_deadline(node: EmbeddedNode, client: Client) -> None:
+    used = client.stat()["used_bytes"]
+    flight = fl.FlightClient(node.uri)
+    batch = pa.record_batch({"data": pa.array(np.zeros(1 << 20, np.uint8))})
+    announced = b'{"name": "stopped", "dtype": "uint8", "shape": [2097152], "timeout_s": 3.0}'
+    writer, answers = flight.do_put(fl.FlightDescriptor.for_command(announced), batch.schema)
+    writer.write_batch(batch)
+    wait_until(lambda: client.stat()["used_bytes"] == used + (2 << 20))
+    wait_until(lambda: client.stat()["used_bytes"] == used)
+    other = client.put(bytes(2 << 20), name="other")
+    with pytest.raises(fl.FlightError, match="1048576 of 2097152 bytes before its deadline"):
+        writer.write_batch(batch)
+        writer.done_writing()
+        answers.read()
+        writer.close()
+    assert client.get(other) == bytes(2 << 20)
+    client.release([other])
+    flight.close()
+
+
 def test_a_node_that_is_not_there_is_named() -> None:
     with Client("grpc://127.0.0.1:1", timeout_s=5) as client:
         with pytest.raises(NodeUnavailableError, match=r"grpc://127\.0\.0\.1:1.*is it running"):
