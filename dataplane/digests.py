@@ -12,9 +12,9 @@ _MANY_THREADS_FROM = 1 << 22
 """From this size on hashing on every core is worth the wait for them."""
 
 
-def content_digest(data: Any) -> str:
+def content_digest(data: Any, *, on_one_core: bool = False) -> str:
     """32 hex digits of BLAKE3 over a buffer; also the checksum kept for derived objects."""
-    max_threads = blake3.AUTO if memoryview(data).nbytes >= _MANY_THREADS_FROM else 1
+    max_threads = 1 if on_one_core or memoryview(data).nbytes < _MANY_THREADS_FROM else blake3.AUTO
     return digest_of(blake3(data, max_threads=max_threads))
 
 
