@@ -10,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ MAX_HELD_BYTES = 4 << 20
 MAX_PUT_BYTES = 2 << 20
 DERIVE_AT_ONCE = 4
 SOAK_RECIPE = dict(RECIPE)
+
+T = TypeVar("T")
 
 
 class Writer:
@@ -128,7 +130,7 @@ class Watcher:
         self._pipe = pipe
         self._rng = random.Random(name)
         self._client = first_contact(uri)
-        self._reader = Reader(uri, timeout_s=TIMEOUT_S)
+        self._reader = _until_it_answers(lambda: Reader(uri, timeout_s=TIMEOUT_S))
         self._held: list[tuple[float, Ref, np.ndarray]] = []
 
     def run(self) -> None:
@@ -202,11 +204,15 @@ class Watcher:
 def first_contact(uri: str) -> Client:
     """A client that reached the node: the first call does not wait for one that was just killed, later ones do."""
     client = Client(uri, timeout_s=TIMEOUT_S)
+    _until_it_answers(client.stat)
+    return client
+
+
+def _until_it_answers(call: Callable[[], T]) -> T:
     deadline = time.monotonic() + TIMEOUT_S
     while True:
         try:
-            client.stat()
-            return client
+            return call()
         except NodeUnavailableError:
             if time.monotonic() > deadline:
                 raise

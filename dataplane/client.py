@@ -21,6 +21,7 @@ from dataplane.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
 from dataplane.scope_keeper import ScopeKeeper, weak_method
 from dataplane.wire import (
     BATCH_BYTES,
+    MAX_ITEMS,
     check_array,
     dump,
     from_flight,
@@ -162,7 +163,8 @@ class Client:
 
     def release_names(self, names: Sequence[str]) -> int:
         """As `release`, where only the names are known."""
-        return int(self._act("release", {"names": list(names)})["num_released"])
+        runs = [list(names[start : start + MAX_ITEMS]) for start in range(0, len(names), MAX_ITEMS)]
+        return sum(int(self._act("release", {"names": run})["num_released"]) for run in runs)
 
     def ingest(self, dataset: str) -> Dataset:
         """Index the shards of a registered dataset, whatever their format. Raises DatasetError if nothing is usable."""

@@ -10,6 +10,7 @@ from dataplane.errors import BadRequestError
 from dataplane.put_bodies import GROUP_BYTES, GROUP_OBJECTS, groups
 from dataplane.reader import Reader
 from dataplane.refs import ArraySpec
+from dataplane.wire import MAX_ITEMS
 
 
 def test_many_objects_are_those_that_single_puts_give(client: Client, reader: Reader) -> None:
@@ -60,6 +61,12 @@ def test_many_objects_go_over_flight_where_the_arena_is_out_of_reach() -> None:
             [ArraySpec(name=f"far/{at}", dtype="uint8", shape=(3,)) for at in range(3)], [b"abc"] * 3
         )
         assert [client.get(ref) for ref in refs] == [b"abc"] * 3
+
+
+def test_any_number_of_names_is_released_in_one_call(client: Client) -> None:
+    refs = client.put_many([ArraySpec(name=f"freed/{at}", dtype="uint8", shape=(1,)) for at in range(2)], [b"a", b"b"])
+    names = [refs[0].name, *(f"nobody/{at}" for at in range(MAX_ITEMS)), refs[1].name]
+    assert client.release_names(names) == 2
 
 
 def test_runs_are_bounded_by_bytes_and_by_number() -> None:
