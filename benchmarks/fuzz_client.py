@@ -64,7 +64,7 @@ class Tally:
         self.samples.setdefault(f"{request.method.split('/')[-1]} {code} {words}", text[:300])
         if request.method.endswith(("GetSchema", "GetFlightInfo")):
             text = text.split(". Detail: Python exception")[0]  # pyarrow adds the traceback of what these two refuse
-        why = _why(code, text)
+        why = _why(code, text, seconds)
         if why and len(self.findings) < MAX_FINDINGS:
             shown = f"{code}: {text[:500]}"
             self.findings.append({"index": request.index, "how": request.how, "why": why, "text": shown})
@@ -186,9 +186,9 @@ def _act(channel: grpc.Channel, verb: str, body: dict[str, Any]) -> None:
         list(call(iter([action(verb, json.dumps(body).encode())]), timeout=DEADLINE_S))
 
 
-def _why(code: str, text: str) -> str:
-    """What is wrong with an answer; empty if nothing is."""
-    if code == "DEADLINE_EXCEEDED":
+def _why(code: str, text: str, seconds: float) -> str:
+    """What is wrong with an answer; empty if nothing is. The node itself may say that a deadline has passed."""
+    if code == "DEADLINE_EXCEEDED" and seconds >= DEADLINE_S:
         return f"no answer in {DEADLINE_S:g} s"
     if code == "UNAVAILABLE":
         return "the node was not there"

@@ -131,7 +131,7 @@ def test_a_put_that_stops_in_the_middle_gives_its_room_back_at_its_deadline(node
     wait_until(lambda: client.stat()["used_bytes"] == used + (2 << 20))
     wait_until(lambda: client.stat()["used_bytes"] == used)
     other = client.put(bytes(2 << 20), name="other")
-    with pytest.raises(fl.FlightError, match="1048576 of 2097152 bytes before its deadline"):
+    with pytest.raises(fl.FlightError, match="1048576 of 2097152 bytes, and no end, at its deadline"):
         writer.write_batch(batch)
         writer.done_writing()
         answers.read()
