@@ -131,6 +131,6 @@ class _Arriving:
     def _check_ours(self) -> None:
         if not self._is_ours:
             raise NodeTimeoutError(
-                f"DoPut had brought {self._at} of {self._slab.nbytes} bytes, and no end, at its deadline; put it again, "
-                "with a longer timeout_s"
+                f"DoPut had brought {self._at} of {self._slab.nbytes} bytes, and no end, at its deadline; put it "
+                "again, with a longer timeout_s"
             )
