@@ -1,21 +1,36 @@
 """A TCP proxy on loopback that counts what it passes on and cuts connections: the wire between two hosts, to break."""
 
 import contextlib
+import json
 import socket
 import struct
 import threading
+
+import pyarrow.flight as fl
 
 _BYTES_RECEIVED = 128
 """Where `tcpi_bytes_received` stands in the kernel's tcp_info."""
 
 
-class Proxy:
-    """A TCP proxy that counts what it passes on, and cuts every connection after so many bytes."""
+_HOST = "127.0.0.2"
+"""Another address of loopback, where the node's port for bytes is free."""
 
-    def __init__(self, uri: str) -> None:
-        self._target = ("127.0.0.1", int(uri.rsplit(":", 1)[1]))
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.uri = f"grpc://127.0.0.1:{self._listener.getsockname()[1]}"
+
+class Proxy:
+    """A TCP proxy that counts what it passes on, and cuts every connection after so many bytes.
+
+    It stands before the node's port for bytes as well, unless `has_bytes` is false: then nothing listens there, as
+    behind a firewall.
+    """
+
+    def __init__(self, uri: str, *, has_bytes: bool = True) -> None:
+        port = int(uri.rsplit(":", 1)[1])
+        listener = socket.create_server((_HOST, 0))
+        self.uri = f"grpc://{_HOST}:{listener.getsockname()[1]}"
+        self._listeners = {port: listener}
+        if has_bytes:
+            byte_port = _byte_port(uri)
+            self._listeners[byte_port] = socket.create_server((_HOST, byte_port))
         self.num_bytes = 0
         self.num_cuts = 0
         self.cut_after: int | None = None
@@ -25,13 +40,17 @@ class Proxy:
         self._to_target: set[socket.socket] = set()
         self._num_connections = 0
         self._ended_bytes = 0
-        threading.Thread(target=self._accept, daemon=True).start()
+        for target, one in self._listeners.items():
+            threading.Thread(target=self._accept, args=(one, ("127.0.0.1", target)), daemon=True).start()
 
     def __enter__(self) -> "Proxy":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._listener.close()
+        for one in self._listeners.values():
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            one.close()
         self.cut()
 
     @property
@@ -52,16 +71,16 @@ class Proxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, target: tuple[str, int]) -> None:
         while True:
             try:
-                theirs, _ = self._listener.accept()
+                theirs, _ = listener.accept()
             except OSError:
                 return
             if self.is_refusing:
                 theirs.close()
                 continue
-            ours = socket.create_connection(self._target)
+            ours = socket.create_connection(target)
             with self._lock:
                 self._open |= {ours, theirs}
                 self._to_target.add(ours)
@@ -88,6 +107,13 @@ class Proxy:
             with self._lock:
                 self._ended_bytes += _received(source)
                 self._to_target.discard(source)
+
+
+def _byte_port(uri: str) -> int:
+    """Where a node sends bytes from, as it says itself."""
+    with fl.FlightClient(uri) as flight:
+        (result,) = flight.do_action(fl.Action("bytes", b"{}"))
+    return int(json.loads(result.body.to_pybytes())["port"])
 
 
 def _received(one: socket.socket) -> int:

@@ -148,6 +148,13 @@ def _add_hosts(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--advertise", default="", metavar="URI", help="the address that other nodes use for this one")
     group.add_argument("--peer-token-file", type=Path, metavar="FILE", help="the token that this node shows others")
     group.add_argument(
+        "--peer-port",
+        type=parse_port,
+        default=0,
+        metavar="P",
+        help="other nodes take bytes here, beside --port; default 0, any free one; none with --tls-cert",
+    )
+    group.add_argument(
         "--peer-streams",
         type=int,
         default=NUM_STREAMS,

@@ -9,7 +9,7 @@ import pyarrow.flight as fl
 
 from dataplane.connect import Credentials, connect
 from dataplane.errors import ChecksumError, DataPlaneError
-from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
+from dataplane.fetch import NUM_STREAMS, RANGES_FROM, Call, Whole, receive_many, receive_ranges
 from dataplane.refs import Ref
 from dataplane.watch import Watch
 
@@ -79,7 +79,7 @@ class _Part:
         self._arrays = arrays
         self._places = places
 
-    def open(self, at: int, ref: Ref) -> np.ndarray:
+    def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
         """Aligned memory for an object that is what its ref says."""
         place = self._places[at]
         _check(self._arrays.refs[place], ref)
@@ -89,9 +89,10 @@ class _Part:
         self._arrays.bytes[place] = data
         return data
 
-    def done(self, at: int, ref: Ref, digest: str) -> None:
-        """It is whole."""
-        self._arrays.done[self._places[at]] = True
+    def done(self, whole: Sequence[Whole]) -> None:
+        """They are whole."""
+        for at, _, _ in whole:
+            self._arrays.done[self._places[at]] = True
 
     def give_up(self, at: int) -> None:
         """It is not."""

@@ -29,15 +29,21 @@ NUM_STREAMS = max(1, min(4, (os.cpu_count() or 1) // 2))
 """Each connection keeps about a core busy here and another one at the sender."""
 _ALIGN = 4096
 
+Whole = tuple[int, Ref, str]
+"""An object's place among those asked for, its ref, and its digest."""
+
 
 class Sink(Protocol):
     """Where objects go. `at` is the place of an object among those asked for."""
 
-    def open(self, at: int, ref: Ref) -> np.ndarray:
-        """Memory for the bytes of an object whose sender describes it so; raises DataPlaneError to refuse it."""
+    def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
+        """Memory for the bytes of an object whose sender describes it so; raises DataPlaneError to refuse it.
 
-    def done(self, at: int, ref: Ref, digest: str) -> None:
-        """All bytes are there and have the digest that they should."""
+        OutOfSpaceError where there is none; at once, unless it can wait for some.
+        """
+
+    def done(self, whole: Sequence[Whole]) -> None:
+        """All bytes of these are there and have the digests that they should."""
 
     def give_up(self, at: int) -> None:
         """The memory of `open` is not written any more, and what it holds is worth nothing."""
@@ -56,10 +62,18 @@ class Call:
     grace_s: float = 0.0
     """How much longer to wait for a sender that may say itself what it could not do in time."""
 
+    def remaining(self) -> float:
+        """Seconds to the deadline; never none at all."""
+        return max(0.05, self.deadline - time.monotonic())
+
+    def body(self, **body: Any) -> dict[str, Any]:
+        """What to ask with."""
+        return {**body, **self.ticket, "timeout_s": self.remaining()}
+
     def get(self, flight: fl.FlightClient, **body: Any) -> fl.FlightStreamReader:
         """Begin a stream."""
-        remaining = max(0.05, self.deadline - time.monotonic())
-        ticket = fl.Ticket(dump({**body, **self.ticket, "timeout_s": remaining}))
+        remaining = self.remaining()
+        ticket = fl.Ticket(dump(self.body(**body)))
         return flight.do_get(ticket, fl.FlightCallOptions(timeout=remaining + self.grace_s))
 
 
@@ -93,11 +107,11 @@ def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, cal
 
 def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, call: Call) -> None:
     """One big object, a range over each connection. Raises what broke any of them; nothing half done stays."""
-    spans = _spans(wanted.nbytes, len(flights))
-    first = call.get(flights[0], ref=wanted.to_dict(), start=spans[0][0], length=spans[0][1])
+    parts = spans(wanted.nbytes, len(flights))
+    first = call.get(flights[0], ref=wanted.to_dict(), start=parts[0][0], length=parts[0][1])
     with call.watch.over(first):
         ref, digest = _described(first.schema, wanted)
-        _check_same(wanted, ref)
+        check_same(wanted, ref)
         try:
             target = sink.open(0, ref)
         except DataPlaneError as error:
@@ -105,18 +119,18 @@ def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, 
             sink.failed(0, error)
             return
         try:
-            with ThreadPoolExecutor(max(1, len(spans) - 1), thread_name_prefix="range") as threads:
+            with ThreadPoolExecutor(max(1, len(parts) - 1), thread_name_prefix="range") as threads:
                 others = [
                     threads.submit(_fetch_range, flight, wanted, digest, span, target, call)
-                    for flight, span in zip(flights[1:], spans[1:], strict=False)
+                    for flight, span in zip(flights[1:], parts[1:], strict=False)
                 ]
-                _fill(first, spans[0], target, call)
+                _fill(first, parts[0], target, call)
                 _raise_first(others)
-            _verify(ref, content_digest(target), digest)
+            verify(ref, content_digest(target), digest)
         except BaseException:
             sink.give_up(0)  # every thread that wrote has ended
             raise
-    sink.done(0, ref, digest)
+    sink.done([(0, ref, digest)])
 
 
 class _Coming:
@@ -146,9 +160,9 @@ class _Coming:
         if self._received < self._ref.nbytes:
             return False
         if self._target is not None:
-            _verify(self._ref, self._hash.hexdigest()[:SOURCE_HEX], self._digest)
+            verify(self._ref, self._hash.hexdigest()[:SOURCE_HEX], self._digest)
             self.is_open = False
-            self._sink.done(self.at, self._ref, self._digest)
+            self._sink.done([(self.at, self._ref, self._digest)])
         return True
 
     def check_whole(self) -> None:
@@ -162,7 +176,7 @@ def _begin(at: int, wanted: Ref, info: Mapping[str, Any], sink: Sink) -> _Coming
     if error is not None:
         sink.failed(at, error)
         return None
-    ref, digest = _announced(info.get("ref"), str(info.get("checksum")), wanted)
+    ref, digest = announced(info.get("ref"), str(info.get("checksum")), wanted)
     try:
         return _Coming(at, ref, digest, sink.open(at, ref), sink)
     except DataPlaneError as refused:
@@ -183,10 +197,10 @@ def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, st
         yield at, starts[row], infos[row] or "", data[ends[row] : ends[row + 1]]
 
 
-def _announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
+def announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
     """What a sender says it sends, if that can be what is wanted, and the digest that its bytes must have."""
     try:
-        there = Ref.from_dict(ref)  # type: ignore[arg-type]  # from_dict checks
+        there = ref if isinstance(ref, Ref) else Ref.from_dict(ref)  # type: ignore[arg-type]  # from_dict checks
     except ValueError as error:
         raise DataPlaneError(f"{wanted.name} came with a description that is no ref: {error}") from error
     check_array(there.dtype, there.shape, there.nbytes)
@@ -200,16 +214,17 @@ def _announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
 
 
 def _described(schema: pa.Schema, wanted: Ref) -> tuple[Ref, str]:
-    """As `_announced`, of a stream of one object."""
+    """As `announced`, of a stream of one object."""
     metadata = schema.metadata or {}
     try:
         ref, digest = json.loads(metadata[b"ref"]), metadata[b"checksum"].decode()
     except (KeyError, ValueError) as error:
         raise DataPlaneError(f"{wanted.name} came without a ref and a checksum in its schema") from error
-    return _announced(ref, digest, wanted)
+    return announced(ref, digest, wanted)
 
 
-def _check_same(wanted: Ref, there: Ref) -> None:
+def check_same(wanted: Ref, there: Ref) -> None:
+    """ChecksumError where what is there has another size than the ref from which ranges were asked for."""
     if there.nbytes != wanted.nbytes:
         raise ChecksumError(
             f"{wanted.name} has {there.nbytes} bytes on node {there.node}, its ref says {wanted.nbytes}: "
@@ -217,12 +232,13 @@ def _check_same(wanted: Ref, there: Ref) -> None:
         )
 
 
-def _verify(ref: Ref, found: str, digest: str) -> None:
+def verify(ref: Ref, found: str, digest: str) -> None:
+    """ChecksumError where what came has another digest than what was announced."""
     if found != digest:
         raise ChecksumError(f"{ref.name} arrived with digest {found}; sent was {digest}")
 
 
-def _spans(nbytes: int, count: int) -> list[tuple[int, int]]:
+def spans(nbytes: int, count: int) -> list[tuple[int, int]]:
     """Start and length of up to `count` ranges that begin at whole pages."""
     step = -(-nbytes // (count * _ALIGN)) * _ALIGN
     return [(start, min(step, nbytes - start)) for start in range(0, nbytes, step)]

@@ -23,7 +23,7 @@ from dataplane.meter import Meter, error_kind
 from dataplane.process import TRIMMER
 from dataplane.receive import receive
 from dataplane.rights import Right, check_right
-from dataplane.security import GATE, Gate, Security, host_in_uri, right_of
+from dataplane.security import GATE, Gate, Security, caller_of, host_in_uri, right_of
 from dataplane.tokens import TokenFile
 from dataplane.wire import SMALL_BODY_BYTES, dump, parse, take, to_flight
 
@@ -122,7 +122,7 @@ class FlightServer(fl.FlightServerBase):
                 TRIMMER.soon()
             with BODIES.held(action.body.size):
                 body = parse(action.body, f"the body of {action.type}", verb.max_bytes) if action.body.size else {}
-                return [dump(verb.run(self._node, body))]
+                return [dump(verb.run(self._node, body, caller_of(context)))]
 
     @_answers_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:

@@ -6,43 +6,28 @@ Bytes go to gRPC straight from the arena: the lease ends when gRPC has sent them
 """
 
 import struct
-import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane import exchanges
-from dataplane.digests import content_digest
 from dataplane.entries import Leased
-from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError, NodeTimeoutError, OutOfSpaceError
+from dataplane.errors import DataPlaneError, MissingObjectError
 from dataplane.infos import describe
-from dataplane.lineages import check_claim
+from dataplane.leasing import How, checksum, lease_ref, span, start_missing, try_lease
 from dataplane.refs import Ref
 from dataplane.store import Store
-from dataplane.wire import BATCH_BYTES, PIECES, dump, parse, take, take_refs, take_timeout_s
+from dataplane.wire import BATCH_BYTES, PIECES, dump, parse, take, take_refs
 
 if TYPE_CHECKING:
     from dataplane.node import Node
 
 GATHER_BELOW = 128 << 10
 """Objects under this size are copied into a batch together: that costs less than a batch of their own."""
-HEARTBEAT_S = 5.0
-"""A stream that waits for an object to be made sends an empty batch this often."""
 _NO_BYTES = np.empty(0, np.uint8)
 _INT32, _INT64, _TEXT, _BYTES = pa.int32(), pa.int64(), pa.string(), pa.binary()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _How:
-    """What may be done for an object that is not resident, and until when."""
-
-    deadline: float
-    is_local: bool
-    is_made: bool
 
 
 def stream(node: "Node", ticket: fl.Ticket) -> pa.RecordBatchReader:
@@ -51,33 +36,18 @@ def stream(node: "Node", ticket: fl.Ticket) -> pa.RecordBatchReader:
     With `"local": true` no other node is asked, and with `"make": false` only what is resident here is given.
     """
     body = parse(ticket.ticket, "the ticket")
-    how = _How(
-        deadline=time.monotonic() + take_timeout_s(body, "the ticket"),
-        is_local=take(body, "the ticket", "local", bool, default=False),
-        is_made=take(body, "the ticket", "make", bool, default=True),
-    )
+    how = How.from_body(body, "the ticket")
     if "refs" in body:
         refs = take_refs(body, "the ticket")
         return pa.RecordBatchReader.from_batches(PIECES, _pieces(node, refs, how))
     return _stream_one(node, body, how)
 
 
-def checksum(store: Store, leased: Leased) -> str:
-    """The digest with which a receiver compares an object's bytes; computed at most once."""
-    entry = leased.entry
-    if entry.ref.kind == "source":
-        return entry.ref.name.removeprefix("s/")
-    if not entry.digest:
-        kept = entry.ref.meta.get("checksum") if entry.ref.kind == "derived" else None
-        entry.digest = str(kept) if kept else content_digest(store.content(entry))
-    return entry.digest
-
-
-def _stream_one(node: "Node", body: Mapping[str, Any], how: _How) -> pa.RecordBatchReader:
+def _stream_one(node: "Node", body: Mapping[str, Any], how: How) -> pa.RecordBatchReader:
     leased = _lease_one(node, body, how)
     data = _buffer(node.store, leased)
     ref = leased.entry.ref
-    start, length = _span(body, ref)
+    start, length = span(body, ref)
     metadata = describe(ref) | {
         "checksum": checksum(node.store, leased),
         "ref": dump(ref.to_dict()).decode(),
@@ -90,14 +60,14 @@ def _stream_one(node: "Node", body: Mapping[str, Any], how: _How) -> pa.RecordBa
     return pa.RecordBatchReader.from_batches(schema, list(batches))
 
 
-def _pieces(node: "Node", refs: Sequence[Ref], how: _How) -> Iterator[pa.RecordBatch]:
+def _pieces(node: "Node", refs: Sequence[Ref], how: How) -> Iterator[pa.RecordBatch]:
     """The batches of a stream of many, made while they are sent: an object is leased when its turn comes."""
     gathered = _Gathered()
     if how.is_made:
-        _start_missing(node, refs, how)
+        start_missing(node, refs, how)
     for at, ref in enumerate(refs):
         try:
-            while (leased := _try_lease(node, ref, how)) is None:
+            while (leased := try_lease(node, ref, how)) is None:
                 yield gathered.take()  # also when it is empty: the receiver then knows that this node still works
             data = _buffer(node.store, leased)
             info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(node.store, leased)}
@@ -117,23 +87,6 @@ def _pieces(node: "Node", refs: Sequence[Ref], how: _How) -> Iterator[pa.RecordB
         del data, part  # or the lease would last until the next object's turn
     if gathered.num_rows:
         yield gathered.take()
-
-
-def _start_missing(node: "Node", refs: Sequence[Ref], how: _How) -> None:
-    """Begin to make what is not resident, side by side."""
-    missing = [ref for ref in refs if node.store.find(ref.name) is None]
-    node.deriver.start(missing, how.deadline, is_local=how.is_local)
-
-
-def _try_lease(node: "Node", ref: Ref, how: _How) -> Leased | None:
-    """A lease, or None when that takes longer than a receiver likes to hear nothing."""
-    soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
-    try:
-        return _lease_ref(node, ref, replace(how, deadline=soon))
-    except (NodeTimeoutError, OutOfSpaceError):
-        if time.monotonic() >= how.deadline:
-            raise
-        return None
 
 
 class _Gathered:
@@ -210,42 +163,16 @@ def _buffer(store: Store, leased: Leased) -> pa.Buffer:
     return pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
 
 
-def _span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
-    """The bytes that a ticket asks for: all, or `length` from `start` on."""
-    start = take(body, "the ticket", "start", int, default=0)
-    length = take(body, "the ticket", "length", int, default=ref.nbytes - start)
-    if start < 0 or length < 0 or start + length > ref.nbytes:
-        raise BadRequestError(
-            f"the ticket asks for {length} bytes from {start} on of {ref.name}, which has {ref.nbytes}; "
-            "wanted a range inside it"
-        )
-    return start, length
-
-
-def _lease_one(node: "Node", body: Mapping[str, Any], how: _How) -> Leased:
+def _lease_one(node: "Node", body: Mapping[str, Any], how: How) -> Leased:
     offered = node.offers.lease_again(take(body, "the ticket", "lease", str)) if "lease" in body else None
     if offered is not None:
         return offered
     if "ref" in body:
-        return _lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], how)
+        return lease_ref(node, take_refs({"refs": [body["ref"]]}, "the ticket")[0], how)
     name = take(body, "the ticket", "name", str)
     leased = node.store.lease_one(name)
     if leased is None:
         raise MissingObjectError(
             f"{name!r} is not resident on this node; a whole ref in the ticket would let it be made again"
         )
-    return leased
-
-
-def _lease_ref(node: "Node", ref: Ref, how: _How) -> Leased:
-    if how.is_made:
-        return exchanges.lease_made(node, ref, how.deadline, is_local=how.is_local)
-    leased = node.store.lease_one(ref.name)
-    if leased is None:
-        raise MissingObjectError(f"{ref.name} is not resident on node {node.node_id}")
-    try:
-        check_claim(ref, leased.entry.ref)
-    except DataPlaneError:
-        node.store.end_later(leased.lease)
-        raise
     return leased

@@ -13,6 +13,7 @@ from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.offers import DEFAULT_S, check_lease_s
 from dataplane.refs import Ref
+from dataplane.security import Caller
 from dataplane.wire import ONE_OBJECT_BYTES, dump, parse, take, take_refs, take_timeout_s
 
 if TYPE_CHECKING:
@@ -69,7 +70,7 @@ def listing(node: "Node", criteria: bytes) -> Iterator[fl.FlightInfo]:
         yield fl.FlightInfo(_schema(ref), descriptor, [endpoint], ref.nbytes, ref.nbytes)
 
 
-def renew(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
+def renew(node: "Node", body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     """Action `renew`: let a lease of GetFlightInfo last so long from now; 0 ends it."""
     lease_s = check_lease_s(take(body, "renew", "lease_s", int, float, default=DEFAULT_S))
     return {"expires": node.offers.renew(take(body, "renew", "lease", str), lease_s)}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dataplane.byte_port import BytePort
 from dataplane.call_limits import CallLimits
 from dataplane.config_checks import check_config
 from dataplane.connect import Credentials
@@ -50,6 +51,8 @@ class NodeConfig:
     host: str = "127.0.0.1"
     port: int = 0
     """0 takes any free port."""
+    peer_port: int = 0
+    """From which other nodes take bytes, unless this one speaks TLS; 0 takes any free port."""
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Dataset id to paths, globs or any fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face folder."""
     media_roots: Sequence[Path] = ()
@@ -106,6 +109,8 @@ class Node:
         self._started = time.monotonic()
         self._segment = Segment(config.memory_bytes, self.node_id, config.shm_dir, config.numa)
         self._web: MetricsServer | None = None
+        self.byte_port: BytePort | None = None
+        """Where other nodes take bytes; None with TLS, since it is in the clear."""
         try:
             if config.spill_dir is not None:
                 self._disk = Disk(config.spill_dir, config.spill_bytes, self.node_id)
@@ -121,6 +126,8 @@ class Node:
                 self._store, self._peers, credentials=config.peer_credentials, num_streams=config.num_streams
             )
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id, self._peers, self._fetcher)
+            if config.security.tls_cert is None:
+                self.byte_port = BytePort(config.host, config.peer_port, self)
             self._server = FlightServer(config.host, config.port, self, config.security, tokens)
             if config.metrics_port is not None:
                 metrics = Metrics(self.node_id, self.stat, self.meter)
@@ -130,6 +137,8 @@ class Node:
             self._peers.announce(self.public_uri, self.host_id, self.incarnation)
         except BaseException:
             self._segment.unlink()
+            if self.byte_port is not None:
+                self.byte_port.close()
             if self._disk is not None:
                 self._disk.close()
             raise
@@ -202,6 +211,8 @@ class Node:
             self._web.close()
         self._pool.close()
         self._fetcher.close()
+        if self.byte_port is not None:
+            self.byte_port.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()
         stopping.join(grace_s)

@@ -6,13 +6,13 @@ Single flight: callers that want the same object while it is being fetched wait 
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
 from dataplane.datasets import Datasets
-from dataplane.errors import DatasetError, NodeTimeoutError
+from dataplane.errors import DataPlaneError, DatasetError, NodeTimeoutError
 from dataplane.lineages import checked_ref, gone
 from dataplane.peer_fetcher import PeerFetcher
 from dataplane.peers import Peers
@@ -106,9 +106,9 @@ class RemoteObjects:
             else:
                 groups[self._is_makeable(ref)].append((ref, future))
         for is_makeable, group in groups.items():
-            fetches = self._fetcher.start([ref for ref, _ in group], deadline, is_makeable=is_makeable)
-            for (ref, future), fetch in zip(group, fetches, strict=True):
-                fetch.add_done_callback(partial(self._after_fetch, ref, future, deadline, is_makeable))
+            waiting = {ref.name: future for ref, future in group}
+            land = partial(self._after_fetch, waiting, deadline, is_makeable)
+            self._fetcher.start([ref for ref, _ in group], deadline, land, is_makeable=is_makeable)
 
     def _is_makeable(self, ref: Ref) -> bool:
         """Whether this node can make an object itself: a derived one also of a source that it fetches."""
@@ -121,15 +121,20 @@ class RemoteObjects:
         return True
 
     def _after_fetch(
-        self, ref: Ref, future: "Future[Ref]", deadline: float, is_makeable: bool, fetch: "Future[Ref]"
+        self,
+        waiting: "Mapping[str, Future[Ref]]",
+        deadline: float,
+        is_makeable: bool,
+        ref: Ref,
+        result: Ref | DataPlaneError,
     ) -> None:
         """In a fetch thread: pass on what came, or have it made here."""
-        error = fetch.exception()
-        if error is not None and is_makeable:
-            log.info("%s is made here: %s", ref.name, error)
+        future = waiting[ref.name]
+        if is_makeable and isinstance(result, DataPlaneError):
+            log.info("%s is made here: %s", ref.name, result)
             self._make(ref, deadline).add_done_callback(partial(self._after_making, ref, future))
         else:
-            self._land(ref, future, error or fetch.result())
+            self._land(ref, future, result)
 
     def _after_making(self, ref: Ref, future: "Future[Ref]", made: "Future[Ref]") -> None:
         if made.cancelled():

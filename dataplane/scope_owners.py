@@ -16,6 +16,7 @@ import pyarrow.flight as fl
 from dataplane.deadlines import Deadlines
 from dataplane.errors import BadRequestError, MissingObjectError
 from dataplane.refs import BadMedia, Ref
+from dataplane.security import Caller
 from dataplane.store import Store
 from dataplane.wire import SMALL_BODY_BYTES, check_plain_name, dump, parse, reading, take, take_refs, take_timeout_s
 
@@ -105,7 +106,7 @@ def keep_open(
         node.scope_owners.depart(owner, is_final=is_final)
 
 
-def open_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
+def open_scope(node: "Node", body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     """Action `open_scope`: kept, or bound to the stream of `owner`."""
     name = check_plain_name(take(body, "open_scope", "name", str))
     quota_bytes = take(body, "open_scope", "quota_bytes", int, type(None), default=None)
@@ -121,13 +122,13 @@ def open_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def close_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
+def close_scope(node: "Node", body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     """Action `close_scope`."""
     num_dropped, dropped_bytes = node.store.scopes.close(take(body, "close_scope", "name", str))
     return {"num_dropped": num_dropped, "dropped_bytes": dropped_bytes}
 
 
-def move_to_scope(node: "Node", body: Mapping[str, Any]) -> dict[str, Any]:
+def move_to_scope(node: "Node", body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
     """Action `move_to_scope`."""
     refs = take_refs(body, "move_to_scope")
     source = take(body, "move_to_scope", "source", str, type(None), default=None)

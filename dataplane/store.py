@@ -77,16 +77,24 @@ class Store:
 
         An object that is sealed into a scope is not held besides.
         """
+        return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
+
+    def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
+        """As `seal`, of many, each with its ref and its digest. If it raises, nothing is done."""
         with self._room:
-            self._check_open(slab)
-            entry = self._residents.entries.get(ref.name)
-            if entry is None:
-                is_held = is_held and slab.scope is None
-                entry = self._residents.publish(slab, ref, is_held=is_held, digest=digest)
-            else:
-                self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
+            for slab in slabs:
+                self._check_open(slab)
+            sealed = []
+            for slab, (ref, digest) in zip(slabs, described, strict=True):
+                entry = self._residents.entries.get(ref.name)
+                if entry is None:
+                    is_kept = is_held and slab.scope is None
+                    entry = self._residents.publish(slab, ref, is_held=is_kept, digest=digest)
+                else:
+                    self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
+                sealed.append(entry)
             self._room.changed()
-            return entry
+            return sealed
 
     def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
         """Publish an object if its name is free; None, and nothing done, if it is taken. `file` has this very ref."""

@@ -88,7 +88,7 @@ def test_a_batch_too_big_is_refused_and_takes_no_room(narrow: Served) -> None:
 def test_a_request_for_too_many_names_is_refused(narrow: Served) -> None:
     with Client(narrow.uri, timeout_s=20) as client:
         with pytest.raises(BadRequestError, match=f"{MAX_ITEMS + 1} entries; wanted at most {MAX_ITEMS}"):
-            client.release_names(["x"] * (MAX_ITEMS + 1))
+            client.samples("none", [0] * (MAX_ITEMS + 1))
 
 
 @pytest.mark.parametrize(

@@ -47,9 +47,9 @@ def home(shard_dir: Path) -> Iterator[EmbeddedNode]:
         yield started
 
 
-@pytest.fixture
-def proxy(home: EmbeddedNode) -> Iterator[Proxy]:
-    with Proxy(home.uri) as opened:
+@pytest.fixture(params=[True, False], ids=["bytes", "flight"])
+def proxy(home: EmbeddedNode, request: pytest.FixtureRequest) -> Iterator[Proxy]:
+    with Proxy(home.uri, has_bytes=request.param) as opened:
         yield opened
 
 
@@ -146,6 +146,7 @@ def test_a_missing_object_says_so_and_an_unknown_home_says_which_are_known(owner
                 client.get(refs[0])
 
 
+@pytest.mark.parametrize("proxy", [True], indirect=True)  # what it derives, the home has from then on
 def test_sources_and_derived_objects_come_from_their_home_too(owner: Client, away: EmbeddedNode) -> None:
     owner.ingest("good")
     sources = [sample.media[0] for sample in owner.samples("good", [3, 4])]
