@@ -75,7 +75,7 @@ class Keys:
 class BytePort:
     """Listens and answers from threads of its own, one for each connection, from construction until `close`."""
 
-    def __init__(self, host: str, port: int, node: "Node") -> None:
+    def __init__(self, host: str, port: int, flight_port: int, node: "Node") -> None:
         self._node = node
         self._keys = Keys()
         self._strangers = Slots(MAX_STRANGERS, "byte connections without a key", "patience")
@@ -85,7 +85,7 @@ class BytePort:
         self._is_closed = False
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._listener = socket.create_server(address[:2], family=family, backlog=MAX_CONNECTIONS)
+            self._listener = _listen(address[:2], family, flight_port)
         except OSError as error:
             raise BadRequestError(
                 f"--peer-port {port} on {host} cannot be used ({error}); choose another, 0 takes any"
@@ -190,3 +190,12 @@ class BytePort:
                 line.send({"error": type(error).__name__, "message": str(error)})
             return False
         return True
+
+
+def _listen(address: tuple[str, int], family: int, taken: int) -> socket.socket:
+    """A listening socket; where any port will do, another than the one that the node's Flight server is about to take."""
+    first = socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)
+    if address[1] or first.getsockname()[1] != taken:
+        return first
+    with first:
+        return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)

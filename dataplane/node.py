@@ -127,7 +127,7 @@ class Node:
             )
             self._deriver = Deriver(self._store, self._datasets, self._pool, self.node_id, self._peers, self._fetcher)
             if config.security.tls_cert is None:
-                self.byte_port = BytePort(config.host, config.peer_port, self)
+                self.byte_port = BytePort(config.host, config.peer_port, config.port, self)
             self._server = FlightServer(config.host, config.port, self, config.security, tokens)
             if config.metrics_port is not None:
                 metrics = Metrics(self.node_id, self.stat, self.meter)
