@@ -192,8 +192,8 @@ class BytePort:
         return True
 
 
-def _listen(address: tuple[str, int], family: int, taken: int) -> socket.socket:
-    """A listening socket; where any port will do, another than the one that the node's Flight server is about to take."""
+def _listen(address: tuple[str, int], family: socket.AddressFamily, taken: int) -> socket.socket:
+    """A listening socket; where any port will do, another than the one that the Flight server is about to take."""
     first = socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)
     if address[1] or first.getsockname()[1] != taken:
         return first
