@@ -85,7 +85,7 @@ class BytePort:
         self._is_closed = False
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            self._listener = _listen(address[:2], family, flight_port)
+            self._listener = _listen((str(address[0]), port), family, flight_port)
         except OSError as error:
             raise BadRequestError(
                 f"--peer-port {port} on {host} cannot be used ({error}); choose another, 0 takes any"
