@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from dataplane.byte_socket import ByteSocket
+from dataplane.byte_socket import STALL_S, ByteSocket
 from dataplane.entries import Leased
 from dataplane.errors import DataPlaneError
 from dataplane.leasing import How, checksum, lease_some, span, start_missing
@@ -45,12 +45,12 @@ def answer(node: "Node", body: Mapping[str, Any], line: ByteSocket) -> None:
         run = _take_run(pending)
         found = lease_some(node, [ref for _, ref in run], how)
         try:
-            _send(node, line, run, found, {} if "refs" in body else body)
+            _send(node, line, run, found, {} if "refs" in body else body, how.deadline + STALL_S)
         finally:
             leases = [one.lease for one in found if isinstance(one, Leased)]
             node.store.end_leases(leases, INTERNAL_SESSION)
         pending.extendleft(asked for asked, one in reversed([*zip(run, found, strict=True)]) if one is None)
-    line.send({"end": True})
+    line.send({"end": True}, until=how.deadline + STALL_S)
 
 
 def _take_run(pending: deque[_Asked]) -> list[_Asked]:
@@ -70,6 +70,7 @@ def _send(
     run: Sequence[_Asked],
     found: Sequence[Leased | DataPlaneError | None],
     ranged: Mapping[str, Any],
+    until: float,
 ) -> None:
     """One frame: what was found of a run; nothing of it says that this node still works."""
     objects, parts = [], []
@@ -83,7 +84,7 @@ def _send(
             continue
         objects.append({"at": at, **info})
         parts.append(part)
-    line.send({"objects": objects}, parts)
+    line.send({"objects": objects}, parts, until)
     node.meter.count_bytes(sent=sum(part.nbytes for part in parts))
 
 

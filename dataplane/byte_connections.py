@@ -101,6 +101,8 @@ class ByteConnections:
         try:
             line = self._connect(address.hostname, port, key, until)
         except (OSError, DataPlaneError) as error:
+            if time.monotonic() >= until:
+                return None  # it was this caller who had no time
             self._without[uri] = time.monotonic() + WITHOUT_S
             tell = log.info if uri in self._told else log.warning
             self._told.add(uri)
@@ -150,7 +152,7 @@ def _ask(flight: fl.FlightClient, timeout_s: float) -> tuple[int, bytes] | None:
     """A node's port for bytes and a key for it; None if it has none, or does not know what that is."""
     options = fl.FlightCallOptions(timeout=max(0.05, timeout_s))
     try:
-        (result,) = flight.do_action(fl.Action("bytes", b"{}"), options)
+        results = list(flight.do_action(fl.Action("bytes", b"{}"), options))
     except fl.FlightTimedOutError:
         raise
     except pa.ArrowException as error:
@@ -159,7 +161,7 @@ def _ask(flight: fl.FlightClient, timeout_s: float) -> tuple[int, bytes] | None:
         log.info("no byte connection: %s", str(error)[:200])
         return None
     with contextlib.suppress(BadRequestError, ValueError):
-        body = parse(result.body, "the answer to bytes", ONE_OBJECT_BYTES)
+        body = parse(results[0].body if results else None, "the answer to bytes", ONE_OBJECT_BYTES)
         if "port" in body:
             port, key = take(body, "bytes", "port", int), bytes.fromhex(take(body, "bytes", "key", str))
             return (port, key) if 0 < port < 1 << 16 and len(key) == KEY_BYTES else None

@@ -113,24 +113,32 @@ class _Coming:
             self._sink.failed(at, error)
             return
         ref, digest = announced_in(info, wanted)
-        try:
-            target = self._room_for(at, ref)
-        except DataPlaneError as refused:
+        target = self._room_for(at, ref)
+        if isinstance(target, DataPlaneError):
+            self._sink.failed(at, target)  # first: there may be no time left to receive what nobody wants
             self._receive()
             self._line.drain(ref.nbytes, self._until)
-            self._sink.failed(at, refused)
             return
         self._open.add(at)
         self._add(_Object(at, ref, digest, ref.nbytes), target.data)
 
-    def _room_for(self, at: int, ref: Ref) -> np.ndarray:
-        """Memory of the sink; what has come is handed over before it is waited for, since that may be what is full."""
+    def _room_for(self, at: int, ref: Ref) -> np.ndarray | DataPlaneError:
+        """Memory of the sink, or why it gives none.
+
+        What has come is handed over before room is waited for, since that may be what is full.
+        """
         try:
             return self._sink.open(at, ref, can_wait=False)
         except OutOfSpaceError:
-            self._receive()
-            self._ahead.wait()
+            pass
+        except DataPlaneError as refused:
+            return refused
+        self._receive()
+        self._ahead.wait()
+        try:
             return self._sink.open(at, ref)
+        except DataPlaneError as refused:
+            return refused
 
     def _add(self, one: _Object, target: memoryview) -> None:
         start = 0
@@ -160,8 +168,8 @@ class _Coming:
     def _hand_over(self, part: "Sequence[tuple[_Object, memoryview]]") -> None:
         """Hash a part; what is whole with it is done."""
         whole: list[Whole] = [(one.at, one.ref, one.digest) for one, piece in part if one.add(piece)]
-        self._open.difference_update(at for at, _, _ in whole)
         self._sink.done(whole)
+        self._open.difference_update(at for at, _, _ in whole)
 
 
 def next_objects(line: ByteSocket, call: Call) -> Sequence[object] | None:

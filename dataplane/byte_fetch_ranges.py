@@ -36,16 +36,16 @@ def receive_ranges(
     try:
         target = sink.open(0, ref)
     except DataPlaneError as error:
+        sink.failed(0, error)  # first: there may be no time left to receive what nobody wants
         lines[0].drain(length, call.deadline)
         end_answer(lines[0], call)
-        sink.failed(0, error)
         return
     try:
         verify(ref, _fill_all(lines, wanted, digest, target, call, threads), digest)
+        sink.done([(0, ref, digest)])
     except BaseException:
         sink.give_up(0)  # every thread that wrote has ended
         raise
-    sink.done([(0, ref, digest)])
 
 
 def _fill_all(

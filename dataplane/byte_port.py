@@ -130,15 +130,20 @@ class BytePort:
                 log.info("a byte connection from %s is refused: %s", address[0], error)
                 connected.close()
                 continue
-            self._start(ByteSocket(connected, f"the node at {address[0]}", STALL_S))
+            try:
+                self._start(ByteSocket(connected, f"the node at {address[0]}", STALL_S))
+            except (OSError, RuntimeError) as error:  # no thread to be had, or the other side is gone already
+                log.warning("a byte connection could not be answered: %s", error)
+                self._strangers.give_back()
+                connected.close()
 
     def _start(self, line: ByteSocket) -> None:
         thread = threading.Thread(target=self._run, args=(line,), name="bytes", daemon=True)
         with self._lock:
+            thread.start()  # it waits for the lock before it forgets itself
             self._open[line] = thread
             if self._is_closed:
                 line.cut()
-        thread.start()
 
     def _run(self, line: ByteSocket) -> None:
         """A connection, from its key to its end."""
@@ -194,8 +199,9 @@ class BytePort:
 
 def _listen(address: tuple[str, int], family: socket.AddressFamily, taken: int) -> socket.socket:
     """A listening socket; where any port will do, another than the one that the Flight server is about to take."""
-    first = socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)
+    is_dual = family == socket.AF_INET6 and socket.has_dualstack_ipv6()  # as gRPC listens
+    first = socket.create_server(address, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=is_dual)
     if address[1] or first.getsockname()[1] != taken:
         return first
     with first:
-        return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS)
+        return socket.create_server(address, family=family, backlog=MAX_CONNECTIONS, dualstack_ipv6=is_dual)

@@ -37,16 +37,21 @@ class ByteSocket:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(stall_s))
 
-    def send(self, header: Mapping[str, Any], parts: Sequence[memoryview] = ()) -> None:
-        """A header and the bytes that it describes. Waits for: the other side to take them, `stall_s` for any of it."""
-        body = dump(header)
-        self.send_raw([memoryview(_LENGTH.pack(len(body)) + body), *parts])
+    def send(self, header: Mapping[str, Any], parts: Sequence[memoryview] = (), until: float = math.inf) -> None:
+        """A header and the bytes that it describes.
 
-    def send_raw(self, parts: Sequence[memoryview]) -> None:
+        Waits for: the other side to take them, `stall_s` for any of it, and until `until` for all.
+        """
+        body = dump(header)
+        self.send_raw([memoryview(_LENGTH.pack(len(body)) + body), *parts], until)
+
+    def send_raw(self, parts: Sequence[memoryview], until: float = math.inf) -> None:
         """Bytes as they are."""
         rest = [part for part in parts if part.nbytes]
         while rest:
             try:
+                if until < math.inf:
+                    self._set_timeout(until, option=socket.SO_SNDTIMEO)
                 count = self._socket.sendmsg(rest[:_MAX_PARTS])
             except OSError as error:
                 raise self._lost("took nothing", error) from error
@@ -113,11 +118,11 @@ class ByteSocket:
         self.cut()
         self._socket.close()
 
-    def _set_timeout(self, until: float, stall_s: float | None = None) -> None:
+    def _set_timeout(self, until: float, stall_s: float | None = None, option: int = socket.SO_RCVTIMEO) -> None:
         left_s = min(self._stall_s if stall_s is None else stall_s, until - time.monotonic())
         if left_s <= 0:
             raise TimeoutError("the time is over")
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(left_s))
+        self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(left_s))
 
     def _lost(self, what: str, error: OSError) -> StreamLostError:
         if isinstance(error, BlockingIOError):

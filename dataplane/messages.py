@@ -23,14 +23,22 @@ class Messages:
     """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
 
     def __init__(
-        self, node: "Node", reader: fl.MetadataRecordBatchReader, context: fl.ServerCallContext, what: str
+        self,
+        node: "Node",
+        reader: fl.MetadataRecordBatchReader,
+        context: fl.ServerCallContext,
+        what: str,
+        *,
+        note: str = "",
     ) -> None:
+        """A message with the key `note` asks for nothing: it also comes when the caller's token is good no more."""
         self._held_bytes = 0
         self.unconfirmed: list[int] = []
         """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
         self._reader = reader
         self._context = context
         self._what = what
+        self._note = note
         self._meter = node.meter
         self._caller = caller_of(context)
         self._started = 0.0
@@ -67,10 +75,12 @@ class Messages:
             log.info("a stream broke (%s): its process died or gave up", str(error).split(".")[0])
             raise StopIteration from error
         self.unconfirmed = []
-        self._caller.check_again()
         self._started = time.perf_counter()
         self._hold(chunk.app_metadata.size if chunk.app_metadata is not None else 0)
-        return parse(chunk.app_metadata, self._what)
+        message = parse(chunk.app_metadata, self._what)
+        if self._note not in message:
+            self._caller.check_again()
+        return message
 
     def _hold(self, nbytes: int) -> None:
         """Count the bytes of the request that is being answered. OverloadedError ends the stream."""

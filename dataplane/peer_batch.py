@@ -71,8 +71,10 @@ class ArenaSink:
 
     def done(self, whole: Sequence[Whole]) -> None:
         """Publish them, then tell whoever waits for them."""
-        slabs = [self._slabs.pop(at) for at, _, _ in whole]
+        slabs = [self._slabs[at] for at, _, _ in whole]
         entries = self._store.seal_all(slabs, [(ref, digest) for _, ref, digest in whole], is_held=False)
+        for at, _, _ in whole:
+            del self._slabs[at]
         self._count(len(whole), sum(ref.nbytes for _, ref, _ in whole))
         for (at, ref, _), entry in reversed([*zip(whole, entries, strict=True)]):  # who waits in order wakes once
             try:
@@ -83,8 +85,10 @@ class ArenaSink:
                 self._batch.end(self._keys[at], entry.ref)
 
     def give_up(self, at: int) -> None:
-        """Give the slab back."""
-        self._store.abort(self._slabs.pop(at))
+        """Give the slab back, unless it is published."""
+        slab = self._slabs.pop(at, None)
+        if slab is not None:
+            self._store.abort(slab)
 
     def failed(self, at: int, error: DataPlaneError) -> None:
         """Tell whoever waits for it."""

@@ -157,6 +157,8 @@ class PeerFetcher:
                     problem = from_flight(error, uri, "get", until - started) if _is_arrow(error) else error
                     if isinstance(problem, BadRequestError):
                         break
+                    if not batch.rest:
+                        return  # it broke over what nobody waits for
                     num_wrong += isinstance(problem, ChecksumError)
                 if num_wrong >= _MAX_WRONG:
                     break

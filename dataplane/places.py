@@ -36,7 +36,7 @@ def put(
     gives the places back. After an error the stream has no places.
     """
     places = _Places(node)
-    requests = Messages(node, reader, context, "put")
+    requests = Messages(node, reader, context, "put", note="written")
     writer.write_metadata(pa.py_buffer(dump(node.hello())))
     try:
         for request in requests:
@@ -58,12 +58,17 @@ class _Places:
         self._node = node
         self._slabs: list[Slab] = []
         self._digests = Digests(node.store, ())
+        self._fault: DataPlaneError | None = None
+        """What is wrong with a message that has no answer: the answer to the next request."""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
         """Do what a request says; None where it has no answer."""
-        if "written" in request and self._slabs:
-            self._digests.hash_until(take(request, "put", "written", int))
+        if "written" in request:
+            self._hash(request)
             return None
+        fault, self._fault = self._fault, None
+        if fault is not None:
+            raise fault
         if "abort" in request:
             self.give_back()
             return {}
@@ -72,6 +77,14 @@ class _Places:
         if self._slabs:
             raise BadRequestError("put: a second allocate before the first was sealed; seal it first")
         return self._allocate(request)
+
+    def _hash(self, request: Mapping[str, Any]) -> None:
+        """Raises nothing: the places are being written to, and stay until the writer asks for something."""
+        try:
+            if self._slabs and self._fault is None:
+                self._digests.hash_until(take(request, "put", "written", int))
+        except DataPlaneError as error:
+            self._fault = error
 
     def give_back(self) -> None:
         """What was not sealed goes back to the arena."""

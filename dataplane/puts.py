@@ -1,7 +1,8 @@
 """What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place.
 
-The node hashes what lies in the arena, after the last byte came and before anybody can read it: that digest names a
-source and is the generation of a plain object. A writer may do without; its object then gets a random generation.
+The node hashes what lies in the arena, as soon as its writer says that it was written and before anybody can read it:
+that digest names a source and is the generation of a plain object. A writer may do without; its object then gets a
+random generation.
 """
 
 import math

@@ -1,5 +1,6 @@
 """Byte connections between nodes: whole and verified or not at all, guarded by keys; Flight where there is none."""
 
+import contextlib
 import json
 import logging
 import socket
@@ -23,7 +24,14 @@ from dataplane.client import Client
 from dataplane.connect import Credentials
 from dataplane.digests import content_digest, generation_of
 from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
+from dataplane.errors import (
+    BadRequestError,
+    ChecksumError,
+    DataPlaneError,
+    MissingObjectError,
+    OutOfSpaceError,
+    PeerError,
+)
 from dataplane.fetch import RANGES_FROM
 from dataplane.lineages import derived_ref
 from dataplane.node import Node, NodeConfig
@@ -429,7 +437,8 @@ class Liar(fl.FlightServerBase):
                 connected.sendall(frame({"node": "a"}))
                 read_frame(connected)
                 self.num_requests += 1
-                connected.sendall(b"".join(self._frames))
+                with contextlib.suppress(OSError):  # who asked may have heard enough
+                    connected.sendall(b"".join(self._frames))
 
 
 GOOD = np.random.default_rng(5).integers(0, 256, 200_000, np.uint8)
@@ -492,6 +501,27 @@ def test_a_sender_of_another_generation_or_too_much_is_refused_and_drained() -> 
                 here.fetch([WANTED])
             assert liar.num_requests == 1
             assert here.used_bytes() == 0
+
+
+def test_wrong_bytes_in_a_full_arena_are_nobody_elses_fault_and_cost_no_memory() -> None:
+    other = replace(WANTED, name="other", shape=(900_000,), nbytes=900_000, generation=0)
+    both = [{"at": 0, "checksum": "0" * 32}, {"at": 1, "checksum": content_digest(bytes(900_000))}]
+    frames = (frame({"objects": both}), GOOD.tobytes(), bytes(900_000), END)
+    with Liar(*frames) as liar, Fetching(liar.uri, memory_bytes=MIB) as here:
+        with pytest.raises(ChecksumError, match=r"lie could not be fetched.*lie arrived with digest"):
+            here.fetch([WANTED, other], timeout_s=5.0)
+        assert liar.num_requests == 3
+        assert here.used_bytes() == 0
+
+
+def test_no_room_is_not_the_senders_fault() -> None:
+    with Liar(described(), GOOD.tobytes(), END) as liar, Fetching(liar.uri, memory_bytes=MIB) as here:
+        taken = here.store.allocate(900_000, time.monotonic())
+        with pytest.raises(OutOfSpaceError, match="wanted_bytes"):
+            here.fetch([WANTED], timeout_s=1.5)
+        assert liar.num_requests == 1
+        here.store.abort(taken)
+        assert np.array_equal(here.fetch([WANTED])[0], GOOD)
 
 
 def test_a_sender_that_falls_silent_is_cut() -> None:
