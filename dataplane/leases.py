@@ -3,24 +3,18 @@
 Bookkeeping only; the store's lock guards it. A lease keeps one object where it is.
 """
 
-from collections.abc import Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
-
-
-@dataclass(frozen=True, slots=True)
-class _Lease(Generic[T]):
-    target: T
-    session: str
 
 
 class Leases(Generic[T]):
     """Counts leases per target and finds those of a session that ended."""
 
     def __init__(self) -> None:
-        self._leases: dict[int, _Lease[T]] = {}
+        self._leases: dict[int, tuple[T, str]] = {}
+        """Target and session by number."""
         self._by_session: dict[str, set[int]] = {}
         self._counts: dict[T, int] = {}
         self._next = 1
@@ -51,26 +45,31 @@ class Leases(Generic[T]):
 
     def grant(self, target: T, session: str) -> int:
         """A new lease on `target` that ends with `session` at the latest."""
-        lease = self._next
-        self._next += 1
-        self._leases[lease] = _Lease(target, session)
-        self._by_session[session].add(lease)
-        self._counts[target] = self._counts.get(target, 0) + 1
-        return lease
+        return self.grant_all([target], session)[0]
+
+    def grant_all(self, targets: Sequence[T], session: str) -> Sequence[int]:
+        """As `grant`, of many."""
+        numbers = range(self._next, self._next + len(targets))
+        self._next += len(targets)
+        self._by_session[session].update(numbers)
+        for number, target in zip(numbers, targets, strict=True):
+            self._leases[number] = target, session
+            self._counts[target] = self._counts.get(target, 0) + 1
+        return numbers
 
     def end(self, leases: Iterable[int], session: str) -> list[T]:
         """End those of `leases` that belong to `session`; returns the targets that nobody leases any more."""
         freed = []
         for number in leases:
-            lease = self._leases.get(number)
-            if lease is None or lease.session != session:
+            target, owner = self._leases.get(number, (None, ""))
+            if target is None or owner != session:
                 continue
             del self._leases[number]
             self._by_session[session].discard(number)
-            self._counts[lease.target] -= 1
-            if not self._counts[lease.target]:
-                del self._counts[lease.target]
-                freed.append(lease.target)
+            self._counts[target] -= 1
+            if not self._counts[target]:
+                del self._counts[target]
+                freed.append(target)
         return freed
 
     def end_session(self, session: str) -> list[T]:

@@ -153,7 +153,6 @@ class Store:
 
     def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
         """Lease what is resident of `names`, None in the place of the rest."""
-        granted: list[Leased | None] = []
         residents = self._residents
         with self._room:
             if not residents.leases.has_session(session):
@@ -161,13 +160,12 @@ class Store:
                     f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
                     "make a new Reader"
                 )
-            for name in names:
-                entry = residents.entries.get(name)
-                if entry is None:
-                    granted.append(None)
-                    continue
+            entries = [residents.entries.get(name) for name in names]
+            found = [entry for entry in entries if entry is not None]
+            for entry in found:
                 residents.unfile(entry)
-                granted.append(Leased(entry, residents.leases.grant(entry, session)))
+            numbers = iter(residents.leases.grant_all(found, session))
+        granted = [None if entry is None else Leased(entry, next(numbers)) for entry in entries]
         return self._check_files(granted, session)
 
     def lease_one(self, name: str) -> Leased | None:
