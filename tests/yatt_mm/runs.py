@@ -12,6 +12,8 @@ import sys
 import tempfile
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,8 +73,12 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
     ]
 
 
-def start(command: list[str], *, temporary: Path) -> tuple[subprocess.Popen[str], str]:
-    """`python -m yatt_mm.train` in a session of its own, with a mark that all its children carry."""
+@contextmanager
+def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """`python -m yatt_mm.train` in a session of its own, with a mark that all its children carry.
+
+    What still runs when the block ends, because a test failed in it, is killed.
+    """
     mark = f"YATT_TEST_MARK={uuid.uuid4().hex}"
     env = {**os.environ, "TMPDIR": str(temporary), "YATT_TEST_MARK": mark.split("=")[1]}
     process = subprocess.Popen(
@@ -84,7 +90,12 @@ def start(command: list[str], *, temporary: Path) -> tuple[subprocess.Popen[str]
         text=True,
         start_new_session=True,
     )
-    return process, mark
+    try:
+        yield process, mark
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
 
 
 def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
@@ -105,8 +116,8 @@ def run(command: list[str]) -> Finished:
     """Run to the end."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        process, mark = start(command, temporary=Path(temporary))
-        return finish(process, mark, before, Path(temporary))
+        with started(command, temporary=Path(temporary)) as (process, mark):
+            return finish(process, mark, before, Path(temporary))
 
 
 def shared_memory() -> set[str]:

@@ -162,9 +162,11 @@ def test_a_signal_stops_everything_that_was_started(
 ) -> None:
     before = runs.shared_memory()
     name = f"interrupted-{number.name}"
-    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        command = runs.arguments(folder, tiny_dir, name, "train.steps=1000", layout)
-        process, mark = runs.start(command, temporary=Path(temporary))
+    command = runs.arguments(folder, tiny_dir, name, "train.steps=1000", layout)
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        runs.started(command, temporary=Path(temporary)) as (process, mark),
+    ):
         assert process.stdout is not None
         seen = []
         for said in process.stdout:
@@ -172,7 +174,7 @@ def test_a_signal_stops_everything_that_was_started(
             if line in said:
                 break
         if number is signal.SIGTERM:
-            runs.wait_for_process(mark, "EngineCore", deadline_s=60)  # in the middle of vLLM's start
+            runs.wait_for_process(mark, "EngineCore", deadline_s=300)  # in the middle of vLLM's start
         assert process.poll() is None, "".join(seen)
         if number is signal.SIGINT:
             os.killpg(process.pid, number)  # what a terminal does: everybody in the group hears it
@@ -188,9 +190,11 @@ def test_a_signal_stops_everything_that_was_started(
 
 def test_an_engine_that_dies_is_named_and_ends_the_run(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
     before = runs.shared_memory()
-    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", "train.parallel.tp=2")
-        process, mark = runs.start(command, temporary=Path(temporary))
+    command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", "train.parallel.tp=2")
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        runs.started(command, temporary=Path(temporary)) as (process, mark),
+    ):
         assert process.stdout is not None
         next(said for said in process.stdout if "step    1" in said)
         os.kill(runs.wait_for_process(mark, "EngineCore", deadline_s=10), signal.SIGKILL)
