@@ -29,7 +29,7 @@ class Messages:
         context: fl.ServerCallContext,
         what: str,
         *,
-        note: str = "",
+        note: str | None = None,
     ) -> None:
         """A message with the key `note` asks for nothing: it also comes when the caller's token is good no more."""
         self._held_bytes = 0

@@ -191,6 +191,17 @@ def test_an_open_stream_ends_when_its_token_is_taken_back_and_views_stay_valid(t
                 assert view.tobytes() == b"some bytes" and client.stat()["num_leases"] == 1
 
 
+def test_no_key_of_a_message_gets_it_past_a_token_that_was_taken_back(tmp_path: Path) -> None:
+    path = token_file(tmp_path / "tokens", ADMIN, f"{READ} read")
+    with serving(tmp_path / "log", "--token-file", str(path)) as served, connect(served.uri, as_(READ)) as flight:
+        writer, reader = flight.do_exchange(fl.FlightDescriptor.for_command(b'{"verb": "resolve"}'))
+        reader.read_chunk()
+        token_file(tmp_path / "new", ADMIN).rename(path)
+        writer.write_metadata(pa.py_buffer(b'{"": 0, "written": 0, "names": ["some"]}'))
+        with pytest.raises(fl.FlightError, match="does not know the token"):
+            reader.read_chunk()
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
