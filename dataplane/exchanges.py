@@ -109,7 +109,7 @@ def lease_made(
     while True:
         leased = node.store.lease([ref.name], token)[0]
         if leased is not None:
-            return _as_claimed(node, ref, leased, token)
+            return as_claimed(node, ref, leased, token)
         if time.monotonic() > deadline:
             raise OutOfSpaceError(
                 f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
@@ -168,7 +168,7 @@ EXCHANGES: Mapping[str, Exchange] = {
 }
 
 
-def _as_claimed(node: "Node", ref: Ref, leased: Leased, token: str) -> Leased:
+def as_claimed(node: "Node", ref: Ref, leased: Leased, token: str = INTERNAL_SESSION) -> Leased:
     """The lease, unless the ref claims another checksum: that is its bearer's error, and nobody else's."""
     try:
         check_claim(ref, leased.entry.ref)

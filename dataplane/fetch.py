@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 from blake3 import blake3
 
-from dataplane.digests import SOURCE_HEX, content_digest
+from dataplane.digests import content_digest, digest_of
 from dataplane.errors import ChecksumError, DataPlaneError
 from dataplane.refs import Ref
 from dataplane.watch import Watch
@@ -160,7 +160,7 @@ class _Coming:
         if self._received < self._ref.nbytes:
             return False
         if self._target is not None:
-            verify(self._ref, self._hash.hexdigest()[:SOURCE_HEX], self._digest)
+            verify(self._ref, digest_of(self._hash), self._digest)
             self.is_open = False
             self._sink.done([(self.at, self._ref, self._digest)])
         return True

@@ -13,7 +13,6 @@ from dataplane import exchanges
 from dataplane.digests import content_digest
 from dataplane.entries import Leased
 from dataplane.errors import BadRequestError, DataPlaneError, MissingObjectError, NodeTimeoutError, OutOfSpaceError
-from dataplane.lineages import check_claim
 from dataplane.refs import Ref
 from dataplane.store import INTERNAL_SESSION, Store
 from dataplane.wire import take, take_timeout_s
@@ -60,7 +59,7 @@ def lease_ref(node: "Node", ref: Ref, how: How) -> Leased:
     leased = node.store.lease_one(ref.name)
     if leased is None:
         raise MissingObjectError(f"{ref.name} is not resident on node {node.node_id}")
-    return _as_claimed(node, ref, leased)
+    return exchanges.as_claimed(node, ref, leased)
 
 
 def try_lease(node: "Node", ref: Ref, how: How) -> Leased | None:
@@ -85,7 +84,7 @@ def lease_some(node: "Node", refs: Sequence[Ref], how: How) -> list[Leased | Dat
         return found
     for at, leased in enumerate(found):
         if isinstance(leased, Leased):
-            found[at] = _or_error(partial(_as_claimed, node, refs[at], leased))
+            found[at] = _or_error(partial(exchanges.as_claimed, node, refs[at], leased))
     return found
 
 
@@ -120,16 +119,6 @@ def _resident(node: "Node", refs: Sequence[Ref], how: How) -> list[Leased | None
         return node.store.lease([ref.name for ref in refs], INTERNAL_SESSION)
     except DataPlaneError:
         return [None] * len(refs)
-
-
-def _as_claimed(node: "Node", ref: Ref, leased: Leased) -> Leased:
-    """The lease, unless the ref claims other bytes."""
-    try:
-        check_claim(ref, leased.entry.ref)
-    except DataPlaneError:
-        node.store.end_later(leased.lease)
-        raise
-    return leased
 
 
 def _or_error(lease: Callable[[], Leased | None]) -> Leased | DataPlaneError | None:

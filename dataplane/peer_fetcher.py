@@ -128,7 +128,7 @@ class PeerFetcher:
 
     # -- private: in a fetch thread --------------------------------------------------------------------------------
 
-    def _fetch(self, batch: "Batch") -> None:
+    def _fetch(self, batch: Batch) -> None:
         """Try until nothing is left to fetch or the time is over; whatever happens every object lands."""
         try:
             self._try_until_over(batch)
@@ -138,7 +138,7 @@ class PeerFetcher:
             text = f"{type(error).__name__}: {error}"
             batch.fail_rest(lambda ref: PeerError(f"{ref.name}: {text}"))
 
-    def _try_until_over(self, batch: "Batch") -> None:
+    def _try_until_over(self, batch: Batch) -> None:
         started, backoff_s, num_wrong = time.monotonic(), _BACKOFF_S, 0
         until = batch.until(started)
         uri = self._peers.find(batch.home)
@@ -174,7 +174,7 @@ class PeerFetcher:
         seconds = time.monotonic() - started
         batch.fail_rest(lambda ref: _gave_up(ref, uri, seconds, problem))
 
-    def _try(self, batch: "Batch", uri: str, until: float) -> None:
+    def _try(self, batch: Batch, uri: str, until: float) -> None:
         flights = self._connections(uri)
         sink = ArenaSink(self._store, batch, until, self._count)
         call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, watch=self._watch)

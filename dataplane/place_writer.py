@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import pyarrow.flight as fl
@@ -81,7 +82,7 @@ class PlaceWriter:
             offsets = [place["offset"] for place in places]
             if any(not 0 <= at <= stream.segment["nbytes"] - nbytes for at, nbytes in zip(offsets, sizes, strict=True)):
                 raise NodeUnavailableError(f"{self._uri} gave a place outside of its arena: it is no data-plane node")
-            for num_bytes in _write(fd, _parts(zip(views, offsets, strict=True))):
+            for num_bytes in _write(fd, list(_parts(zip(views, offsets, strict=True)))):
                 stream.tell({"written": num_bytes})
             sealed = stream.ask({"seal": [dict(body) for body in bodies]}, deadline)
         except DataPlaneError:
@@ -137,15 +138,11 @@ def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield part
 
 
-def _write(fd: int, parts: Iterable[list[_Piece]]) -> Iterator[int]:
+def _write(fd: int, parts: Sequence[list[_Piece]]) -> Iterator[int]:
     """Write the parts, by several threads where there are cores; after each part, how many bytes are written in all."""
-    total = 0
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:
-        for nbytes in (
-            threads.map(partial(_write_part, fd), parts) if _NUM_THREADS > 1 else map(partial(_write_part, fd), parts)
-        ):
-            total += nbytes
-            yield total
+    write = partial(_write_part, fd)
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # which has none yet: for one part none is worth starting
+        yield from accumulate(threads.map(write, parts) if min(len(parts), _NUM_THREADS) > 1 else map(write, parts))
 
 
 def _write_part(fd: int, part: list[_Piece]) -> int:

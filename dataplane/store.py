@@ -87,11 +87,11 @@ class Store:
             sealed = []
             for slab, (ref, digest) in zip(slabs, described, strict=True):
                 entry = self._residents.entries.get(ref.name)
+                is_kept = is_held and slab.scope is None
                 if entry is None:
-                    is_kept = is_held and slab.scope is None
                     entry = self._residents.publish(slab, ref, is_held=is_kept, digest=digest)
                 else:
-                    self._residents.again(slab, entry, is_held=is_held and slab.scope is None)
+                    self._residents.again(slab, entry, is_held=is_kept)
                 sealed.append(entry)
             self._room.changed()
             return sealed

@@ -1,12 +1,15 @@
 """Folders that end with their owner: removed at its end, or by the next one of the same user if it was killed.
 
-The owner holds a lock on a file inside, which the kernel drops when the owner dies however it dies.
+The owner holds a lock on a file inside, which the kernel drops when the owner dies however it dies. With a folder go
+the named semaphores that `semaphores_named` made processes call after it, or after a folder in it: they cannot lie in
+a folder, and a process that is killed leaves them.
 """
 
 from __future__ import annotations
 
 import fcntl
 import logging
+import multiprocessing
 import os
 import shutil
 import stat
@@ -16,6 +19,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 LOCK_FILE = ".owner"
+SEMAPHORES = Path("/dev/shm")
+"""Where Linux keeps named semaphores, flat, as files `sem.NAME`."""
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +36,7 @@ def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
             Path(lock.name).rename(folder / LOCK_FILE)  # it appears locked: nobody finds it free in between
             yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove(folder)
 
 
 def remove_orphans(parent: Path, prefix: str) -> list[Path]:
@@ -47,7 +52,7 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(folder, ignore_errors=True)
+            remove(folder)
             removed.append(folder)
         except BlockingIOError:
             pass  # its owner lives
@@ -56,3 +61,23 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
     if removed:
         log.warning("removed what a run that was killed had left: %s", ", ".join(map(str, removed)))
     return removed
+
+
+def remove(folder: Path) -> None:
+    """Remove the folder with all that is in it, and the semaphores that are called after it or a folder in it."""
+    for named in (folder, *folder.glob("yatt-*/")):
+        for semaphore in SEMAPHORES.glob(f"sem.{named.name}-*"):
+            semaphore.unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def semaphores_named(folder: Path) -> Iterator[None]:
+    """Processes that are started inside call their multiprocessing semaphores after `folder`."""
+    settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # children inherit it
+    before = settings["semprefix"]
+    settings["semprefix"] = f"/{folder.name}"
+    try:
+        yield
+    finally:
+        settings["semprefix"] = before

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 from PIL import Image
 
 RECIPE: Mapping[str, Any] = {
@@ -59,6 +60,14 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"not true after {timeout_s} s"
         time.sleep(0.01)
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether it ended, reaped or not; it may be reaped by another thread at any moment."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def segments(pid: int) -> set[Path]:

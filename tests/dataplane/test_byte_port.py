@@ -7,7 +7,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -43,7 +43,7 @@ from dataplane.segment import Segment
 from dataplane.store import Store
 from tests.dataplane.certificates import issue
 from tests.dataplane.serving import refused, serving
-from tests.dataplane.shards import RECIPE, encode, noise
+from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
 MIB = 1 << 20
 READ = "read-0123456789abcdef"
@@ -110,13 +110,6 @@ def put_all(client: Client, sizes: Sequence[int], prefix: str) -> tuple[list[np.
 
 def verbs(client: Client) -> dict[str, int]:
     return {verb: counts["num_calls"] for verb, counts in client.stat()["verbs"].items()}
-
-
-def wait_until(is_true: Callable[[], bool], timeout_s: float = 10.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not is_true():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 # -- what comes ----------------------------------------------------------------------------------------------------

@@ -18,7 +18,8 @@ from dataplane.embedded import EmbeddedNode
 from dataplane.errors import BadRequestError, OutOfSpaceError
 from dataplane.reader import Reader
 from dataplane.segment import reap_dead_segments
-from tests.dataplane.shards import RECIPE, encode, existing, noise, segments, wait_until, write_shard
+from tests.dataplane.shards import RECIPE, encode, existing, has_ended, noise, segments, wait_until, write_shard
+from tests.dataplane.test_restart import kill
 
 
 def test_stop_ends_the_node_its_workers_and_its_memory(tmp_path: Path) -> None:
@@ -68,7 +69,7 @@ def test_a_node_ends_with_its_owner_and_leaves_nothing(tmp_path: Path, how: sign
     owner.send_signal(how)
     owner.wait()
     owner.stdout.close()
-    wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
+    wait_until(lambda: all(has_ended(process) for process in processes))
     assert not existing(mine)
 
 
@@ -95,8 +96,7 @@ def test_the_segments_of_a_killed_node_are_removed_by_its_owner_or_by_the_next_n
         node = EmbeddedNode(memory_bytes=1 << 20, roots={}, restart=False)
         mine = segments(node.pid)
         assert mine
-        os.kill(node.pid, signal.SIGKILL)
-        wait_until(lambda pid=node.pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)  # type: ignore[misc]
+        kill(node)
         if is_stopped_by_owner:
             node.stop()
             assert not existing(mine)
@@ -128,7 +128,7 @@ def test_a_worker_that_is_killed_is_replaced(tmp_path: Path) -> None:
         client.derive(samples[0].media, RECIPE)
         worker = psutil.Process(node.pid).children()[0]
         worker.kill()
-        wait_until(lambda: worker.status() == psutil.STATUS_ZOMBIE)
+        wait_until(lambda: has_ended(worker))
         results = client.derive([sample.media[0] for sample in samples], RECIPE)
         assert [result.name[:2] for result in results] == ["d/"] * 3
         assert client.stat()["num_processed"] == 3

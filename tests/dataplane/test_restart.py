@@ -21,7 +21,7 @@ from dataplane.embedded import EmbeddedNode
 from dataplane.errors import MissingObjectError, NodeUnavailableError
 from dataplane.reader import Reader
 from dataplane.refs import Ref
-from tests.dataplane.shards import RECIPE, wait_until
+from tests.dataplane.shards import RECIPE, has_ended, wait_until
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
 
 def kill(node: EmbeddedNode) -> None:
     """Kill the node and see it gone; whoever calls it next finds nobody, or the next incarnation."""
-    pid = node.pid
-    os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+    process = psutil.Process(node.pid)
+    process.kill()
+    wait_until(lambda: has_ended(process))
 
 
 def derive_all(client: Client) -> list[Ref]:

@@ -1,12 +1,17 @@
 """A run that was killed leaves folders; the next run of the same user removes exactly those."""
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
-from yatt_mm.owned import owned_folder, remove_orphans
+import pytest
+
+from yatt_mm.owned import SEMAPHORES, owned_folder, remove_orphans, semaphores_named
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
@@ -61,3 +66,29 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (runs / "yatt-link").symlink_to(target)
     assert remove_orphans(runs, "yatt-") == []
     assert (target / ".owner").exists()
+
+
+def hold_a_semaphore(is_held: Any) -> None:
+    lock = multiprocessing.get_context("spawn").Lock()
+    is_held.set()
+    with lock:
+        time.sleep(60)
+
+
+@pytest.mark.parametrize("is_inside", [False, True], ids=["the folder", "a folder in it"])
+def test_semaphores_of_killed_processes_go_with_the_folder(tmp_path: Path, is_inside: bool) -> None:
+    context = multiprocessing.get_context("spawn")
+    is_held = context.Event()
+    with owned_folder(tmp_path, "yatt-") as folder:
+        named = folder / "yatt-inside" if is_inside else folder
+        named.mkdir(exist_ok=True)
+        with semaphores_named(named):
+            child = context.Process(target=hold_a_semaphore, args=(is_held,))
+            child.start()
+        assert is_held.wait(30)
+        child.kill()
+        child.join()
+        assert len(list(SEMAPHORES.glob(f"sem.{named.name}-*"))) == 1
+    assert not list(SEMAPHORES.glob(f"sem.{named.name}-*"))
+    lock = context.Lock()
+    assert lock._semlock.name.startswith("/mp-")  # type: ignore[attr-defined]

@@ -1,14 +1,15 @@
 """What one start of an engine brings into the world, kept apart from it so that a failed start can be undone."""
 
 import logging
-import shutil
 import tempfile
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from yatt_mm import owned
 from yatt_mm.rollout import environment, processes
 from yatt_mm.rollout.requests import EngineConfig
 
@@ -48,7 +49,8 @@ class Launched:
                     f"the temporary directory {self._tmp_dir} has {len(self._tmp_dir)} characters; names of Unix "
                     f"sockets leave room for {MAX_TMP_DIR_LENGTH}: set TMPDIR to a shorter one"
                 )
-            with environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir):
+            spawning = environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir)
+            with spawning, owned.semaphores_named(Path(self._tmp_dir)):
                 from yatt_mm.rollout import backend
 
                 self._check_wanted()
@@ -68,7 +70,7 @@ class Launched:
             processes.stop_tracker()
         processes.end(started, timeout_s)
         if self._tmp_dir is not None:
-            shutil.rmtree(self._tmp_dir, ignore_errors=True)
+            owned.remove(Path(self._tmp_dir))
 
     def _interrupt_launch(self, timeout_s: float) -> None:
         """A thread cannot be stopped, but what it waits for can: vLLM fails when its core ends."""
