@@ -64,7 +64,7 @@ RECIPE = {
     "resample": "bicubic",
 }
 NUM_CORES = len(os.sched_getaffinity(0))
-ROUNDS = 3
+ROUNDS = 5
 NUM_PICTURES = 64
 WINDOW = 32
 BUDGET_BYTES = 512 << 20

@@ -15,7 +15,7 @@ import pyarrow as pa
 from dataplane.errors import DataPlaneError
 from dataplane.wire import ITEM_BYTES, LOCATORS, dump
 
-JSON_UP_TO = 32
+JSON_UP_TO = 96
 """Objects in one answer; from about here on packed columns are faster than text."""
 
 _DTYPES = list(ITEM_BYTES)

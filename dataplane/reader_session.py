@@ -32,7 +32,7 @@ from dataplane.wire import dump, parse
 TICK_S = 1.0
 GRACE_S = 2.0
 """The node's own deadline is tighter and its answer says more; a stream is cut this much later."""
-_GATHER_S = 0.002
+_GATHER_S = 0.01
 """Leases that end within this time of each other go back in one call."""
 _MAX_RELEASES = 8192
 
