@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from models.family import Family
 
 FAMILIES = {"qwen2_5_vl": "models.qwen2_5_vl"}
-"""model_type -> package with the modules `recipe` (torch-free) and `model`."""
+"""model_type -> package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
@@ -23,3 +27,18 @@ def read_config(model_dir: Path) -> dict[str, Any]:
             "a model folder of that type"
         )
     return config
+
+
+def load_family(model_dir: Path) -> Family:
+    """The family of a Hugging Face folder's model."""
+    family: Family = importlib.import_module(f"{_package(model_dir)}.model").FAMILY
+    return family
+
+
+def load_recipe(model_dir: Path) -> Any:
+    """The module of its family with `patch_recipe` and `pixel_affine`, torch-free."""
+    return importlib.import_module(f"{_package(model_dir)}.recipe")
+
+
+def _package(model_dir: Path) -> str:
+    return FAMILIES[read_config(model_dir)["model_type"]]

@@ -1,5 +1,7 @@
 """The vision tower: Hugging Face's module, replicated, its images dealt to the ranks of a tensor-parallel group.
 
+A family says how its module is called (`models.<family>.tower`); everything else is here.
+
 Takes uint8 patches and normalises them on the device. Each rank encodes its share of the images; an all-gather
 gives every rank all embeddings, and its backward keeps each rank's own rows. So a rank's parameter gradients
 cover its images only: they must be summed over the group (`yatt_mm.training.engine` does).
@@ -9,8 +11,8 @@ N patches, D values of a patch (C channels x T frames x P x P), V visual tokens,
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from functools import lru_cache
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +20,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from transformers import AttentionInterface
-from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
 from models.attention import vision_attention
 from models.mrope import Grid
@@ -30,7 +31,7 @@ AttentionInterface.register(ATTENTION, vision_attention)
 
 
 class VisionTower(torch.nn.Module):
-    """uint8 patches of images -> their visual tokens' embeddings."""
+    """uint8 patches of images -> their visual tokens' embeddings. A family's tower gives `encode`."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -62,31 +63,16 @@ class VisionTower(torch.nn.Module):
         by_channel = patches_ND.view(patches_ND.shape[0], self.mean.shape[0], -1).float()
         return by_channel.div_(255).sub_(self.mean).div_(self.std).view(patches_ND.shape)
 
+    @abstractmethod
+    def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
+        """[V, h] embeddings of images whose normalised patches follow each other; on the module's device."""
+
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
         weight = self.visual.patch_embed.proj.weight
         if not images:
             return weight.new_zeros(0, self.config.out_hidden_size)
         patches = torch.from_numpy(np.concatenate(images)).to(weight.device)
-        positions, windows, window_bounds = self._layout(grids)
-        out = self.visual(
-            self.normalise(patches).to(weight.dtype),
-            grid_thw=torch.tensor(grids),  # on the CPU: only boundaries come of it
-            position_ids=positions.to(weight.device),
-            window_index=windows.to(weight.device),
-            cu_window_seqlens=window_bounds,
-        )
-        embeddings: torch.Tensor = out.pooler_output
-        return embeddings
-
-    def _layout(self, grids: list[Grid]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Positions, window order and window boundaries of all images, put together from one of each size."""
-        config = self.config
-        parts = [_grid_layout(grid, config.spatial_merge_size, config.window_size, config.patch_size) for grid in grids]
-        begins = accumulate((len(windows) for _, windows, _ in parts[:-1]), initial=0)
-        windows = torch.cat([windows + begin for (_, windows, _), begin in zip(parts, begins)])
-        lengths = torch.cat([lengths for _, _, lengths in parts])
-        bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
-        return torch.cat([positions for positions, _, _ in parts]), windows, bounds
+        return self.encode(self.normalise(patches).to(weight.dtype), grids)
 
 
 def deal_images(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
@@ -105,17 +91,6 @@ def _natural_order(shares: list[list[int]], sizes: list[int]) -> torch.Tensor:
     dealt = [image for share in shares for image in share]
     begins = dict(zip(dealt, accumulate((sizes[image] for image in dealt), initial=0)))
     return torch.cat([torch.arange(begins[image], begins[image] + size) for image, size in enumerate(sizes)])
-
-
-@lru_cache(maxsize=4096)
-def _grid_layout(
-    grid: Grid, merge_size: int, window_size: int, patch_size: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(positions [N, 2], window order [V], window lengths in patches) of one image, by transformers' rules."""
-    grid_thw = torch.tensor([grid])
-    positions = get_vision_position_ids(grid_thw, merge_size)
-    windows, bounds = get_vision_window_index(grid_thw, merge_size, window_size, patch_size)
-    return positions, windows, bounds.diff()
 
 
 class _GatherRows(torch.autograd.Function):

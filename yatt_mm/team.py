@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from models.registry import FAMILIES, read_config
+from models.registry import load_recipe
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.cluster import on_device, reserved_devices
 from yatt_mm.config import Config
@@ -74,7 +73,7 @@ def build_team(
         parallel=config.parallel(),
         placement=site.placement,
         dataplane_uri=node.uri,
-        recipe=_patch_recipe(Path(config.model.path)),
+        recipe=load_recipe(Path(config.model.path)).patch_recipe(Path(config.model.path)),
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
         export_dir=str(config.run_dir.absolute() / "hf"),
@@ -195,11 +194,6 @@ def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -
 def _stop_engines(engines: list[Any]) -> None:
     """Let engines end their own processes; one that does not is ended with its actor right after."""
     ray.wait([engine.shutdown.remote() for engine in engines], num_returns=len(engines), timeout=STOP_DEADLINE_S)
-
-
-def _patch_recipe(model_dir: Path) -> dict[str, Any]:
-    family = FAMILIES[read_config(model_dir)["model_type"]]
-    return importlib.import_module(f"{family}.recipe").patch_recipe(model_dir)
 
 
 def _cluster_has_gpus() -> bool:

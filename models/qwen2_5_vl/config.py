@@ -10,9 +10,6 @@ from transformers import Qwen2_5_VLConfig
 from models.megatron import TransformerConfig
 from models.parallel import Parallel
 
-VOCAB_MULTIPLE = 8
-"""Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
-
 UNFUSED = {
     "bias_activation_fusion": False,
     "bias_dropout_fusion": False,
@@ -63,10 +60,3 @@ def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: t
         calculate_per_token_loss=True,
         **UNFUSED,
     )
-
-
-def padded_vocab_size(hf_config: Qwen2_5_VLConfig, parallel: Parallel) -> int:
-    """Rows of the embedding and of the head, over all tensor-parallel ranks."""
-    text: Any = hf_config.text_config
-    multiple = VOCAB_MULTIPLE * parallel.tp
-    return -(-text.vocab_size // multiple) * multiple

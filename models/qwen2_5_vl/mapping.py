@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from transformers import Qwen2_5_VLConfig
+
 from models.weights import Rule
 
 DECODER = "language_model.decoder.layers.{layer}."
 
 
-def rules(checkpoint_names: Collection[str], *, is_head_tied: bool) -> list[Rule]:
+def rules(hf_config: Qwen2_5_VLConfig, checkpoint_names: Collection[str]) -> list[Rule]:
     """The table, with the prefixes that this checkpoint uses (they moved between transformers releases)."""
+    is_head_tied = bool(hf_config.tie_word_embeddings)
     text = _prefix(
         checkpoint_names, ("model.language_model.", "language_model.model.", "model."), "embed_tokens.weight"
     )

@@ -21,7 +21,8 @@ from models.attention import Segments, packed_attention
 from models.compat.adam import GroupStepAdam
 from models.mrope import Grid, mrope_positions
 from models.packing import TokenLayout, pack
-from models.vision import VisionTower, deal_images
+from models.qwen2_5_vl.tower import Tower
+from models.vision import deal_images
 from models.weights import Kind, Shapes, cut, join
 
 IMAGE, VIDEO = 6, 7
@@ -128,7 +129,7 @@ def test_normalised_patches_equal_the_processors_pixel_values(one_rank: dist.Pro
     raw = processor(image, do_rescale=False, do_normalize=False, return_tensors="pt")["pixel_values"]
     config = Qwen2_5_VLConfig(vision_config={"depth": 1, "hidden_size": 8, "num_heads": 2}).vision_config
     visual = Qwen2_5_VisionTransformerPretrainedModel(config)
-    tower = VisionTower(visual, mean=processor.image_mean, std=processor.image_std, group=one_rank)
+    tower = Tower(visual, mean=processor.image_mean, std=processor.image_std, group=one_rank)
     assert (tower.normalise(raw.to(torch.uint8)) - wanted).abs().max() < 1e-6
 
 

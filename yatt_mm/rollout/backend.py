@@ -28,7 +28,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
 from dataplane.torch_view import as_tensor
-from models.qwen2_5_vl.recipe import pixel_affine
+from models.registry import load_recipe
 from yatt_mm.rollout import environment, plugin
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, Medium
 
@@ -125,7 +125,8 @@ class InputBuilder:
         self.num_ipc_bytes = 0
         self._cache = llm.renderer.mm_processor_cache
         self.normalizes_on_device = bool(multimodal.mm_device_do_normalize)
-        self._affine = None if self.normalizes_on_device else pixel_affine(Path(config.model_dir))
+        model_dir = Path(config.model_dir)
+        self._affine = None if self.normalizes_on_device else load_recipe(model_dir).pixel_affine(model_dir)
         self._max_images = config.max_images_per_prompt
         self._max_model_len = int(llm.model_config.max_model_len)
         hf_config = llm.model_config.hf_config

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from models.build import build
 from models.megatron import get_forward_backward_func, parallel_state
 from models.packing import PackedBatch, pack
 from models.parallel import Parallel, check_layout
-from models.qwen2_5_vl.model import build
 from models.registry import read_config
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings

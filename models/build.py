@@ -1,0 +1,67 @@
+"""From a Hugging Face folder to this rank's part of the model, with its weights."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from models.checkpoint_files import CheckpointFiles
+from models.megatron import parallel_state
+from models.packing import TokenLayout
+from models.parallel import Parallel
+from models.registry import load_family, load_recipe
+from models.vision import VisionTower
+from models.vlm import VisionLanguageModel
+from models.weights import Shapes, WeightTable
+
+VOCAB_MULTIPLE = 8
+"""Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Built:
+    """This rank's part of the model, and what belongs to it."""
+
+    model: VisionLanguageModel
+    table: WeightTable
+    files: CheckpointFiles
+    layout: TokenLayout
+
+
+def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch.device) -> Built:
+    """The model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls it."""
+    family = load_family(model_dir)
+    hf_config = family.config.from_pretrained(model_dir)
+    files = CheckpointFiles(model_dir)
+    text: Any = hf_config.text_config
+    num_rows = padded_vocab_size(text.vocab_size, parallel)
+    tower: VisionTower | None = None
+    if parallel_state.is_pipeline_first_stage():
+        mean, std = load_recipe(model_dir).pixel_affine(model_dir)
+        group = parallel_state.get_tensor_model_parallel_group()
+        tower = family.tower(family.make_visual(hf_config, dtype), mean=mean, std=std, group=group)
+    model = VisionLanguageModel(hf_config, family.transformer_config(hf_config, parallel, dtype), num_rows, tower)
+    shapes = Shapes(
+        num_heads=text.num_attention_heads,
+        num_groups=text.num_key_value_heads,
+        vocab_size=text.vocab_size,
+        padded_vocab_size=num_rows,
+    )
+    table = WeightTable(family.rules(hf_config, files.names), shapes)
+    table.check_names(model, files)
+    table.load(model, files)
+    layout = TokenLayout(
+        image_token_id=hf_config.image_token_id,
+        video_token_id=hf_config.video_token_id,
+        merge_size=hf_config.vision_config.spatial_merge_size,
+    )
+    return Built(model=model.to(device), table=table, files=files, layout=layout)
+
+
+def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:
+    """Rows of the embedding and of the head, over all tensor-parallel ranks."""
+    multiple = VOCAB_MULTIPLE * parallel.tp
+    return -(-vocab_size // multiple) * multiple

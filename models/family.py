@@ -1,0 +1,30 @@
+"""What a model family says of itself. `models/<family>/model.py` gives it as FAMILY; the rest is the same for all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from models.megatron import TransformerConfig
+from models.parallel import Parallel
+from models.vision import VisionTower
+from models.weights import Rule
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Family:
+    """Every function takes the family's Hugging Face config."""
+
+    config: type[Any]
+    """Its class in transformers."""
+    transformer_config: Callable[[Any, Parallel, torch.dtype], TransformerConfig]
+    """The decoder's settings for megatron. Raises ValueError for what the decoder cannot do."""
+    rules: Callable[[Any, Collection[str]], list[Rule]]
+    """Its tensors, by the names that a checkpoint has."""
+    make_visual: Callable[[Any, torch.dtype], Any]
+    """Hugging Face's vision tower, its weights not yet loaded."""
+    tower: type[VisionTower]
+    """How that tower is called."""

@@ -1,0 +1,95 @@
+"""A vision-language model on megatron-core: a vision tower on the first pipeline stage, a decoder over all of them.
+
+It turns a packed microbatch into log-probabilities and entropies of its scored tokens. What families do differently
+is in their folders; building and loading in `models.build`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from models.attention import PackedParams
+from models.decoder import Decoder, block_spec, mark_tensor_parallel
+from models.logprob import Head, linear_logprob
+from models.megatron import MegatronModule, ModelType, TransformerConfig, parallel_state, tensor_parallel
+from models.mrope import MRope
+from models.packing import PackedBatch
+from models.vision import VisionTower
+
+
+class VisionLanguageModel(MegatronModule):
+    """This pipeline stage's part. megatron's schedules and gradient reductions read the public attributes."""
+
+    def __init__(self, hf_config: Any, config: TransformerConfig, num_rows: int, tower: VisionTower | None) -> None:
+        """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first stage only."""
+        super().__init__(config=config)
+        text: Any = hf_config.text_config
+        self.pre_process = parallel_state.is_pipeline_first_stage()
+        self.post_process = parallel_state.is_pipeline_last_stage()
+        self.model_type = ModelType.encoder_or_decoder
+        self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
+        self.vocab_size = text.vocab_size
+        self.vision_model = tower
+        theta = float(text.rope_parameters["rope_theta"])
+        self.language_model = Decoder(
+            config,
+            block_spec(config),
+            vocab_size=num_rows,
+            max_sequence_length=text.max_position_embeddings,
+            pre_process=self.pre_process,
+            post_process=self.post_process,
+            share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
+            position_embedding_type="mrope",
+            rotary_base=int(theta),
+            scatter_embedding_sequence_parallel=False,
+        )
+        rope = MRope(dim=config.kv_channels or 0, theta=theta, sections=config.mrope_section or [])
+        self.language_model.rotary_pos_emb = rope
+        mark_tensor_parallel(self)
+
+    def shared_embedding_or_output_weight(self) -> torch.Tensor:
+        """The tied weight, for the sum of its gradients over the first and last stage."""
+        return self.language_model.shared_embedding_or_output_weight()
+
+    def set_input_tensor(self, input_tensor: Any) -> None:
+        """Hidden states from the stage before."""
+        self.language_model.set_input_tensor(input_tensor)
+
+    def forward(self, batch: PackedBatch, temperature: float) -> torch.Tensor:
+        """Hidden states for the next stage, or on the last [2, K]: log-probabilities, entropies."""
+        hidden = self.language_model(
+            input_ids=None,
+            position_ids=batch.position_ids,
+            attention_mask=None,
+            decoder_input=self._embed(batch) if self.pre_process else None,
+            packed_seq_params=PackedParams.of(batch.segments),
+        )
+        return self._score(hidden, batch, temperature) if self.post_process else hidden
+
+    def _embed(self, batch: PackedBatch) -> torch.Tensor:
+        """[T, 1, h] token embeddings with visual tokens in their places (under sequence parallelism, a part)."""
+        embedded = self.language_model.embedding(batch.token_ids[None], None)
+        if batch.images:
+            assert self.vision_model is not None
+            visual = self.vision_model(batch.images, batch.grids)
+            visual = visual.to(embedded.dtype).index_select(0, batch.visual_rows)
+            embedded = embedded.index_copy(0, batch.visual_slots, visual[:, None])
+        if self.config.sequence_parallel:
+            embedded = tensor_parallel.scatter_to_sequence_parallel_region(embedded)
+        return embedded
+
+    def _score(self, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> torch.Tensor:
+        if self.config.sequence_parallel:
+            hidden = tensor_parallel.gather_from_sequence_parallel_region(hidden)
+        else:
+            hidden = tensor_parallel.copy_to_tensor_model_parallel_region(hidden)
+        if self.share_embeddings_and_output_weights:
+            weight = self.shared_embedding_or_output_weight()
+        else:
+            weight = self.language_model.output_layer.weight
+        group = parallel_state.get_tensor_model_parallel_group()
+        head = Head(group=group, vocab_size=self.vocab_size, temperature=temperature)
+        rows = hidden.squeeze(1).index_select(0, batch.predict_rows)
+        return torch.stack(linear_logprob(rows, weight, batch.labels, head))
