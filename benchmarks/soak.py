@@ -25,6 +25,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
+import psutil
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -38,7 +39,7 @@ from dataplane.errors import DataPlaneError
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from dataplane.segment import PREFIX, SHM_DIR
-from tests.dataplane.shards import encode, noise, write_shard
+from tests.dataplane.shards import encode, has_ended, noise, write_shard
 
 NUM_WRITERS = NUM_READERS = 4
 CLIENT_KILL_S = 4.0
@@ -75,7 +76,7 @@ class Soak:
         self.catalog = Catalog(self._rng)
         self.counts: Counter[str] = Counter()
         self.findings: list[str] = []
-        self.pids: set[int] = set()
+        self.processes: set[psutil.Process] = set()
         """Every process that was started, the node's own among them."""
         self._last_stat: dict[str, Any] = {}
         self._orphans: list[str] = []
@@ -110,7 +111,7 @@ class Soak:
         process = _spawn.Process(target=run_worker, args=args, daemon=True)
         process.start()
         theirs.close()
-        self.pids.add(process.pid)
+        self.processes.add(psutil.Process(process.pid))
         self._workers.append(Worker(role, name, process, ours, time.monotonic()))
 
     def _hear(self, timeout_s: float) -> None:
@@ -168,7 +169,7 @@ class Soak:
 
     def _kill_node(self) -> None:
         pid = self._node.pid
-        self.pids |= {pid, *children_of(pid)}
+        self.processes |= family(pid)
         os.kill(pid, signal.SIGKILL)  # our own child, which nobody has waited for yet
         self.catalog.node_killed()
         self.counts["num_node_kills"] += 1
@@ -203,15 +204,13 @@ class Soak:
             worker.process.join()
 
 
-def children_of(pid: int) -> set[int]:
-    """The processes that a process started."""
-    found: set[int] = set()
-    for path in Path(f"/proc/{pid}/task").glob("*/children"):
-        try:
-            found |= {int(child) for child in path.read_text().split()}
-        except OSError:
-            continue
-    return found
+def family(pid: int) -> set[psutil.Process]:
+    """A process and those that it started, as far as they still run: told from others that get their numbers later."""
+    try:
+        process = psutil.Process(pid)
+        return {process, *process.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return set()
 
 
 def unreadable(node: EmbeddedNode, durable: list[dict[str, Any]]) -> list[str]:
@@ -284,22 +283,13 @@ def soak(
             )
             if node.failure is not None:
                 findings.append(f"the node was given up: {node.failure}")
-            made.pids |= {node.pid, *children_of(node.pid)}
+            made.processes |= family(node.pid)
         findings += [f"{path} is left" for path in Path(folder).glob("disk/**/*.arrow")]
     findings += [f"segment {name} is left" for name in segments_of(node_id)]
-    findings += [f"process {pid} is left" for pid in made.pids if _is_alive(pid)]
+    findings += [f"{process} is left" for process in made.processes if not has_ended(process)]
     mb_per_s = (made.counts["checked_bytes"] + made.counts["put_bytes"]) / seconds / 1e6
     counts = {key: made.counts[key] for key in sorted(made.counts)} | {"mb_per_s": round(mb_per_s, 1)}
     return {"seconds": seconds, "seed": seed, "memory_bytes": memory_bytes, "counts": counts, "findings": findings}
-
-
-def _is_alive(pid: int) -> bool:
-    """Whether one of our processes still runs (a pid that another parent's process took over is not ours)."""
-    try:
-        status = Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-    return b"dataplane" in status or b"multiprocessing" in status
 
 
 def show(report: dict[str, Any], console: Console) -> None:
