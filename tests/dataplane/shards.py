@@ -63,9 +63,9 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it ended, reaped or not; it may be reaped by another thread at any moment."""
+    """Whether it ended, reaped or not; it may be reaped by another thread at any moment, and its number come again."""
     try:
-        return process.status() == psutil.STATUS_ZOMBIE
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
         return True
 
