@@ -24,6 +24,8 @@ from sklearn.datasets import load_digits
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 500.0
+ENGINE = "EngineCore|spawn_main"
+"""A process in which vLLM computes: the only ones that a run spawns by multiprocessing; not always has it a title."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,19 +144,19 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
     return left + [f"/dev/shm/{name}" for name in appeared]
 
 
-def wait_for_process(mark: str, name: str, *, deadline_s: float) -> int:
-    """Id of a process of the run whose title contains `name`."""
+def wait_for_process(mark: str, pattern: str, *, deadline_s: float) -> int:
+    """Id of a process of the run in whose command line or title the regular expression is found."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir():
             try:
                 is_ours = entry.name.isdigit() and mark.encode() in (entry / "environ").read_bytes()
-                if is_ours and name in (entry / "cmdline").read_text(errors="replace"):
+                if is_ours and re.search(pattern, (entry / "cmdline").read_text(errors="replace")):
                     return int(entry.name)
             except OSError:
                 continue
         time.sleep(0.05)
-    raise AssertionError(f"no process {name} appeared in {deadline_s:g} s")
+    raise AssertionError(f"no process {pattern} appeared in {deadline_s:g} s")
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:

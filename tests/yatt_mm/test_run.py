@@ -174,7 +174,7 @@ def test_a_signal_stops_everything_that_was_started(
             if line in said:
                 break
         if number is signal.SIGTERM:
-            runs.wait_for_process(mark, "EngineCore", deadline_s=300)  # in the middle of vLLM's start
+            runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
         assert process.poll() is None, "".join(seen)
         if number is signal.SIGINT:
             os.killpg(process.pid, number)  # what a terminal does: everybody in the group hears it
@@ -197,7 +197,7 @@ def test_an_engine_that_dies_is_named_and_ends_the_run(whole: runs.Finished, fol
     ):
         assert process.stdout is not None
         next(said for said in process.stdout if "step    1" in said)
-        os.kill(runs.wait_for_process(mark, "EngineCore", deadline_s=10), signal.SIGKILL)
+        os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
         done = runs.finish(process, mark, before, Path(temporary))
     assert done.status == 1, done.output
     assert "error: " in done.output and "engine" in done.output
