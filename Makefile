@@ -1,6 +1,7 @@
 # make train   install what is missing, make the digits example, train on it
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
+# make parity  every model in every layout against transformers, with the differences as a table
 # On a machine with CUDA:  make train EXTRA=gpu CONFIG=... ARGS="..."
 EXTRA ?= cpu
 CONFIG ?= configs/digits_cpu.yaml
@@ -9,7 +10,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: train test check data clean
+.PHONY: train test check parity data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -29,6 +30,9 @@ check: $(STAMP)
 
 test: check
 	$(PYTHON) -m pytest $(ARGS)
+
+parity: $(STAMP)
+	$(PYTHON) -m pytest tests/models $(ARGS)
 
 clean:
 	rm -rf runs examples/digits/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,4 +1,4 @@
-"""A process group of one rank, for functions that take a group."""
+"""Model folders with their references, a process group of one rank, and the table at the end of the parity suite."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from tests.models import parity
+from tests.training.tiny import build_folder
+
 
 @pytest.fixture
 def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
@@ -16,3 +19,22 @@ def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
     assert dist.group.WORLD is not None
     yield dist.group.WORLD
     dist.destroy_process_group()
+
+
+@pytest.fixture(scope="session")
+def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head has weights of its own, and what transformers says of it."""
+    return parity.write_reference(build_folder(tmp_path_factory.mktemp("untied")))
+
+
+@pytest.fixture(scope="session")
+def tied_reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head shares the embedding's weights, and what transformers says of it."""
+    return parity.write_reference(build_folder(tmp_path_factory.mktemp("tied"), is_head_tied=True))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print what the parity suite saw."""
+    if parity.OBSERVED:
+        terminalreporter.section("largest differences from transformers, fp32")
+        terminalreporter.write_line(parity.table())

@@ -1,22 +1,12 @@
-"""Fixtures of the training tests: model folders, and the pool of ranks."""
+"""Model folders of the training tests."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.training.ranks import RankPool
 from tests.training.tiny import build_folder
-
-
-@pytest.fixture(scope="session")
-def ranks() -> Iterator[RankPool]:
-    """Processes that run jobs as training ranks."""
-    pool = RankPool()
-    yield pool
-    pool.close()
 
 
 @pytest.fixture(scope="session")

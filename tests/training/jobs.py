@@ -57,21 +57,29 @@ def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
     return {name: tensor.float().numpy().copy() for bucket in engine.export() for name, tensor in bucket}
 
 
-def measure(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
-    """Log-probabilities, gradients and exported weights of one layout, before any update."""
-    engine = build_engine(model_dir, parallel)
-    weights = exported(engine)
-    logprobs = engine.logprobs(microbatches(engine))
+def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(log-probabilities, entropies) of each of this replica's samples, after a backward pass over them.
+
+    Empty on ranks that are not on the last stage. The forward pass alone must give the same bits.
+    """
+    before = engine.logprobs(microbatches(engine))
     engine._ddp.zero_grad_buffer()
-    scored = engine._run(microbatches(engine), 1.0, weighted_loss)
-    gradients = _gradients(engine)
-    return {
-        "weights": weights,
-        "logprobs": logprobs,
-        "entropy": sum(float(part.metrics["entropy"]) for part in scored),
-        "is_loss_rank": engine.is_loss_rank,
-        "gradients": gradients,
-    }
+    scored = engine._run(microbatches(engine), 1.0, _keep_entropies)
+    entropies = [part.metrics["entropies"].cpu().split(list(part.num_scored)) for part in scored]
+    pairs = [
+        (logprobs, entropy.numpy())
+        for part, split in zip(scored, entropies)
+        for logprobs, entropy in zip(part.by_sample(), split, strict=True)
+    ]
+    alone = [logprobs for part in before for logprobs in part]
+    assert all(np.array_equal(found, logprobs) for found, (logprobs, _) in zip(alone, pairs, strict=True))
+    return pairs
+
+
+def _keep_entropies(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return weighted_loss(logprobs, entropy, columns)[0], {"entropies": entropy.detach()}
 
 
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
@@ -118,7 +126,7 @@ def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
     return {"losses": losses, "norms": norms}
 
 
-def _gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
+def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
     group = parallel_state.get_data_parallel_group()
     for buffer in engine._ddp.buffers:
@@ -185,4 +193,4 @@ def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bo
 def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
     engine._ddp.zero_grad_buffer()
     engine._run(microbatches(engine, groups), 1.0, weighted_loss)
-    return _gradients(engine)
+    return gradients(engine)

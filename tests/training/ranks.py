@@ -18,7 +18,7 @@ DEADLINE_S = 120.0
 
 
 class RankPool:
-    """Up to four ranks, started when first needed."""
+    """Up to eight ranks, started when first needed."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")

@@ -101,7 +101,7 @@ def test_warm_up_raises_the_learning_rate_linearly(ranks: RankPool, untied_folde
 
 def test_a_world_of_the_wrong_size_is_refused(ranks: RankPool, untied_folder: Path) -> None:
     with pytest.raises(AssertionError, match="1 ranks joined"):
-        ranks.run(1, jobs.measure, untied_folder, Parallel(dp=2))
+        ranks.run(1, jobs.place, untied_folder, Parallel(dp=2))
 
 
 def relative_difference(found: np.ndarray, wanted: np.ndarray) -> float:

@@ -1,0 +1,137 @@
+"""One model in one layout against Hugging Face transformers: what both say about the same samples, and how far apart.
+
+The reference takes one sample at a time, in fp32, with pixel values made as the family's processor makes them.
+"""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from transformers import AutoModelForImageTextToText
+
+from models.megatron import parallel_state
+from models.parallel import Parallel
+from tests.training import jobs
+from tests.training.tiny import IMAGE_TOKEN, MEAN, PATCH_VALUES, STD, make_samples
+from yatt_mm.training.samples import TrainSample
+
+OBSERVED: dict[tuple[str, str], Differences] = {}
+"""(model, layout) -> what the suite saw; the table at its end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reference:
+    """What transformers says about the samples."""
+
+    logprobs: list[np.ndarray]
+    """[sample] of its scored tokens."""
+    entropies: list[np.ndarray]
+    gradients: dict[str, np.ndarray]
+    """By the name of the tensor in the checkpoint."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Differences:
+    """The worst of each kind over all samples, tokens and tensors."""
+
+    logprob: float
+    entropy: float
+    gradient: float
+    """Largest difference in a tensor, relative to the largest entry of that tensor."""
+    num_changed_weights: int
+    """Tensors whose export is not bit-identical to the checkpoint."""
+
+    @classmethod
+    def worst(cls, parts: list[Differences]) -> Differences:
+        """The worst of each kind over ranks."""
+        return cls(**{field.name: max(asdict(part)[field.name] for part in parts) for field in fields(cls)})
+
+
+def write_reference(folder: Path) -> Path:
+    """Compute the reference of a model folder, for `compare` to read; returns the folder."""
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
+    logprobs, entropies, loss = [], [], torch.zeros(())
+    for sample in make_samples():
+        distribution = model(**model_inputs(sample)).logits[0, :-1].log_softmax(-1)
+        labels = torch.from_numpy(sample.token_ids[1:])
+        mask = torch.from_numpy(sample.loss_mask[1:])
+        scored = distribution.gather(1, labels[:, None])[:, 0][mask]
+        entropy = -(distribution.exp() * distribution).sum(-1)[mask]
+        columns = {name: torch.from_numpy(column) for name, column in sample.columns.items()}
+        loss = loss + jobs.weighted_loss(scored, entropy, columns)[0]
+        logprobs.append(scored.detach().numpy())
+        entropies.append(entropy.detach().numpy())
+    loss.backward()
+    names = load_file(folder / "model.safetensors").keys()
+    gradients = {_saved_name(name, names): param.grad.numpy() for name, param in model.named_parameters()}
+    reference = Reference(logprobs=logprobs, entropies=entropies, gradients=gradients)
+    (folder / "reference.pickle").write_bytes(pickle.dumps(reference))
+    return folder
+
+
+def model_inputs(sample: TrainSample) -> dict[str, torch.Tensor]:
+    """Inputs of the Hugging Face model for one sample."""
+    tokens = torch.from_numpy(sample.token_ids)[None]
+    inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE_TOKEN).int()}
+    if sample.patches:
+        raw = np.concatenate(sample.patches).reshape(-1, 3, PATCH_VALUES // 3)
+        mean, std = (np.array(values)[:, None] for values in (MEAN, STD))
+        pixels = ((raw / 255 - mean) / std).reshape(-1, PATCH_VALUES)
+        inputs["pixel_values"] = torch.from_numpy(pixels.astype(np.float32))
+        inputs["image_grid_thw"] = torch.tensor(sample.grid_thw)
+    return inputs
+
+
+def compare(rank: int, folder: Path, parallel: Parallel) -> Differences:
+    """A rank's job: run the layout once and hold everything that this rank has against the reference."""
+    reference: Reference = pickle.loads((folder / "reference.pickle").read_bytes())
+    engine = jobs.build_engine(folder, parallel)
+    original = load_file(folder / "model.safetensors")
+    weights = jobs.exported(engine)
+    assert weights.keys() == original.keys()
+    changed = [name for name in original if not np.array_equal(weights[name], original[name].numpy())]
+    scored = jobs.score(engine)
+    gradients = jobs.gradients(engine)
+    assert gradients.keys() == reference.gradients.keys()
+    mine = jobs.GROUPS[parallel_state.get_data_parallel_rank() :: parallel_state.get_data_parallel_world_size()]
+    places = [sample for group in mine for sample in group] if scored or engine.is_loss_rank else []
+    assert len(scored) == len(places)
+    return Differences(
+        logprob=_worst([(logprobs, reference.logprobs[i]) for i, (logprobs, _) in zip(places, scored)]),
+        entropy=_worst([(entropies, reference.entropies[i]) for i, (_, entropies) in zip(places, scored)]),
+        gradient=max(
+            _worst([(gradients[name], wanted)]) / float(np.abs(wanted).max())
+            for name, wanted in reference.gradients.items()
+        ),
+        num_changed_weights=len(changed),
+    )
+
+
+def table() -> str:
+    """What was observed, as a table for the documentation."""
+    rows = ["| model | layout | log-probability | entropy | gradient | export |", "|---|---|---|---|---|---|"]
+    for (model, layout), seen in OBSERVED.items():
+        export = "bit-identical" if not seen.num_changed_weights else f"{seen.num_changed_weights} tensors differ"
+        rows.append(
+            f"| {model} | {layout} | {seen.logprob:.1e} | {seen.entropy:.1e} | {seen.gradient:.1e} | {export} |"
+        )
+    return "\n".join(rows)
+
+
+def _worst(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
+    for found, wanted in pairs:
+        assert found.shape == wanted.shape
+        assert np.isfinite(found).all()
+    return max((float(np.abs(found - wanted).max()) for found, wanted in pairs), default=0.0)
+
+
+def _saved_name(name: str, saved: object) -> str:
+    """A parameter's name in a checkpoint, where some prefixes are those of older releases."""
+    assert isinstance(saved, type({}.keys()))
+    old = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+    return name if name in saved else old
