@@ -1,20 +1,24 @@
 """Log-probability and entropy of labelled tokens under a vocabulary cut over tensor-parallel ranks.
 
-One autograd function from hidden states to both, in chunks of tokens: logits are never kept, the backward pass
-computes them again. Leaves out which tokens are labelled; only those come in.
+One autograd function from hidden states to both, in chunks of tokens whose logits take CHUNK_BYTES: logits are never
+kept, the backward pass computes them again. Leaves out which tokens are labelled; only those come in.
 
-N labelled tokens, h hidden size, V this rank's rows of the vocabulary, C tokens of a chunk.
+N labelled tokens, h hidden size, V this rank's rows of the vocabulary, R those of them that are no padding, C tokens of
+a chunk.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-CHUNK_TOKENS = 1024
+CHUNK_BYTES = 64 * 2**20
+"""Of one float32 [C, R] matrix of logits. At most two of them exist at a time, and a third in the weights' dtype where
+that is not float32. Larger chunks pass over the weight less often; smaller ones save memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +38,8 @@ def linear_logprob(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """([N] log-probabilities of the labels, [N] entropies), float32, the same on all ranks of the group.
 
-    `hidden_Nh` must be the same on all ranks; its gradient is this rank's part, for the caller to sum.
+    `hidden_Nh` must be the same on all ranks; its gradient is this rank's part, for the caller to sum. A loss in which
+    the entropies have no weight costs one matrix of a chunk and a pass over it less.
     """
     logprobs, entropy = _LinearLogprob.apply(hidden_Nh, weight_Vh, labels_N, head)  # type: ignore[no-untyped-call]
     return logprobs, entropy
@@ -45,18 +50,19 @@ class _LinearLogprob(torch.autograd.Function):
     def forward(  # type: ignore[override]
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, labels: torch.Tensor, head: Head
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        rows_Rh = _real_rows(weight, head)
         logprobs = torch.empty(hidden.shape[0], dtype=torch.float32, device=hidden.device)
         entropy, log_sum = torch.empty_like(logprobs), torch.empty_like(logprobs)
-        for chunk in _chunks(hidden.shape[0]):
-            logits = _logits(hidden[chunk], weight, head)
+        for chunk in _chunks(hidden.shape[0], rows_Rh):
+            logits = _logits(hidden[chunk], rows_Rh, head)
             peak = logits.amax(-1)
             dist.all_reduce(peak, op=dist.ReduceOp.MAX, group=head.group)
             logits.sub_(peak[:, None])
-            column, mine = _columns(labels[chunk], weight, head)
+            column, mine = _label_columns(labels[chunk], weight, rows_Rh, head)
             label_logit = torch.where(mine, logits.gather(1, column).squeeze(1), 0.0)
             exp = logits.exp()
-            moment = (exp * logits.masked_fill_(exp == 0, 0.0)).sum(-1)
-            sums = torch.stack([exp.sum(-1), moment, label_logit])
+            sums = torch.stack([exp.sum(-1), logits.mul_(exp).sum(-1), label_logit])
+            del logits, exp
             dist.all_reduce(sums, group=head.group)
             log_total = sums[0].log()
             logprobs[chunk] = sums[2] - log_total
@@ -71,40 +77,73 @@ class _LinearLogprob(torch.autograd.Function):
         ctx: Any, grad_logprobs: torch.Tensor, grad_entropy: torch.Tensor
     ) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, labels, log_sum, entropy = ctx.saved_tensors
+        rows_Rh = _real_rows(weight, ctx.head)
+        has_entropy = bool(grad_entropy.any())
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight, dtype=torch.float32)
-        for chunk in _chunks(hidden.shape[0]):
-            logp = _logits(hidden[chunk], weight, ctx.head).sub_(log_sum[chunk, None])
-            probs = logp.exp()
+        for chunk in _chunks(hidden.shape[0], rows_Rh):
+            logp = _logits(hidden[chunk], rows_Rh, ctx.head).sub_(log_sum[chunk, None])
             # d logprob = onehot - p;  d entropy = -p (log p + entropy)
-            logp.masked_fill_(probs == 0, 0.0).add_(entropy[chunk, None]).mul_(grad_entropy[chunk, None])
-            grad = probs.mul_(logp.add_(grad_logprobs[chunk, None]).neg_())
-            column, mine = _columns(labels[chunk], weight, ctx.head)
+            if has_entropy:
+                probs = logp.exp()
+                logp.add_(entropy[chunk, None]).mul_(grad_entropy[chunk, None]).add_(grad_logprobs[chunk, None])
+                grad = probs.mul_(logp.neg_())
+                del probs
+            else:
+                grad = logp.exp_().mul_(grad_logprobs[chunk, None].neg())
+            del logp
+            column, mine = _label_columns(labels[chunk], weight, rows_Rh, ctx.head)
             grad.scatter_add_(1, column, torch.where(mine, grad_logprobs[chunk], 0.0)[:, None])
-            grad = grad.div_(ctx.head.temperature).to(hidden.dtype)
-            grad_hidden[chunk] = grad @ weight
-            grad_weight += (grad.t() @ hidden[chunk]).float()
+            grad = _scaled(grad, ctx.head).to(hidden.dtype)
+            grad_hidden[chunk] = grad @ rows_Rh
+            _add_product(grad_weight[: len(rows_Rh)], grad, hidden[chunk])
+            del grad
         return grad_hidden, grad_weight.to(weight.dtype), None, None
 
 
-def _chunks(num_tokens: int) -> list[slice]:
-    return [slice(begin, begin + CHUNK_TOKENS) for begin in range(0, num_tokens, CHUNK_TOKENS)]
+def _chunks(num_tokens: int, rows: torch.Tensor) -> Iterator[slice]:
+    size = max(1, CHUNK_BYTES // (torch.float32.itemsize * len(rows)))
+    for begin in range(0, num_tokens, size):
+        yield slice(begin, min(num_tokens, begin + size))
+
+
+def _real_rows(weight: torch.Tensor, head: Head) -> torch.Tensor:
+    """[R, h] this rank's rows without those that pad the vocabulary; a view."""
+    num_real = head.vocab_size - _first_row(weight, head)
+    if num_real < 1:
+        raise ValueError(
+            f"tensor-parallel rank {head.group.rank()} of {head.group.size()} holds none of the {head.vocab_size} rows "
+            "of the vocabulary, only padding; choose a smaller parallel.tp"
+        )
+    return weight[:num_real]
 
 
 def _first_row(weight: torch.Tensor, head: Head) -> int:
     return head.group.rank() * weight.shape[0]
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, head: Head) -> torch.Tensor:
-    """[C, V] float32; -inf in the rows that pad the vocabulary."""
-    logits = (hidden @ weight.t()).float().div_(head.temperature)
-    num_real = max(0, min(weight.shape[0], head.vocab_size - _first_row(weight, head)))
-    logits[:, num_real:] = float("-inf")
-    return logits
+def _logits(hidden: torch.Tensor, rows: torch.Tensor, head: Head) -> torch.Tensor:
+    """[C, R] float32."""
+    return _scaled((hidden @ rows.t()).float(), head)
 
 
-def _columns(labels: torch.Tensor, weight: torch.Tensor, head: Head) -> tuple[torch.Tensor, torch.Tensor]:
+def _scaled(values: torch.Tensor, head: Head) -> torch.Tensor:
+    """Divided by the temperature, in place."""
+    return values if head.temperature == 1.0 else values.div_(head.temperature)
+
+
+def _label_columns(
+    labels: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, head: Head
+) -> tuple[torch.Tensor, torch.Tensor]:
     """([C, 1] column of each label on this rank, clamped; [C] is it really here)."""
     column = labels - _first_row(weight, head)
-    mine = (column >= 0) & (column < weight.shape[0])
-    return column.clamp(0, weight.shape[0] - 1)[:, None], mine
+    mine = (column >= 0) & (column < len(rows))
+    return column.clamp(0, len(rows) - 1)[:, None], mine
+
+
+def _add_product(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:
+    """total += grad^T hidden; without a matrix of the weight's size in between where all are float32."""
+    if hidden.dtype is torch.float32:
+        total.addmm_(grad.t(), hidden)
+    else:
+        total += grad.t() @ hidden

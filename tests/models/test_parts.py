@@ -73,13 +73,14 @@ def test_packed_attention_equals_one_segment_at_a_time(lengths: list[int], causa
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1, 7])
+@pytest.mark.parametrize("entropy_weight", [0.0, 1.0])
 def test_logprob_and_entropy_equal_softmax_with_gradients(
-    num_tokens: int, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
+    num_tokens: int, entropy_weight: float, one_rank: dist.ProcessGroup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logprob, "CHUNK_TOKENS", 3)
+    monkeypatch.setattr(logprob, "CHUNK_BYTES", 3 * 10 * 4)  # three tokens
     hidden, weight = torch.randn(num_tokens, 5, requires_grad=True), torch.randn(12, 5, requires_grad=True)
     labels = torch.randint(0, 10, (num_tokens,))
-    scale = torch.randn(2, num_tokens)
+    scale = torch.randn(2, num_tokens) * torch.tensor([[1.0], [entropy_weight]])
     head = logprob.Head(group=one_rank, vocab_size=10, temperature=0.7)
     found = torch.stack(logprob.linear_logprob(hidden, weight, labels, head))
     found_grads = torch.autograd.grad((found * scale).sum(), (hidden, weight))
@@ -89,6 +90,24 @@ def test_logprob_and_entropy_equal_softmax_with_gradients(
     wanted_grads = torch.autograd.grad((wanted * scale).sum(), (hidden, weight))
     assert torch.allclose(found, wanted, atol=1e-5)
     assert all(torch.allclose(a, b, atol=1e-5) for a, b in zip(found_grads, wanted_grads))
+
+
+def test_bfloat16_gradients_of_logprobs_follow_float32(one_rank: dist.ProcessGroup) -> None:
+    hidden, weight = (torch.randn(rows, 16).bfloat16().requires_grad_() for rows in (6, 24))
+    labels = torch.randint(0, 20, (6,))
+    head = logprob.Head(group=one_rank, vocab_size=20)
+    found = torch.autograd.grad(logprob.linear_logprob(hidden, weight, labels, head)[0].sum(), (hidden, weight))
+    wide = [tensor.detach().float().requires_grad_() for tensor in (hidden, weight)]
+    wanted = torch.autograd.grad(logprob.linear_logprob(*wide, labels, head)[0].sum(), wide)
+    for narrow, exact in zip(found, wanted):
+        assert narrow.dtype is torch.bfloat16
+        assert torch.allclose(narrow.float(), exact, atol=0.02 * float(exact.abs().max()))
+
+
+def test_a_rank_with_nothing_but_padding_is_refused(one_rank: dist.ProcessGroup) -> None:
+    head = logprob.Head(group=one_rank, vocab_size=0)
+    with pytest.raises(ValueError, match=r"rank 0 of 1 holds none of the 0 rows .* smaller parallel\.tp"):
+        logprob.linear_logprob(torch.ones(1, 2), torch.ones(8, 2), torch.zeros(1, dtype=torch.long), head)
 
 
 def test_certain_tokens_have_no_entropy_and_finite_gradients(one_rank: dist.ProcessGroup) -> None:

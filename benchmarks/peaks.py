@@ -1,0 +1,42 @@
+"""The most memory that a piece of work takes in this process: of its CUDA device, or on the CPU its resident size."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass(slots=True)
+class Peak:
+    """Filled in when the block of `measured_peak` ends."""
+
+    num_bytes: int = 0
+    """Beyond what was in use when the block began."""
+
+
+@contextmanager
+def measured_peak() -> Iterator[Peak]:
+    """Measure the block's peak. On the CPU the kernel keeps the mark (`VmHWM`), so nothing is sampled or missed."""
+    gc.collect()
+    peak = Peak()
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        yield peak
+        torch.cuda.synchronize()
+        peak.num_bytes = torch.cuda.max_memory_allocated() - before
+        return
+    Path("/proc/self/clear_refs").write_text("5")  # sets VmHWM back to what is resident now
+    before = _status_bytes("VmRSS")
+    yield peak
+    peak.num_bytes = max(0, _status_bytes("VmHWM") - before)
+
+
+def _status_bytes(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))
