@@ -9,13 +9,15 @@ from typing import Any
 import torch
 
 from models.checkpoint_files import CheckpointFiles
+from models.cutting import Shapes
 from models.megatron import parallel_state
 from models.packing import TokenLayout
 from models.parallel import Parallel
 from models.registry import load_family, load_recipe
 from models.vision import VisionTower
 from models.vlm import VisionLanguageModel
-from models.weights import Shapes, WeightTable
+from models.weight_source import ShardedWeights
+from models.weights import WeightTable, check_names
 
 VOCAB_MULTIPLE = 8
 """Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
@@ -26,7 +28,7 @@ class Built:
     """This rank's part of the model, and what belongs to it."""
 
     model: VisionLanguageModel
-    table: WeightTable
+    weights: ShardedWeights
     files: CheckpointFiles
     layout: TokenLayout
 
@@ -51,14 +53,15 @@ def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch
         padded_vocab_size=num_rows,
     )
     table = WeightTable(family.rules(hf_config, files.names), shapes)
-    table.check_names(model, files)
+    weights = ShardedWeights([model], table)
+    check_names([meta.name for meta in weights.metadata()], files)
     table.load(model, files)
     layout = TokenLayout(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,
         merge_size=hf_config.vision_config.spatial_merge_size,
     )
-    return Built(model=model.to(device), table=table, files=files, layout=layout)
+    return Built(model=model.to(device), weights=weights, files=files, layout=layout)
 
 
 def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:

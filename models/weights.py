@@ -1,28 +1,20 @@
-"""Weights between a Hugging Face checkpoint and megatron's parameters, by one table of rules in both directions.
+"""Weights from a Hugging Face checkpoint into megatron's parameters, by one table of rules.
 
-A family gives the table (`models.<family>.mapping`); this file knows how each kind of tensor is cut over the
-tensor-parallel ranks, reads what a rank needs, and puts full tensors together again.
+A family gives the table (`models.<family>.mapping`); `models.cutting` knows how each kind of tensor is cut over the
+ranks; `models.weight_source` goes the other way by the same table.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
-from typing import Literal
 
 import torch
-import torch.distributed as dist
 
 from models.checkpoint_files import CheckpointFiles
+from models.cutting import Kind, Shapes, common_parts, full_shapes
 from models.megatron import parallel_state
-
-Kind = Literal["rep", "col", "row", "vocab", "qkv", "gated"]
-"""rep: whole on every rank. col, row: cut along dim 0, 1. vocab: rows padded, cut along dim 0. qkv: query, key
-and value interleaved by key/value group, cut along dim 0. gated: each half cut along dim 0, then joined."""
-
-BUCKET_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,33 +30,15 @@ class Rule:
     """Further names under which the checkpoint keeps the same single tensor: written, not read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shapes:
-    """What cutting depends on besides the tensor."""
-
-    num_heads: int
-    num_groups: int
-    """Key/value heads."""
-    vocab_size: int
-    padded_vocab_size: int
-
-
 @dataclass(frozen=True, slots=True)
-class _Match:
-    names: list[str]
+class Match:
+    """A rule, applied to one parameter."""
+
+    names: tuple[str, ...]
+    """Of the Hugging Face tensors that the parameter is made of."""
     kind: Kind
     is_exported: bool
     copies: Sequence[str]
-
-
-@dataclass(frozen=True, slots=True)
-class _Placed:
-    """A parameter as every rank knows it."""
-
-    stage: int
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
 
 
 @dataclass(slots=True)
@@ -78,28 +52,14 @@ class WeightTable:
     def __post_init__(self) -> None:
         self._compiled = [(_compile(rule.megatron), rule) for rule in self.rules]
 
-    def match(self, name: str) -> _Match:
+    def match(self, name: str) -> Match:
         """The Hugging Face names behind a megatron name. Raises KeyError where no rule fits."""
         for pattern, rule in self._compiled:
             found = pattern.fullmatch(name)
             if found:
-                names = [template.format(**found.groupdict()) for template in rule.hugging_face]
-                return _Match(names, rule.kind, rule.is_exported, rule.copies)
+                names = tuple(template.format(**found.groupdict()) for template in rule.hugging_face)
+                return Match(names, rule.kind, rule.is_exported, rule.copies)
         raise KeyError(f"no rule for the parameter {name}")
-
-    def check_names(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
-        """Raise ValueError, on all ranks alike, unless `export` gives exactly the checkpoint's tensors. Collective."""
-        matches = [self.match(item.name) for item in _place(dict(global_names(model)))]
-        exported = {name for match in matches if match.is_exported for name in (*match.names, *match.copies)}
-        for names, what in (
-            (set(files.names) - exported, "holds tensors that the model of its config.json does not have"),
-            (exported - set(files.names), "lacks tensors that the model of its config.json has"),
-        ):
-            if names:
-                raise ValueError(
-                    f"the checkpoint at {files.model_dir} {what}: {', '.join(sorted(names)[:3])} ({len(names)} in "
-                    "all); its config.json and weights do not belong together, so choose a complete model folder"
-                )
 
     def load(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
         """Fill this rank's parameters from a checkpoint."""
@@ -107,48 +67,25 @@ class WeightTable:
         for name, param in global_names(model):
             match = self.match(name)
             full = [files.read(hf_name) for hf_name in match.names]
-            shard = cut(match.kind, full, self.shapes, group.rank(), group.size())
-            if shard.shape != param.shape:
-                raise ValueError(
-                    f"{', '.join(match.names)} of the checkpoint give a tensor of shape {tuple(shard.shape)} where "
-                    f"config.json says {tuple(param.shape)} ({name}); the folder's config and weights do not belong "
-                    "together"
-                )
+            _check_shapes(name, match, param, full, full_shapes(match.kind, param.shape, self.shapes, group.size()))
             with torch.no_grad():
-                param.copy_(shard)
+                if match.kind == "vocab":
+                    param.zero_()  # its last rows may be padding
+                for part, full_part in common_parts(match.kind, param, full, self.shapes, group.rank(), group.size()):
+                    part.copy_(full_part)
 
-    def export(self, model: torch.nn.Module) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Full tensors under their Hugging Face names, in buckets. Collective: every rank iterates to the end."""
-        own = dict(global_names(model))
-        placed = _place(own)
-        for bucket in _buckets(placed):
-            yield self._export_bucket(bucket, own)
 
-    def _export_bucket(
-        self, bucket: list[_Placed], own: dict[str, torch.nn.Parameter]
-    ) -> list[tuple[str, torch.Tensor]]:
-        """One broadcast along the pipeline, one all-gather over tensor parallelism, then views and joins."""
-        device = next(iter(own.values())).device
-        pipeline = parallel_state.get_pipeline_model_parallel_group()
-        flat = torch.empty(sum(_numel(item) for item in bucket), dtype=bucket[0].dtype, device=device)
-        if pipeline.rank() == bucket[0].stage:
-            torch.cat([own[item.name].detach().reshape(-1) for item in bucket], out=flat)
-        if pipeline.size() > 1:
-            dist.broadcast(flat, dist.get_global_rank(pipeline, bucket[0].stage), group=pipeline)
-        group = parallel_state.get_tensor_model_parallel_group()
-        gathered = flat.new_empty(group.size() * flat.numel())
-        dist.all_gather_into_tensor(gathered, flat, group=group)
-        sizes = [_numel(item) for item in bucket]
-        by_rank = [part.split(sizes) for part in gathered.view(group.size(), -1)]
-        exported: list[tuple[str, torch.Tensor]] = []
-        for item, *shards in zip(bucket, *by_rank):
-            match = self.match(item.name)
-            if match.is_exported:
-                shaped = [shard.view(item.shape) for shard in shards]
-                tensors = join(match.kind, shaped, self.shapes)
-                exported += zip(match.names, tensors)
-                exported += ((copy, tensors[0]) for copy in match.copies)
-        return exported
+def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
+    """Raise ValueError, on all ranks alike, unless the names that the model exports are exactly the checkpoint's."""
+    for names, what in (
+        (set(files.names) - set(exported), "holds tensors that the model of its config.json does not have"),
+        (set(exported) - set(files.names), "lacks tensors that the model of its config.json has"),
+    ):
+        if names:
+            raise ValueError(
+                f"the checkpoint at {files.model_dir} {what}: {', '.join(sorted(names)[:3])} ({len(names)} in "
+                "all); its config.json and weights do not belong together, so choose a complete model folder"
+            )
 
 
 def global_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
@@ -159,71 +96,18 @@ def global_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Paramet
         yield re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + offset), name), param
 
 
-def cut(kind: Kind, full: Sequence[torch.Tensor], shapes: Shapes, rank: int, num_ranks: int) -> torch.Tensor:
-    """One rank's parameter from the Hugging Face tensors of a rule."""
-    if kind == "rep":
-        return full[0]
-    if kind == "row":
-        return full[0].chunk(num_ranks, 1)[rank]
-    if kind == "gated":
-        return torch.cat([half.chunk(num_ranks)[rank] for half in full])
-    whole = full[0]
-    if kind == "vocab":
-        padding = whole.new_zeros(shapes.padded_vocab_size - whole.shape[0], *whole.shape[1:])
-        whole = torch.cat([whole, padding])
-    if kind == "qkv":
-        by_group = [part.view(shapes.num_groups, -1, *part.shape[1:]) for part in full]
-        whole = torch.cat(by_group, 1).reshape(-1, *whole.shape[1:])
-    return whole.chunk(num_ranks)[rank]
-
-
-def join(kind: Kind, shards: Sequence[torch.Tensor], shapes: Shapes) -> list[torch.Tensor]:
-    """The Hugging Face tensors of a rule from all ranks' parameters: the inverse of `cut`."""
-    if kind == "rep":
-        return [shards[0]]
-    if kind == "row":
-        return [torch.cat(list(shards), 1)]
-    if kind == "gated":
-        return [torch.cat(halves) for halves in zip(*(shard.chunk(2) for shard in shards))]
-    whole = torch.cat(list(shards))
-    if kind == "vocab":
-        return [whole[: shapes.vocab_size]]
-    if kind == "qkv":
-        heads_per_group = shapes.num_heads // shapes.num_groups
-        by_head = whole.view(shapes.num_groups, heads_per_group + 2, -1, *whole.shape[1:])
-        parts = by_head.split([heads_per_group, 1, 1], 1)
-        return [part.reshape(-1, *whole.shape[1:]) for part in parts]
-    return [whole]
+def _check_shapes(
+    name: str, match: Match, param: torch.Tensor, full: Sequence[torch.Tensor], wanted: Sequence[tuple[int, ...]]
+) -> None:
+    for hf_name, tensor, shape in zip(match.names, full, wanted, strict=True):
+        if tensor.shape != shape:
+            raise ValueError(
+                f"{hf_name} of the checkpoint has the shape {tuple(tensor.shape)} where config.json says "
+                f"{tuple(shape)} ({name}, {tuple(param.shape)} on each rank); the folder's config and weights do not "
+                "belong together"
+            )
 
 
 def _compile(template: str) -> re.Pattern[str]:
     pattern = re.escape(template).replace(r"\{layer\}", r"(?P<layer>\d+)").replace(r"\{rest\}", r"(?P<rest>.+)")
     return re.compile(pattern)
-
-
-def _place(own: dict[str, torch.nn.Parameter]) -> list[_Placed]:
-    """Every parameter of the pipeline, in the same order on all ranks."""
-    group = parallel_state.get_pipeline_model_parallel_group()
-    mine = [_Placed(group.rank(), name, tuple(param.shape), param.dtype) for name, param in own.items()]
-    stages: list[list[_Placed]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(stages, mine, group=group)
-    return [item for stage in stages for item in stage]
-
-
-def _buckets(placed: list[_Placed]) -> Iterator[list[_Placed]]:
-    """Neighbours of one stage and dtype, up to BUCKET_BYTES on each rank."""
-    for _, same in groupby(placed, key=lambda item: (item.stage, item.dtype)):
-        bucket: list[_Placed] = []
-        num_bytes = 0
-        for item in same:
-            size = _numel(item) * item.dtype.itemsize
-            if bucket and num_bytes + size > BUCKET_BYTES:
-                yield bucket
-                bucket, num_bytes = [], 0
-            bucket.append(item)
-            num_bytes += size
-        yield bucket
-
-
-def _numel(item: _Placed) -> int:
-    return torch.Size(item.shape).numel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,11 +20,11 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from models import logprob
 from models.attention import Segments, packed_attention
 from models.compat.adam import GroupStepAdam
+from models.cutting import Kind, Shapes, common_parts, full_shapes
 from models.mrope import Grid, mrope_positions
 from models.packing import TokenLayout, pack
 from models.qwen2_5_vl.tower import Tower
 from models.vision import deal_images
-from models.weights import Kind, Shapes, cut, join
 
 IMAGE, VIDEO = 6, 7
 CPU = torch.device("cpu")
@@ -128,17 +129,42 @@ FULL_SHAPES: dict[Kind, list[tuple[int, ...]]] = {
     "qkv": [(16, 3), (8, 3), (8, 3)],
     "gated": [(8, 3), (8, 3)],
 }
+SHARD_SHAPES: dict[Kind, Callable[[int], tuple[int, ...]]] = {
+    "rep": lambda num_ranks: (5, 3),
+    "col": lambda num_ranks: (8 // num_ranks, 3),
+    "row": lambda num_ranks: (3, 8 // num_ranks),
+    "vocab": lambda num_ranks: (16 // num_ranks, 3),
+    "qkv": lambda num_ranks: (32 // num_ranks, 3),
+    "gated": lambda num_ranks: (16 // num_ranks, 3),
+}
 
 
 @pytest.mark.parametrize("kind", FULL_SHAPES)
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_joining_what_was_cut_gives_the_same_bits(kind: Kind, num_ranks: int) -> None:
+def test_what_is_cut_and_joined_again_has_the_same_bits(kind: Kind, num_ranks: int) -> None:
     shapes = Shapes(num_heads=4, num_groups=2, vocab_size=13, padded_vocab_size=16)
     full = [torch.randn(shape) for shape in FULL_SHAPES[kind]]
-    shards = [cut(kind, full, shapes, rank, num_ranks) for rank in range(num_ranks)]
-    joined = join(kind, shards, shapes)
-    assert len(joined) == len(full)
-    assert all(torch.equal(a, b) for a, b in zip(joined, full))
+    joined = [torch.full(shape, torch.nan) for shape in FULL_SHAPES[kind]]
+    shard_shape = SHARD_SHAPES[kind](num_ranks)
+    assert full_shapes(kind, shard_shape, shapes, num_ranks) == FULL_SHAPES[kind]
+    for rank in range(num_ranks):
+        shard = torch.full(shard_shape, torch.nan)
+        for part, full_part in common_parts(kind, shard, full, shapes, rank, num_ranks):
+            part.copy_(full_part)
+        for part, full_part in common_parts(kind, shard, joined, shapes, rank, num_ranks):
+            full_part.copy_(part)
+        assert kind == "vocab" or shard.isfinite().all()
+    assert all(torch.equal(a, b) for a, b in zip(joined, full, strict=True))
+
+
+def test_megatron_wants_query_key_and_value_of_each_group_together() -> None:
+    shapes = Shapes(num_heads=4, num_groups=2, vocab_size=13, padded_vocab_size=16)
+    query, key, value = (torch.tensor(values) for values in ([0, 1, 2, 3], [10, 11], [20, 21]))
+    shards = torch.full((2, 4), -1)
+    for rank, shard in enumerate(shards):
+        for part, full_part in common_parts("qkv", shard, [query, key, value], shapes, rank, 2):
+            part.copy_(full_part)
+    assert shards.tolist() == [[0, 1, 10, 20], [2, 3, 11, 21]]
 
 
 def test_normalised_patches_equal_the_processors_pixel_values(one_rank: dist.ProcessGroup) -> None:

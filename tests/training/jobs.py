@@ -54,7 +54,7 @@ def zero_loss(
 
 def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Every tensor of the model by its Hugging Face name."""
-    return {name: tensor.float().numpy().copy() for bucket in engine.export() for name, tensor in bucket}
+    return {name: tensor.float().numpy().copy() for name, tensor in engine.weights}
 
 
 def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:

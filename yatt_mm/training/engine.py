@@ -79,7 +79,9 @@ class TrainEngine:
         init_model_parallel(parallel, seed)
         self._device = device()
         built = build(model_dir, parallel, DTYPES[dtype], self._device)
-        self._model, self._table, self._files, self._layout = built.model, built.table, built.files, built.layout
+        self._model, self._files, self._layout = built.model, built.files, built.layout
+        self.weights = built.weights
+        """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
         self._optim = optim
         self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
         self._ddp = wrap(self._model, self._model.config)
@@ -116,10 +118,6 @@ class TrainEngine:
             logprobs=[scored.by_sample() for scored in outputs],
         )
 
-    def export(self) -> Iterator[list[tuple[str, torch.Tensor]]]:
-        """Full tensors under the checkpoint's names, in buckets; every rank iterates to the end."""
-        return self._table.export(self._model)
-
     def save(self, directory: Path) -> None:
         """Write a checkpoint from which `load` continues, bit for bit in the same layout."""
         checkpoint.save_checkpoint(directory, self._model, self._optimizer, self._num_updates)
@@ -133,12 +131,11 @@ class TrainEngine:
 
         Raises on rank 0 alone where it cannot be written: the other ranks have then given their part and go on.
         """
-        tensors = (item for bucket in self.export() for item in bucket)
         try:
             if dist.get_rank() == 0:
-                self._files.write_like(directory, tensors)
+                self._files.write_like(directory, self.weights)
             else:
-                for _ in tensors:
+                for _ in self.weights:
                     pass
         finally:
             dist.barrier()

@@ -98,11 +98,10 @@ class TrainWorker:
     def publish(self, path: str) -> None:
         """Write the weights as Hugging Face tensors into a shared-memory file. All ranks must be called."""
         self._require(State.WEIGHTS_ONLY, "publish")
-        buckets = self._engine.export()
         if self._rank == 0:
-            write_segment(Path(path), buckets)
+            write_segment(Path(path), ([named] for named in self._engine.weights))
         else:
-            for _ in buckets:
+            for _ in self._engine.weights:
                 pass
 
     def save(self, directory: str) -> None:

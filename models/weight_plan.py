@@ -1,0 +1,117 @@
+"""What an export will do, agreed once by all ranks of a model: whose shard is where, and what is moved together.
+
+Left out: moving it (`models.weight_source`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from models.cutting import full_shapes
+from models.megatron import parallel_state
+from models.weights import Match, WeightTable, global_names
+
+BUCKET_BYTES = 64 * 2**20
+"""Of each rank's shards that are moved together; two buckets are under way at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightMeta:
+    """A tensor of the export. The fields are those of vLLM's `ParamMeta`."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shards:
+    """One parameter, cut over the ranks of a group: what all of them know of it."""
+
+    names: tuple[str, ...]
+    """[position] megatron's name of the shard; positions hold the same parameter, unless they hold experts."""
+    owners: tuple[int, ...]
+    """[position] the rank that holds it, as a number in the model-parallel group."""
+    shape: tuple[int, ...]
+    """Of each shard."""
+    dtype: torch.dtype
+    match: Match
+    """Of the first position."""
+
+    @property
+    def numel(self) -> int:
+        """Elements of each shard."""
+        return torch.Size(self.shape).numel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """What a rank says of itself."""
+
+    stage: int
+    params: list[tuple[str, tuple[int, ...], torch.dtype]]
+
+
+def plan(chunks: Sequence[torch.nn.Module], table: WeightTable) -> list[Shards]:
+    """Every exported parameter, in the same order on all ranks. Collective over the model-parallel group."""
+    group = parallel_state.get_model_parallel_group()
+    stage = parallel_state.get_pipeline_model_parallel_rank()
+    params = [
+        (name, tuple(param.shape), param.dtype)
+        for chunk in chunks
+        for name, param in global_names(chunk)
+        if table.match(name).is_exported
+    ]
+    held: list[_Held] = [_Held(0, [])] * group.size()
+    dist.all_gather_object(held, _Held(stage, params), group=group)
+    return [
+        shards
+        for stage in range(1 + max(item.stage for item in held))
+        for shards in _of_stage({rank: item.params for rank, item in enumerate(held) if item.stage == stage}, table)
+    ]
+
+
+def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
+    """Names, dtypes and full shapes, in the order of the export."""
+    metas: list[WeightMeta] = []
+    for shards in planned:
+        match = shards.match
+        shapes = full_shapes(match.kind, shards.shape, table.shapes, len(shards.owners))
+        named = [*zip(match.names, shapes, strict=True), *((name, shapes[0]) for name in match.copies)]
+        metas += (WeightMeta(name=name, dtype=shards.dtype, shape=shape) for name, shape in named)
+    return metas
+
+
+def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
+    """Neighbours with the same owners and dtype, up to BUCKET_BYTES of each rank."""
+    bucket: list[Shards] = []
+    num_bytes = 0
+    for shards in planned:
+        size = shards.numel * shards.dtype.itemsize
+        is_alike = bucket and (bucket[0].owners, bucket[0].dtype) == (shards.owners, shards.dtype)
+        if bucket and (not is_alike or num_bytes + size > BUCKET_BYTES):
+            yield bucket
+            bucket, num_bytes = [], 0
+        bucket.append(shards)
+        num_bytes += size
+    if bucket:
+        yield bucket
+
+
+def _of_stage(
+    params_of: dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]], table: WeightTable
+) -> Iterator[Shards]:
+    """Shards of the same place in the lists of a stage's ranks belong together."""
+    for at_same_place in zip(*params_of.values(), strict=True):
+        name, shape, dtype = at_same_place[0]
+        yield Shards(
+            names=tuple(name for name, _, _ in at_same_place),
+            owners=tuple(params_of),
+            shape=shape,
+            dtype=dtype,
+            match=table.match(name),
+        )

@@ -1,0 +1,148 @@
+"""The policy's full tensors under their Hugging Face names, from any layout, again and again.
+
+`ShardedWeights` is a weight source in vLLM's sense (`vllm.distributed.weight_transfer.base.WeightSource`): `metadata()`
+tells what comes, iterating gives it. A source of the same memory for all ranks needs no collective: `own_parts`
+tells each rank what to copy where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from models.cutting import common_parts, full_shapes
+from models.megatron import parallel_state
+from models.weight_plan import Shards, WeightMeta, buckets, metadata, plan
+from models.weights import WeightTable, global_names
+
+
+class ShardedWeights:
+    """Reads the parameters whenever it is iterated; what is agreed between ranks is agreed once."""
+
+    def __init__(self, chunks: Sequence[torch.nn.Module], table: WeightTable) -> None:
+        """`chunks`: this rank's parts of the model. Collective over the model-parallel group."""
+        self._table = table
+        self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}
+        self._planned = plan(chunks, table)
+        self._metadata = metadata(self._planned, table)
+        self._group = parallel_state.get_model_parallel_group()
+
+    def metadata(self) -> list[WeightMeta]:
+        """Name, dtype and full shape of every tensor, in the order of iteration."""
+        return list(self._metadata)
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor on every rank. Collective: all ranks iterate to the end.
+
+        While one bucket's tensors are given out, the next is on its way. Where one rank holds the whole model, tensors
+        may be views of its parameters; they are the caller's otherwise.
+        """
+        if self._group.size() == 1:
+            for shards in self._planned:
+                yield from self._join(shards, [self._own[shards.names[0]].detach()])
+            return
+        bundles = list(buckets(self._planned))
+        buffers = _Buffers(bundles, next(iter(self._own.values())).device)
+        under_way: list[_Transfer] = []
+        for bucket in bundles:
+            under_way.append(_start(bucket, buffers.next(bucket), self._own, self._group))
+            if len(under_way) > 1:
+                yield from self._finish(under_way.pop(0))
+        for transfer in under_way:
+            yield from self._finish(transfer)
+
+    def own_parts(
+        self, full: Mapping[str, torch.Tensor], *, share: int = 0, num_shares: int = 1
+    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+        """(name, part of a parameter of this rank, its place in `full`): copied by all ranks, `full` is the model.
+
+        Replicas hold the same: `share` of `num_shares` deals the work out. A tensor that all ranks hold whole is
+        given to one of them. Not collective.
+        """
+        rank = self._group.rank()
+        mine = [shards for shards in self._planned if rank in shards.owners]
+        for shards in mine[share::num_shares]:
+            match, position = shards.match, shards.owners.index(rank)
+            if match.kind == "rep" and position:
+                continue
+            param = self._own[shards.names[position]].detach()
+            for names in (match.names, *((copy,) for copy in match.copies)):
+                tensors = [full[name] for name in names]
+                parts = common_parts(match.kind, param, tensors, self._table.shapes, position, len(shards.owners))
+                yield from ((names[0], source, place) for source, place in parts)
+
+    def _finish(self, transfer: _Transfer) -> Iterator[tuple[str, torch.Tensor]]:
+        for work in transfer.works:
+            work.wait()
+        sizes = [shards.numel for shards in transfer.bucket]
+        by_position = [part.split(sizes) for part in transfer.gathered]
+        for shards, *parts in zip(transfer.bucket, *by_position, strict=True):
+            for name, tensor in self._join(shards, [part.view(shards.shape) for part in parts]):
+                is_of_buffer = tensor.untyped_storage().data_ptr() == transfer.gathered.untyped_storage().data_ptr()
+                yield name, tensor.clone() if is_of_buffer else tensor
+
+    def _join(self, shards: Shards, parts: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+        """The Hugging Face tensors of a parameter from all of its shards; one that is whole is given as it is."""
+        match, table, num_parts = shards.match, self._table, len(parts)
+        if match.kind == "rep" or (num_parts == 1 and match.kind in ("col", "row")):
+            tensors = [parts[0]]
+        else:
+            wanted = full_shapes(match.kind, shards.shape, table.shapes, num_parts)
+            tensors = [parts[0].new_empty(shape) for shape in wanted]
+            for position, part in enumerate(parts):
+                for source, place in common_parts(match.kind, part, tensors, table.shapes, position, num_parts):
+                    place.copy_(source)
+        yield from zip(match.names, tensors, strict=True)
+        yield from ((copy, tensors[0]) for copy in match.copies)
+
+
+@dataclass(frozen=True, slots=True)
+class _Transfer:
+    """A bucket on its way to all ranks."""
+
+    bucket: list[Shards]
+    gathered: torch.Tensor
+    """[positions, elements of a shard of the bucket]"""
+    works: list[dist.Work]
+
+
+class _Buffers:
+    """Two flat buffers that the buckets of an export use in turn."""
+
+    def __init__(self, bundles: Sequence[Sequence[Shards]], device: torch.device) -> None:
+        num_bytes = max(len(bucket[0].owners) * _shard_bytes(bucket) for bucket in bundles)
+        self._flat = [torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+
+    def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
+        """[positions, elements of a shard of the bucket], in the bucket's dtype."""
+        self._flat.reverse()
+        num_positions = len(bucket[0].owners)
+        return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
+
+
+def _start(
+    bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, torch.Tensor], group: dist.ProcessGroup
+) -> _Transfer:
+    """Put this rank's shards in their places, and begin to move them: nobody waits here."""
+    owners = bucket[0].owners
+    if group.rank() in owners:
+        position = owners.index(group.rank())
+        flat = gathered[position]
+        for shards, place in zip(bucket, flat.split([shards.numel for shards in bucket]), strict=True):
+            place.view(shards.shape).copy_(own[shards.names[position]].detach())
+    if len(owners) == group.size():
+        mine = gathered[owners.index(group.rank())]
+        work = dist.all_gather_into_tensor(gathered.view(-1), mine, group=group, async_op=True)
+        return _Transfer(bucket, gathered, [work])
+    works = [
+        dist.broadcast(part, dist.get_global_rank(group, owner), group=group, async_op=True)
+        for part, owner in zip(gathered, owners, strict=True)
+    ]
+    return _Transfer(bucket, gathered, works)
+
+
+def _shard_bytes(bucket: Sequence[Shards]) -> int:
+    return sum(shards.numel for shards in bucket) * bucket[0].dtype.itemsize
