@@ -11,6 +11,7 @@ import torch
 from models.checkpoint_files import CheckpointFiles
 from models.cutting import Shapes
 from models.megatron import parallel_state
+from models.mrope import MRope
 from models.packing import TokenLayout
 from models.parallel import Parallel
 from models.registry import load_family, load_recipe
@@ -45,7 +46,14 @@ def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch
         mean, std = load_recipe(model_dir).pixel_affine(model_dir)
         group = parallel_state.get_tensor_model_parallel_group()
         tower = family.tower(family.make_visual(hf_config, dtype), mean=mean, std=std, group=group)
-    model = VisionLanguageModel(hf_config, family.transformer_config(hf_config, parallel, dtype), num_rows, tower)
+    config = family.transformer_config(hf_config, parallel, dtype)
+    rope = MRope(
+        dim=config.kv_channels or 0,
+        theta=float(text.rope_parameters["rope_theta"]),
+        sections=config.mrope_section or [],
+        is_interleaved=family.has_interleaved_mrope,
+    )
+    model = VisionLanguageModel(hf_config, config, num_rows, tower, rope)
     shapes = Shapes(
         num_heads=text.num_attention_heads,
         num_groups=text.num_key_value_heads,

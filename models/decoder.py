@@ -23,8 +23,25 @@ from models.megatron import (
 class Decoder(GPTModel):
     """GPTModel that stops before the head: `VisionLanguageModel` applies it to scored tokens only."""
 
+    def add_deepstack(self, num_layers: int) -> None:
+        """Let the first layers add their slice of the block's `context` [T, 1, num_layers * h], where one is given."""
+        assert len(self.decoder.layers) >= num_layers
+        for number, layer in enumerate(self.decoder.layers[:num_layers]):
+            layer.register_forward_hook(_AddSlice(number, self.config.hidden_size), with_kwargs=True)
+
     def _postprocess(self, hidden_states: torch.Tensor, **unused: Any) -> torch.Tensor:
         return hidden_states
+
+
+class _AddSlice:
+    """A layer's forward hook."""
+
+    def __init__(self, number: int, size: int) -> None:
+        self.columns = slice(number * size, (number + 1) * size)
+
+    def __call__(self, layer: Any, args: Any, kwargs: Any, output: Any) -> Any:
+        context = kwargs["context"]
+        return output if context is None else (output[0] + context[..., self.columns], *output[1:])
 
 
 class RMSNorm(torch.nn.Module):
@@ -43,9 +60,12 @@ class RMSNorm(torch.nn.Module):
 
 def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
     """This stage's layers: megatron's local ones, with our norms and attention."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm")
+    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
-    spec.submodules.self_attention.submodules.core_attention = PackedCoreAttention
+    attention = spec.submodules.self_attention.submodules
+    attention.core_attention = PackedCoreAttention
+    if config.qk_layernorm:
+        attention.q_layernorm = attention.k_layernorm = RMSNorm
     num_layers = get_num_layers_to_build(config)
     return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
 

@@ -28,3 +28,5 @@ class Family:
     """Hugging Face's vision tower, its weights not yet loaded."""
     tower: type[VisionTower]
     """How that tower is called."""
+    has_interleaved_mrope: bool
+    """Frequencies of time, height and width alternate; otherwise each axis has one section."""

@@ -38,17 +38,28 @@ class MRope(torch.nn.Module):
 
     frequencies: torch.Tensor
 
-    def __init__(self, *, dim: int, theta: float, sections: Sequence[int]) -> None:
-        """`sections`: how many frequencies each of (time, height, width) has; twice their sum is `dim`."""
+    axis_of_frequency: torch.Tensor
+
+    def __init__(self, *, dim: int, theta: float, sections: Sequence[int], is_interleaved: bool) -> None:
+        """`sections`: how many frequencies each of (time, height, width) has; twice their sum is `dim`.
+
+        `is_interleaved`: the axes take turns as long as they have frequencies left, and time has the rest; otherwise
+        they follow each other.
+        """
         super().__init__()
         assert 2 * sum(sections) == dim
-        self.sections = list(sections)
+        axes = torch.arange(3).repeat_interleave(torch.tensor(sections))
+        if is_interleaved:
+            axes = torch.zeros(sum(sections), dtype=torch.int64)
+            for axis in (1, 2):
+                axes[axis : 3 * sections[axis] : 3] = axis
+        self.register_buffer("axis_of_frequency", axes, persistent=False)
         frequencies = 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, position_ids: torch.Tensor, mrope_section: Any = None, cp_group: Any = None) -> torch.Tensor:
         """[T, 1, 1, dim] float32 angles from positions [3, 1, T]."""
         angles = position_ids.float()[..., None] * self.frequencies
-        by_axis = angles.split(self.sections, -1)
-        merged = torch.cat([part[axis] for axis, part in enumerate(by_axis)], -1)
+        axis = self.axis_of_frequency.expand(1, *angles.shape[1:])
+        merged = angles.gather(0, axis)[0]
         return torch.cat((merged, merged), -1).transpose(0, 1)[:, :, None, :].contiguous()

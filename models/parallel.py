@@ -66,6 +66,19 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
             "of the other, so choose another parallel.tp"
         )
     _check_divides("pp", parallel.pp, "layers", text["num_hidden_layers"])
+    _check_deepstack(parallel.pp, text["num_hidden_layers"], config_json.get("vision_config", {}))
+
+
+def _check_deepstack(num_stages: int, num_layers: int, vision: Mapping[str, Any]) -> None:
+    """The first stage alone has the tower's features, so the layers that add them must be on it."""
+    num_deepstack = len(vision.get("deepstack_visual_indexes") or ())
+    if num_layers // num_stages < num_deepstack:
+        nearest = max(n for n in range(1, num_stages) if num_layers % n == 0 and num_layers // n >= num_deepstack)
+        raise ValueError(
+            f"parallel.pp is {num_stages}, which leaves {num_layers // num_stages} layers on the first stage; the "
+            f"first {num_deepstack} layers add features of the vision tower, so they must be there: set parallel.pp "
+            f"to {nearest} or less"
+        )
 
 
 def _check_divides(axis: str, size: int, what: str, count: int) -> None:

@@ -10,7 +10,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from models.family import Family
 
-FAMILIES = {"qwen2_5_vl": "models.qwen2_5_vl"}
+FAMILIES = {
+    "qwen2_5_vl": "models.qwen2_5_vl",
+    "qwen3_vl": "models.qwen3_vl",
+}
 """model_type -> package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
 
 

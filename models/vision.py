@@ -46,8 +46,13 @@ class VisionTower(torch.nn.Module):
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None], persistent=False)
 
+    @property
+    def num_deepstack(self) -> int:
+        """Further embeddings behind each one, for as many of the decoder's first layers."""
+        return 0
+
     def forward(self, images: Sequence[np.ndarray], grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, h] embeddings of all images in order, on every rank of the group."""
+        """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group."""
         merged = [t * h * w // self.config.spatial_merge_size**2 for t, h, w in grids]
         shares = deal_images([t * h * w for t, h, w in grids], self.group.size())
         mine = shares[self.group.rank()]
@@ -65,12 +70,15 @@ class VisionTower(torch.nn.Module):
 
     @abstractmethod
     def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, h] embeddings of images whose normalised patches follow each other; on the module's device."""
+        """[V, (1 + num_deepstack) * h] embeddings of images whose normalised patches follow each other."""
 
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
         weight = self.visual.patch_embed.proj.weight
         if not images:
-            return weight.new_zeros(0, self.config.out_hidden_size)
+            empty = weight.new_zeros(0, (1 + self.num_deepstack) * self.config.out_hidden_size)
+            # a backward pass has collectives behind this one, which all ranks of the group must enter
+            is_trained = any(param.requires_grad for param in self.visual.parameters())
+            return empty.requires_grad_(is_trained and torch.is_grad_enabled())
         patches = torch.from_numpy(np.concatenate(images)).to(weight.device)
         return self.encode(self.normalise(patches).to(weight.dtype), grids)
 

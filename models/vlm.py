@@ -22,7 +22,9 @@ from models.vision import VisionTower
 class VisionLanguageModel(MegatronModule):
     """This pipeline stage's part. megatron's schedules and gradient reductions read the public attributes."""
 
-    def __init__(self, hf_config: Any, config: TransformerConfig, num_rows: int, tower: VisionTower | None) -> None:
+    def __init__(
+        self, hf_config: Any, config: TransformerConfig, num_rows: int, tower: VisionTower | None, rope: MRope
+    ) -> None:
         """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first stage only."""
         super().__init__(config=config)
         text: Any = hf_config.text_config
@@ -32,7 +34,6 @@ class VisionLanguageModel(MegatronModule):
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.vocab_size = text.vocab_size
         self.vision_model = tower
-        theta = float(text.rope_parameters["rope_theta"])
         self.language_model = Decoder(
             config,
             block_spec(config),
@@ -42,11 +43,12 @@ class VisionLanguageModel(MegatronModule):
             post_process=self.post_process,
             share_embeddings_and_output_weights=self.share_embeddings_and_output_weights,
             position_embedding_type="mrope",
-            rotary_base=int(theta),
+            rotary_base=int(text.rope_parameters["rope_theta"]),
             scatter_embedding_sequence_parallel=False,
         )
-        rope = MRope(dim=config.kv_channels or 0, theta=theta, sections=config.mrope_section or [])
         self.language_model.rotary_pos_emb = rope
+        if tower is not None:
+            self.language_model.add_deepstack(tower.num_deepstack)
         mark_tensor_parallel(self)
 
     def shared_embedding_or_output_weight(self) -> torch.Tensor:
@@ -59,26 +61,40 @@ class VisionLanguageModel(MegatronModule):
 
     def forward(self, batch: PackedBatch, temperature: float) -> torch.Tensor:
         """Hidden states for the next stage, or on the last [2, K]: log-probabilities, entropies."""
+        embedded, deepstack = self._embed(batch) if self.pre_process else (None, None)
         hidden = self.language_model(
             input_ids=None,
             position_ids=batch.position_ids,
             attention_mask=None,
-            decoder_input=self._embed(batch) if self.pre_process else None,
+            decoder_input=embedded,
             packed_seq_params=PackedParams.of(batch.segments),
+            # megatron hands a `context` to every layer and through activation checkpoints
+            extra_block_kwargs={"context": deepstack},
         )
         return self._score(hidden, batch, temperature) if self.post_process else hidden
 
-    def _embed(self, batch: PackedBatch) -> torch.Tensor:
-        """[T, 1, h] token embeddings with visual tokens in their places (under sequence parallelism, a part)."""
+    def _embed(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[T, 1, h] token embeddings with visual tokens in their places, [T, 1, n * h] what the first n layers add.
+
+        Under sequence parallelism this rank's part of both.
+        """
         embedded = self.language_model.embedding(batch.token_ids[None], None)
+        deepstack = None
         if batch.images:
             assert self.vision_model is not None
             visual = self.vision_model(batch.images, batch.grids)
-            visual = visual.to(embedded.dtype).index_select(0, batch.visual_rows)
-            embedded = embedded.index_copy(0, batch.visual_slots, visual[:, None])
+            visual = visual.to(embedded.dtype).index_select(0, batch.visual_rows)[:, None]
+            visual, features = visual.split([embedded.shape[-1], visual.shape[-1] - embedded.shape[-1]], -1)
+            embedded = embedded.index_copy(0, batch.visual_slots, visual)
+            if features.shape[-1]:
+                empty = embedded.new_zeros(*embedded.shape[:2], features.shape[-1])
+                deepstack = empty.index_copy(0, batch.visual_slots, features)
         if self.config.sequence_parallel:
             embedded = tensor_parallel.scatter_to_sequence_parallel_region(embedded)
-        return embedded
+            if deepstack is not None:
+                # a slice by hand would keep the other ranks' gradients from the tower
+                deepstack = tensor_parallel.scatter_to_sequence_parallel_region(deepstack)
+        return embedded, deepstack
 
     def _score(self, hidden: torch.Tensor, batch: PackedBatch, temperature: float) -> torch.Tensor:
         if self.config.sequence_parallel:

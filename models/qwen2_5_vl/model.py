@@ -10,5 +10,10 @@ from models.qwen2_5_vl.mapping import rules
 from models.qwen2_5_vl.tower import Tower, make_visual
 
 FAMILY = Family(
-    config=Qwen2_5_VLConfig, transformer_config=transformer_config, rules=rules, make_visual=make_visual, tower=Tower
+    config=Qwen2_5_VLConfig,
+    transformer_config=transformer_config,
+    rules=rules,
+    make_visual=make_visual,
+    tower=Tower,
+    has_interleaved_mrope=False,
 )

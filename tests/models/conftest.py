@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -22,15 +23,15 @@ def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 
 @pytest.fixture(scope="session")
-def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose head has weights of its own, and what transformers says of it."""
-    return parity.write_reference(build_folder(tmp_path_factory.mktemp("untied")))
+def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """A family's model (with a head of its own, or a tied one), and what transformers says of it; made once."""
 
+    @cache
+    def make(family: str, *, is_head_tied: bool = False) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        return parity.write_reference(build_folder(folder, family, is_head_tied=is_head_tied))
 
-@pytest.fixture(scope="session")
-def tied_reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model whose head shares the embedding's weights, and what transformers says of it."""
-    return parity.write_reference(build_folder(tmp_path_factory.mktemp("tied"), is_head_tied=True))
+    return make
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from models.parallel import Parallel
 from tests.models import parity
 from tests.models.layouts import LAYOUTS, TIED_LAYOUTS
 from tests.training.ranks import RankPool
+from tests.training.tiny import MODELS
 
 TOLERANCE = 1e-5
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", MODELS)
 def test_every_layout_equals_transformers_and_exports_its_own_bits(
-    layout: str, ranks: RankPool, reference_folder: Path
+    family: str, layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:
-    check("Qwen2.5-VL", layout, LAYOUTS[layout], ranks, reference_folder)
+    check(family, layout, ranks, reference_folder(family))
 
 
 @pytest.mark.parametrize("layout", TIED_LAYOUTS)
-def test_a_tied_head_equals_transformers_too(layout: str, ranks: RankPool, tied_reference_folder: Path) -> None:
-    check("Qwen2.5-VL, tied head", layout, LAYOUTS[layout], ranks, tied_reference_folder)
+def test_a_tied_head_equals_transformers_too(
+    layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
+) -> None:
+    check("qwen2_5_vl", layout, ranks, reference_folder("qwen2_5_vl", is_head_tied=True), ", tied head")
 
 
-def check(model: str, layout: str, parallel: Parallel, ranks: RankPool, folder: Path) -> None:
+def check(family: str, layout: str, ranks: RankPool, folder: Path, variant: str = "") -> None:
+    parallel = LAYOUTS[layout]
     seen = parity.Differences.worst(ranks.run(parallel.world_size, parity.compare, folder, parallel))
-    parity.OBSERVED[model, layout] = seen
+    parity.OBSERVED[family + variant, layout] = seen
     assert seen.logprob < TOLERANCE
     assert seen.entropy < TOLERANCE
     assert seen.gradient < TOLERANCE

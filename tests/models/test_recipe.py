@@ -39,6 +39,14 @@ def test_impossible_layouts_are_refused_with_the_number_to_change(parallel: Para
         check_layout(parallel, CONFIG)
 
 
+def test_layers_that_add_features_of_the_tower_must_be_on_the_first_stage() -> None:
+    vision = {"deepstack_visual_indexes": [1, 2, 3]}
+    config = {"model_type": "qwen3_vl", "text_config": TEXT | {"num_hidden_layers": 8}, "vision_config": vision}
+    check_layout(Parallel(pp=2), config)
+    with pytest.raises(ValueError, match=r"leaves 2 layers .* first 3 layers .* parallel.pp to 2 or less"):
+        check_layout(Parallel(pp=4), config)
+
+
 def test_possible_layouts_pass_nested_and_flat_configs() -> None:
     for config in (CONFIG, {"model_type": "qwen2_5_vl", **TEXT}):
         for parallel in (Parallel(), Parallel(tp=2, pp=2, dp=3), Parallel(tp=4)):

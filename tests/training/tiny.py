@@ -1,4 +1,4 @@
-"""A Qwen2.5-VL folder of a few hundred kilobytes and samples for it; every weight is random, norms and biases too.
+"""Model folders of a few hundred kilobytes, one of each family, and samples; all weights are random, norms too.
 
 Images cross the window borders of the vision tower, samples have none, one or two of them, and one is shared.
 """
@@ -10,7 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 
 from yatt_mm.training.samples import TrainSample
 
@@ -21,40 +27,10 @@ PATCH_VALUES = 3 * 2 * 4 * 4
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 
-def build_folder(directory: Path, *, is_head_tied: bool = False) -> Path:
+def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: bool = False) -> Path:
     """Write config, weights and processor settings; returns the folder."""
-    config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
-            "tie_word_embeddings": is_head_tied,
-        },
-        vision_config={
-            "depth": 2,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "patch_size": 4,
-            "spatial_merge_size": 2,
-            "temporal_patch_size": 2,
-            "window_size": 16,
-            "fullatt_block_indexes": [1],
-        },
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=VIDEO_TOKEN,
-        vision_start_token_id=VISION_START,
-        vision_end_token_id=VISION_END,
-        tie_word_embeddings=is_head_tied,
-    )
+    model = MODELS[family](is_head_tied).float()
     torch.manual_seed(0)
-    model = Qwen2_5_VLForConditionalGeneration(config).float()
     with torch.no_grad():
         for param in model.parameters():
             param.add_(torch.randn_like(param) * (0.2 if param.dim() == 1 else 0.05))
@@ -70,6 +46,65 @@ def build_folder(directory: Path, *, is_head_tied: bool = False) -> Path:
     }
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
+
+
+def _qwen2_5_vl(is_head_tied: bool) -> PreTrainedModel:
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+    text = TEXT | {"num_hidden_layers": 2, "rope_parameters": rope, "tie_word_embeddings": is_head_tied}
+    vision = VISION | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
+    tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
+    torch.manual_seed(0)
+    return Qwen2_5_VLForConditionalGeneration(Qwen2_5_VLConfig(text_config=text, vision_config=vision, **tokens))
+
+
+def _qwen3_vl(is_head_tied: bool) -> PreTrainedModel:
+    """Heads of a size of their own, a position table smaller than some images, features for two layers."""
+    text = TEXT | QWEN3_TEXT | {"tie_word_embeddings": is_head_tied}
+    tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
+    torch.manual_seed(0)
+    return Qwen3VLForConditionalGeneration(
+        Qwen3VLConfig(text_config=text, vision_config=VISION | QWEN3_VISION, **tokens)
+    )
+
+
+TEXT = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+}
+VISION = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 4,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+TOKENS = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": VIDEO_TOKEN,
+    "vision_start_token_id": VISION_START,
+    "vision_end_token_id": VISION_END,
+}
+QWEN3_TEXT = {
+    "num_hidden_layers": 4,
+    "head_dim": 24,
+    "rope_parameters": {
+        "rope_type": "default",
+        "mrope_section": [6, 3, 3],
+        "mrope_interleaved": True,
+        "rope_theta": 1e4,
+    },
+}
+QWEN3_VISION = {"depth": 3, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
+MODELS = {"qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl}
+"""model_type -> a random model, given whether its head is tied."""
 
 
 def make_samples() -> list[TrainSample]:

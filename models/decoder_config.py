@@ -1,0 +1,73 @@
+"""What the decoders of all families have in common, as megatron's TransformerConfig.
+
+A family's `config` module adds what is its own: biases, norms, the size of a head, experts.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from models.megatron import TransformerConfig
+from models.parallel import Parallel
+
+UNFUSED = {
+    "bias_activation_fusion": False,
+    "bias_dropout_fusion": False,
+    "masked_softmax_fusion": False,
+    "gradient_accumulation_fusion": False,
+    "apply_rope_fusion": False,
+    "persist_layer_norm": False,
+}
+"""Fused kernels exist on CUDA only, and with extra packages."""
+
+
+def decoder_config(
+    text: Any,
+    parallel: Parallel,
+    dtype: torch.dtype,
+    *,
+    kv_channels: int,
+    add_qkv_bias: bool = False,
+    qk_layernorm: bool = False,
+) -> TransformerConfig:
+    """The decoder's configuration from the `text_config` of a Hugging Face config.
+
+    `kv_channels`: size of an attention head. Raises ValueError for an activation that is not SwiGLU's.
+    """
+    if text.hidden_act != "silu":
+        raise ValueError(f"hidden_act is {text.hidden_act!r} in config.json; this version's decoders use 'silu'")
+    return TransformerConfig(
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        num_attention_heads=text.num_attention_heads,
+        num_query_groups=text.num_key_value_heads,
+        kv_channels=kv_channels,
+        ffn_hidden_size=text.intermediate_size,
+        gated_linear_unit=True,
+        activation_func=torch.nn.functional.silu,
+        add_bias_linear=False,
+        add_qkv_bias=add_qkv_bias,
+        qk_layernorm=qk_layernorm,
+        normalization="RMSNorm",
+        layernorm_epsilon=text.rms_norm_eps,
+        mrope_section=list(text.rope_parameters["mrope_section"]),
+        attention_dropout=0.0,
+        hidden_dropout=0.0,
+        params_dtype=dtype,
+        pipeline_dtype=dtype,
+        bf16=dtype is torch.bfloat16,
+        tensor_model_parallel_size=parallel.tp,
+        pipeline_model_parallel_size=parallel.pp,
+        sequence_parallel=parallel.sequence_parallel,
+        variable_seq_lengths=parallel.pp > 1,
+        # demanded by the config check for variable_seq_lengths, also without experts
+        moe_token_dispatcher_type="alltoall",
+        # weights are loaded, not initialised; marks that initialisation would set are set by the model
+        use_cpu_initialization=True,
+        perform_initialization=False,
+        # the loss is a sum with global weights: nothing divides gradients
+        calculate_per_token_loss=True,
+        **UNFUSED,
+    )

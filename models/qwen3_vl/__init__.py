@@ -1,0 +1,1 @@
+"""Qwen3-VL, dense: recipe (torch-free), config, model, mapping, tower."""

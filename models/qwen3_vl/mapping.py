@@ -1,0 +1,17 @@
+"""Qwen3-VL's tensors: megatron's name, the Hugging Face names, and how the tensor is cut."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from transformers import Qwen3VLConfig
+
+from models.rules import Prefixes, end_rules, layer_rules
+from models.weights import Rule
+
+
+def rules(hf_config: Qwen3VLConfig, checkpoint_names: Collection[str]) -> list[Rule]:
+    """The table, with the prefixes that this checkpoint uses."""
+    prefixes = Prefixes.found_in(checkpoint_names, "Qwen3-VL")
+    is_head_tied = bool(hf_config.tie_word_embeddings)
+    return end_rules(prefixes, checkpoint_names, is_head_tied=is_head_tied) + layer_rules(prefixes)

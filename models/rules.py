@@ -1,0 +1,74 @@
+"""Rows that the weight tables of several families share. A family's `mapping` puts its table together from these."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from models.weights import Rule
+
+DECODER = "language_model.decoder.layers.{layer}."
+TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
+VISUAL_PREFIXES = ("model.visual.", "visual.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prefixes:
+    """Where a checkpoint keeps its two parts; it moved between transformers releases."""
+
+    text: str
+    visual: str
+
+    @classmethod
+    def found_in(cls, names: Collection[str], family: str) -> Prefixes:
+        """The prefixes of this checkpoint. Raises ValueError where it lacks either part."""
+        return cls(
+            text=_prefix(names, TEXT_PREFIXES, "embed_tokens.weight", family),
+            visual=_prefix(names, VISUAL_PREFIXES, "patch_embed.proj.weight", family),
+        )
+
+    @property
+    def layer(self) -> str:
+        """Prefix of a decoder layer."""
+        return self.text + "layers.{layer}."
+
+
+def end_rules(prefixes: Prefixes, names: Collection[str], *, is_head_tied: bool) -> list[Rule]:
+    """What stands before and after the layers: embedding, head, last norm, vision tower."""
+    embedding, head = prefixes.text + "embed_tokens.weight", "lm_head.weight"
+    copies = [head] if is_head_tied and head in names else []
+    return [
+        Rule("language_model.embedding.word_embeddings.weight", [embedding], "vocab", copies=copies),
+        # the last pipeline stage has its own copy of a tied head: loaded, not exported
+        Rule("language_model.output_layer.weight", [embedding if is_head_tied else head], "vocab", not is_head_tied),
+        Rule("language_model.decoder.final_layernorm.weight", [prefixes.text + "norm.weight"], "rep"),
+        Rule("vision_model.visual.{rest}", [prefixes.visual + "{rest}"], "rep"),
+    ]
+
+
+def layer_rules(prefixes: Prefixes) -> list[Rule]:
+    """Norms, attention and a dense MLP of a layer."""
+    layer = prefixes.layer
+    attention, mlp = layer + "self_attn.", layer + "mlp."
+    qkv = [attention + part for part in ("q_proj.", "k_proj.", "v_proj.")]
+    return [
+        Rule(DECODER + "input_layernorm.weight", [layer + "input_layernorm.weight"], "rep"),
+        Rule(DECODER + "pre_mlp_layernorm.weight", [layer + "post_attention_layernorm.weight"], "rep"),
+        Rule(DECODER + "self_attention.linear_qkv.weight", [name + "weight" for name in qkv], "qkv"),
+        Rule(DECODER + "self_attention.linear_qkv.bias", [name + "bias" for name in qkv], "qkv"),
+        Rule(DECODER + "self_attention.q_layernorm.weight", [attention + "q_norm.weight"], "rep"),
+        Rule(DECODER + "self_attention.k_layernorm.weight", [attention + "k_norm.weight"], "rep"),
+        Rule(DECODER + "self_attention.linear_proj.weight", [attention + "o_proj.weight"], "row"),
+        Rule(DECODER + "mlp.linear_fc1.weight", [mlp + "gate_proj.weight", mlp + "up_proj.weight"], "gated"),
+        Rule(DECODER + "mlp.linear_fc2.weight", [mlp + "down_proj.weight"], "row"),
+    ]
+
+
+def _prefix(names: Collection[str], prefixes: tuple[str, ...], tensor: str, family: str) -> str:
+    for prefix in prefixes:
+        if prefix + tensor in names:
+            return prefix
+    raise ValueError(
+        f"no tensor {' or '.join(prefix + tensor for prefix in prefixes)} in the checkpoint; "
+        f"model.path must hold the weights of a whole {family} model"
+    )
