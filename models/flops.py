@@ -1,0 +1,213 @@
+"""Operations of training on a sample, from the model's config.json alone: what balancing and utilisation count with.
+
+Counts the matrix products that this project's code runs, a multiplication and an addition as two operations, as
+torch's FlopCounterMode does: attention over all pairs of a sequence (a causal kernel skips half of them, but runs at
+a lower rate than matrix products do), the head on scored tokens only and twice forward, the vision tower once per
+image. Leaves out norms, activations, softmax, the optimizer and communication. No torch here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Grid = tuple[int, int, int]
+"""(t, h, w) of an image or video, in patches."""
+Part = Literal["tower", "merger", "language"]
+Recompute = Literal["none", "selective", "full"]
+
+HEAD_PASSES = 4
+"""Forward, the same again in the backward pass, and the gradients of hidden states and weight."""
+ATTENTION_BACKWARD = 2.5
+"""Of the forward pass: fused kernels make the scores again (five products where the forward pass has two)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """Operations, forward and backward, per thing that a sample has of them."""
+
+    per_token: int
+    """Linear layers of the decoder; of a mixture, the experts that a token visits."""
+    per_token_pair: int
+    """Attention of the decoder, for each pair of tokens of a sequence."""
+    per_scored: int
+    """The head, for each token with a log-probability."""
+    per_patch: int
+    """Linear layers of the vision tower and of its mergers."""
+    per_patch_pair: int
+    """Attention in the tower's blocks that see a whole frame, for each pair of its patches."""
+    per_window_pair: int
+    """Attention in the tower's blocks that see windows, for each pair of patches of a window."""
+    window: int
+    """Patches along each side of a window; 0 where the tower has none."""
+
+    def decoder(self, num_tokens: int, num_scored: int) -> int:
+        """Of one sequence, with its image tokens expanded."""
+        return self.per_token * num_tokens + self.per_token_pair * num_tokens**2 + self.per_scored * num_scored
+
+    def tower(self, grids: Sequence[Grid]) -> int:
+        """Of images and videos that are encoded once each."""
+        return sum(self._encode(*grid) for grid in grids)
+
+    def _encode(self, num_frames: int, height: int, width: int) -> int:
+        frame = self.per_patch * height * width + self.per_patch_pair * (height * width) ** 2
+        if self.window:
+            pairs = _sum_of_squares(height, self.window) * _sum_of_squares(width, self.window)
+            frame += self.per_window_pair * pairs
+        return num_frames * frame
+
+
+def count_operations(
+    config_json: Mapping[str, Any], *, freeze: Collection[Part] = (), recompute: Recompute = "none"
+) -> Operations:
+    """Operations of the model of a Hugging Face config.json.
+
+    Frozen parts have no gradients of weights, and none at all where nothing before them is trained. `recompute` is
+    megatron's for the decoder: `full` runs its layers forward twice, `selective` its attention.
+
+    Raises:
+        ValueError: a family whose tower is not described here.
+    """
+    family = config_json["model_type"]
+    if family not in TOWERS:
+        raise ValueError(
+            f"no operations are known of model_type {family!r}, only of {', '.join(sorted(TOWERS))}; describe its "
+            "vision tower in models/flops.py"
+        )
+    text = {**config_json, **config_json.get("text_config", {})}
+    tower = TOWERS[family](config_json["vision_config"])
+    embeds_learn = len({"tower", "merger"} & set(freeze)) < 2
+    backward = _backward(trained="language" not in freeze, learns_below=embeds_learn or "language" not in freeze)
+    linear_passes = 1 + backward + (recompute == "full")
+    attention_passes = 1 + ATTENTION_BACKWARD + (recompute != "none")
+    hidden, layers = text["hidden_size"], text["num_hidden_layers"]
+    attention_width = text["num_attention_heads"] * _head_size(text)
+    return Operations(
+        per_token=2 * linear_passes * _decoder_weights(text),
+        per_token_pair=round(4 * attention_passes * layers * attention_width),
+        per_scored=2 * HEAD_PASSES * hidden * text["vocab_size"],
+        **_tower_operations(tower, freeze),
+        window=tower.window,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tower:
+    """Shape of a vision tower."""
+
+    embedding_weights: int
+    """Of the layer that embeds a patch."""
+    block_weights: int
+    """Of the linear layers of all blocks."""
+    merger_weights: tuple[int, int]
+    """Of the first and second layers of all mergers."""
+    patches_per_token: int
+    hidden_size: int
+    num_full_blocks: int
+    """Blocks whose attention sees a whole frame."""
+    num_window_blocks: int
+    window: int
+    """Patches along each side of a window; 0 without windows."""
+
+
+def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
+    trains_tower, trains_merger = "tower" not in freeze, "merger" not in freeze
+    block_passes = 1 + 2 * trains_tower
+    merger_passes = (
+        1 + _backward(trained=trains_merger, learns_below=trains_tower),
+        1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger),
+    )
+    merging = sum(passes * weights for passes, weights in zip(merger_passes, tower.merger_weights))
+    pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower))
+    return {
+        # nothing needs the gradient of pixels
+        "per_patch": 2 * (1 + trains_tower) * tower.embedding_weights
+        + 2 * block_passes * tower.block_weights
+        + 2 * merging // tower.patches_per_token,
+        "per_patch_pair": pair * tower.num_full_blocks,
+        "per_window_pair": pair * tower.num_window_blocks,
+    }
+
+
+def _backward(*, trained: bool, learns_below: bool) -> int:
+    """Backward products of a linear layer: for its weight, and for its input where something below learns."""
+    return int(trained) + int(learns_below)
+
+
+def _decoder_weights(text: Mapping[str, Any]) -> int:
+    """Weights that a token meets in all layers of the decoder."""
+    hidden, head_size = text["hidden_size"], _head_size(text)
+    query, key = text["num_attention_heads"] * head_size, text["num_key_value_heads"] * head_size
+    attention = 2 * hidden * query + 2 * hidden * key
+    layers = range(text["num_hidden_layers"])
+    is_sparse = [_has_experts(text, layer) for layer in layers]
+    dense = 3 * hidden * text["intermediate_size"]
+    sparse = 0
+    if any(is_sparse):
+        router = hidden * text["num_experts"]
+        sparse = router + 3 * hidden * text["moe_intermediate_size"] * text["num_experts_per_tok"]
+    return sum(attention + (sparse if has_experts else dense) for has_experts in is_sparse)
+
+
+def _has_experts(text: Mapping[str, Any], layer: int) -> bool:
+    if not text.get("num_experts") or layer in text.get("mlp_only_layers", ()):
+        return False
+    return (layer + 1) % int(text.get("decoder_sparse_step", 1)) == 0
+
+
+def _head_size(text: Mapping[str, Any]) -> int:
+    return int(text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"])
+
+
+def _sum_of_squares(length: int, window: int) -> int:
+    """Of the pieces of `length` when it is cut into windows."""
+    return length // window * window**2 + (length % window) ** 2
+
+
+def _qwen2_5_vl(vision: Mapping[str, Any]) -> Tower:
+    num_full = len(vision["fullatt_block_indexes"])
+    return Tower(
+        **_qwen_tower(vision, mlp_matrices=3, num_mergers=1),
+        num_full_blocks=num_full,
+        num_window_blocks=vision["depth"] - num_full,
+        window=_whole_windows(vision),
+    )
+
+
+def _qwen3_vl(vision: Mapping[str, Any]) -> Tower:
+    num_mergers = 1 + len(vision["deepstack_visual_indexes"])
+    return Tower(
+        **_qwen_tower(vision, mlp_matrices=2, num_mergers=num_mergers),
+        num_full_blocks=vision["depth"],
+        num_window_blocks=0,
+        window=0,
+    )
+
+
+def _whole_windows(vision: Mapping[str, Any]) -> int:
+    """A window holds whole visual tokens."""
+    merge = int(vision["spatial_merge_size"])
+    return int(vision["window_size"]) // merge // int(vision["patch_size"]) * merge
+
+
+def _qwen_tower(vision: Mapping[str, Any], *, mlp_matrices: int, num_mergers: int) -> dict[str, Any]:
+    hidden, merged = vision["hidden_size"], vision["hidden_size"] * vision["spatial_merge_size"] ** 2
+    channels = vision.get("in_channels") or vision.get("in_chans", 3)
+    values = channels * vision["temporal_patch_size"] * vision["patch_size"] ** 2
+    block = 4 * hidden**2 + mlp_matrices * hidden * vision["intermediate_size"]
+    return {
+        "embedding_weights": values * hidden,
+        "block_weights": vision["depth"] * block,
+        "merger_weights": (num_mergers * merged**2, num_mergers * merged * vision["out_hidden_size"]),
+        "patches_per_token": vision["spatial_merge_size"] ** 2,
+        "hidden_size": hidden,
+    }
+
+
+TOWERS: Mapping[str, Callable[[Mapping[str, Any]], Tower]] = {
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl,
+}
+"""model_type -> its vision tower, from the vision_config."""

@@ -1,0 +1,107 @@
+"""What balancing counts with, against what torch counts while the real engine trains."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from benchmarks.torch_flops import count
+from models.flops import TOWERS, count_operations
+from models.parallel import Parallel
+from models.registry import FAMILIES
+from tests.training import jobs
+from tests.training.ranks import RankPool
+from tests.training.tiny import make_samples
+
+
+def counted(rank: int, folder: Path) -> list[int]:
+    """Operations of a forward and backward pass over each sample alone."""
+    engine = jobs.build_engine(folder, Parallel())
+    engine._ddp.zero_grad_buffer()
+    return [
+        count(lambda sample=sample: engine._run([[sample]], 1.0, jobs.weighted_loss))  # type: ignore[misc]
+        for sample in make_samples()
+    ]
+
+
+def test_operations_are_those_that_torch_counts(ranks: RankPool, untied_folder: Path) -> None:
+    config = json.loads((untied_folder / "config.json").read_text())
+    operations = count_operations(config)
+    planned = [
+        operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
+        for sample in make_samples()
+    ]
+    assert ranks.run(1, counted, untied_folder)[0] == planned
+
+
+def test_every_family_has_its_operations() -> None:
+    assert TOWERS.keys() >= FAMILIES.keys()
+
+
+def test_seven_billion_parameters_take_six_operations_a_token_and_parameter() -> None:
+    text = {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+    }
+    tower = {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    }
+    operations = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text})
+    weights = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
+    assert operations.per_token == 6 * weights
+    assert operations.window == 8
+    assert operations.per_window_pair == 28 * 14 * 1280
+    frozen = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text}, freeze=("tower", "merger"))
+    assert frozen.per_token == operations.per_token
+    assert frozen.per_patch * 3 > operations.per_patch > frozen.per_patch * 2.9
+    assert operations.tower([(1, 16, 20)]) == (
+        operations.per_patch * 320
+        + operations.per_patch_pair * 320**2
+        + operations.per_window_pair * (2 * 8**2) * (2 * 8**2 + 4**2)
+    )
+    recomputed = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text}, recompute="full")
+    assert recomputed.per_token == 8 * weights
+    assert recomputed.per_patch == operations.per_patch
+
+
+def test_of_a_mixture_only_the_experts_that_a_token_visits_count() -> None:
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "vocab_size": 200,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+    }
+    tower = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "deepstack_visual_indexes": [0],
+    }
+    operations = count_operations({"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": tower})
+    attention = 2 * 64 * 128 + 2 * 64 * 64
+    assert operations.per_token == 6 * (2 * attention + 64 * 8 + 2 * 3 * 64 * 24 + 3 * 64 * 96)
+    assert operations.window == 0
+    assert operations.tower([(2, 4, 6)]) == 2 * operations.tower([(1, 4, 6)]), "attention stays within a frame"
