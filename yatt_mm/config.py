@@ -184,6 +184,8 @@ class TrainSection(Section):
     """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
     max_tokens_per_microbatch: Count = 8192
     """Tokens, images expanded, that one forward pass may hold."""
+    max_patches_per_microbatch: Count | None = None
+    """Image patches that one forward pass may encode; by default what the images of its tokens have."""
     parallel: ParallelSection = ParallelSection()
 
 

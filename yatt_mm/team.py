@@ -10,7 +10,8 @@ from typing import Any
 import ray
 from ray.util.placement_group import PlacementGroup
 
-from models.registry import load_recipe
+from models.flops import count_operations
+from models.registry import load_recipe, read_config
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.cluster import on_device, reserved_devices
 from yatt_mm.config import Config
@@ -71,6 +72,7 @@ def build_team(
         reward_workers=tuple(rewards),
         ranks=tuple(ranks),
         parallel=config.parallel(),
+        operations=count_operations(read_config(Path(config.model.path))),
         placement=site.placement,
         dataplane_uri=node.uri,
         recipe=load_recipe(Path(config.model.path)).patch_recipe(Path(config.model.path)),

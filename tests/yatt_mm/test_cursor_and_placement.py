@@ -1,4 +1,4 @@
-"""The order of prompts, advantages, balance and placement: hand-worked numbers and properties."""
+"""The order of prompts, advantages and placement: hand-worked numbers and properties."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.errors import ConfigError
 from yatt_mm.placement import FULL_COLOCATION, Phase, Placement, Role, State, full_colocation
-from yatt_mm.training.plan import SampleSize, balance, cost
 
 
 def test_every_sample_is_drawn_once_an_epoch() -> None:
@@ -65,61 +64,6 @@ def test_advantages_are_the_hand_worked_ones() -> None:
     )
     assert group_advantages([1.0, 0.0], normalize_std=False) == [0.5, -0.5]
     assert group_advantages([0.3, 0.3, 0.3]) == [0.0, 0.0, 0.0]
-
-
-sizes = st.lists(
-    st.builds(
-        SampleSize,
-        position=st.integers(0, 9),
-        row=st.integers(0, 7),
-        num_tokens=st.integers(1, 50),
-        num_sampled=st.integers(1, 5),
-        num_patches=st.integers(0, 64),
-    ),
-    min_size=1,
-    max_size=60,
-    unique_by=lambda size: (size.position, size.row),
-)
-
-
-@given(samples=sizes, replicas=st.integers(1, 4), minibatches=st.integers(1, 3), cap=st.integers(50, 120))
-def test_a_plan_trains_every_sample_once_under_the_cap(
-    samples: list[SampleSize], replicas: int, minibatches: int, cap: int
-) -> None:
-    plan = balance(samples, num_replicas=replicas, num_minibatches=minibatches, max_tokens=cap)
-    trained = [i for minibatch in plan for replica in minibatch for micro in replica for i in micro]
-    assert sorted(trained) == list(range(len(samples)))
-    for minibatch in plan:
-        assert len({len(replica) for replica in minibatch}) == 1, "every replica has as many microbatches"
-        for replica in minibatch:
-            assert all(sum(samples[i].num_tokens for i in micro) <= cap for micro in replica)
-
-
-@given(samples=sizes, replicas=st.integers(1, 4))
-def test_no_replica_has_more_than_the_dearest_group_above_another(samples: list[SampleSize], replicas: int) -> None:
-    plan = balance(samples, num_replicas=replicas, num_minibatches=1, max_tokens=10_000)
-    groups: dict[int, list[SampleSize]] = {}
-    for sample in samples:
-        groups.setdefault(sample.position, []).append(sample)
-    trained = [{samples[i].position for micro in replica for i in micro} for replica in plan[0]]
-    loads = [sum(cost(groups[position]) for position in positions) for positions in trained]
-    assert sum(len(positions) for positions in trained) == len(groups), "a group's samples stay together"
-    assert max(loads) - min(loads) <= max(cost(group) for group in groups.values())
-
-
-@given(samples=sizes)
-def test_a_plan_does_not_depend_on_the_order_of_the_reports(samples: list[SampleSize]) -> None:
-    def named(order: list[SampleSize]) -> list:
-        plan = balance(order, num_replicas=2, num_minibatches=2, max_tokens=100)
-        return [[[[(order[i].position, order[i].row) for i in m] for m in r] for r in b] for b in plan]
-
-    assert named(samples) == named(samples[::-1])
-
-
-def test_a_sample_longer_than_a_microbatch_is_named() -> None:
-    sample = SampleSize(position=0, row=0, num_tokens=11, num_sampled=1, num_patches=0)
-    with pytest.raises(ValueError, match=r"a sample has 11 tokens; train\.max_tokens_per_microbatch is 10"):
-        balance([sample], num_replicas=1, num_minibatches=1, max_tokens=10)
 
 
 def test_two_awake_roles_never_share_a_device() -> None:

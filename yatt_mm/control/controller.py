@@ -25,6 +25,7 @@ from yatt_mm.control.rendezvous import Key
 from yatt_mm.errors import DataError
 from yatt_mm.placement import Phase, Role, State
 from yatt_mm.rollout.messages import Sampling
+from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
 
 
@@ -106,7 +107,7 @@ class Controller:
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """[my replica] what its ranks train, balanced over all controllers' samples."""
-        normalize_std = self.config.algorithm.normalize_std
+        train, normalize_std = self.config.train, self.config.algorithm.normalize_std
         mine = [
             PlannedGroup(
                 position=group.prompt.slot.position,
@@ -116,13 +117,17 @@ class Controller:
             for group in groups
         ]
         everyone = [group for part in self._meet(mine) for group in part]
-        plans = plan_step(
+        plan = plan_step(
             everyone,
+            operations=self._team.operations,
             num_replicas=self._team.num_replicas,
-            num_minibatches=self.config.train.num_minibatches,
-            max_tokens=self.config.train.max_tokens_per_microbatch,
+            num_minibatches=train.num_minibatches,
+            limits=Limits(max_tokens=train.max_tokens_per_microbatch, max_patches=train.max_patches_per_microbatch),
+            replicas=self._my_replicas,
         )
-        return [plans[replica] for replica in self._my_replicas]
+        self._meter.add_max("train/imbalance", plan.imbalance)
+        self._meter.add_max("train/num_microbatches", plan.num_microbatches)
+        return list(plan.replicas)
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train my replicas' ranks; afterwards the step's rollouts may go."""

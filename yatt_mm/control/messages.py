@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.refs import Ref
+from models.flops import Operations
 from models.parallel import Parallel
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.control.cursor import Slot
@@ -66,6 +67,8 @@ class Team:
     ranks: tuple[Any, ...]
     """[world] training ranks in the order of their rank numbers."""
     parallel: Parallel
+    operations: Operations
+    """What training on the model takes: updates are balanced by it."""
     placement: Placement
     dataplane_uri: str
     recipe: Mapping[str, Any]

@@ -8,8 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
+from models.flops import Operations
 from yatt_mm.rollout.messages import GroupRef
+from yatt_mm.training.balance import max_over_mean, spread
+from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num_microbatches
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,22 +25,6 @@ class PlannedGroup:
     group: GroupRef
     advantages: tuple[float, ...]
     """[G]"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSize:
-    """What balancing needs to know of a sample."""
-
-    position: int
-    """The prompt's position in the run's order."""
-    row: int
-    """The sample's place in its group."""
-    num_tokens: int
-    """Prompt and response, image placeholders expanded."""
-    num_sampled: int
-    """Response tokens."""
-    num_patches: int
-    """Rows that the vision tower reads for this sample."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,123 +55,85 @@ class UpdatePlan:
     minibatches: tuple[Minibatch, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the replicas train that somebody asked about, and how even the work of all is."""
+
+    replicas: tuple[UpdatePlan, ...]
+    """In the order in which they were asked for."""
+    imbalance: float
+    """Largest planned work of a replica over the mean, of the step's most uneven update."""
+    num_microbatches: int
+    """Of one replica, over all updates of the step."""
+
+
 def plan_step(
-    groups: Sequence[PlannedGroup], *, num_replicas: int, num_minibatches: int, max_tokens: int
-) -> list[UpdatePlan]:
-    """[replica] what it trains in a step: the samples of all controllers, balanced.
+    groups: Sequence[PlannedGroup],
+    *,
+    operations: Operations,
+    num_replicas: int,
+    num_minibatches: int,
+    limits: Limits,
+    replicas: Sequence[int],
+) -> StepPlan:
+    """What `replicas` train in a step: the samples of all controllers, spread over all replicas.
+
+    Minibatches take whole prompts in the run's order. The plan depends on the groups alone, not on the order in
+    which controllers reported them.
 
     Raises:
-        ValueError: a sample is longer than a microbatch may be.
+        ValueError: a sample, or the images of a prompt, are larger than a microbatch may be.
     """
-    sizes = [
-        SampleSize(
-            position=group.position,
-            row=row,
-            num_tokens=group.group.num_prompt_tokens + length,
-            num_sampled=length,
-            num_patches=sum(ref.shape[0] for ref in group.group.media),
-        )
-        for group in sorted(groups, key=lambda group: group.position)
-        for row, length in enumerate(group.group.lengths)
-    ]
-    shares = balance(sizes, num_replicas=num_replicas, num_minibatches=num_minibatches, max_tokens=max_tokens)
-    by_position = {group.position: group for group in groups}
-    return [_replica_plan(replica, shares, sizes, by_position) for replica in range(num_replicas)]
+    by_position = {group.position: group for group in sorted(groups, key=lambda group: group.position)}
+    parts = _divide(list(by_position.values()), num_minibatches)
+    imbalance, num_micro = 1.0, 0
+    shares: list[list[list[list[Piece]]]] = []
+    for part in parts:
+        work = spread([work_of(group, operations) for group in part], num_replicas, limits)
+        imbalance = max(imbalance, max_over_mean([sum(piece.cost for piece in pieces) for pieces in work]))
+        num = num_microbatches(work, limits)
+        num_micro += num
+        shares.append([lay_out(work[replica], num, limits) for replica in replicas])
+    weights = [1 / max(1, sum(sum(group.group.lengths) for group in part)) for part in parts]
+    plans = [_update_plan([share[k] for share in shares], weights, by_position) for k in range(len(replicas))]
+    return StepPlan(replicas=tuple(plans), imbalance=imbalance, num_microbatches=num_micro)
 
 
-def balance(
-    samples: Sequence[SampleSize], *, num_replicas: int, num_minibatches: int, max_tokens: int
-) -> list[list[list[list[int]]]]:
-    """[minibatch][replica][microbatch] lists of indices into `samples`.
-
-    Minibatches take whole prompts in the run's order. The samples of a group stay together as far as a microbatch
-    holds them, so that their image is encoded once for all of them. Inside a minibatch the dearest of these units
-    goes to the replica with the least work so far (longest processing time first), then into the first microbatch
-    with room. The result depends on the samples alone, not on the order in which controllers reported them.
-
-    Raises:
-        ValueError: a sample is longer than a microbatch may be.
-    """
-    order = sorted(range(len(samples)), key=lambda i: (samples[i].position, samples[i].row))
-    for i in order:
-        if samples[i].num_tokens > max_tokens:
-            raise ValueError(
-                f"a sample has {samples[i].num_tokens} tokens; train.max_tokens_per_microbatch is {max_tokens}: "
-                "raise it, or lower rollout.max_tokens or the image size"
-            )
-    positions = sorted({samples[i].position for i in order})
-    minibatch_of = {p: k * num_minibatches // len(positions) for k, p in enumerate(positions)}
-    plan = []
-    for minibatch in range(num_minibatches):
-        members = [i for i in order if minibatch_of[samples[i].position] == minibatch]
-        units = _units(samples, members, max_tokens)
-        replicas = [_pack(samples, part, max_tokens) for part in _spread(samples, units, num_replicas)]
-        most = max(len(microbatches) for microbatches in replicas)
-        plan.append([microbatches + [[] for _ in range(most - len(microbatches))] for microbatches in replicas])
-    return plan
+def work_of(planned: PlannedGroup, operations: Operations) -> WorkGroup:
+    """A group as balancing sees it."""
+    group = planned.group
+    num_tokens = tuple(group.num_prompt_tokens + length for length in group.lengths)
+    grids = [(int(t), int(h), int(w)) for t, h, w in (ref.meta["grid_thw"] for ref in group.media)]
+    return WorkGroup(
+        position=planned.position,
+        num_tokens=num_tokens,
+        num_patches=sum(t * h * w for t, h, w in grids),
+        row_costs=tuple(operations.decoder(num, scored) for num, scored in zip(num_tokens, group.lengths)),
+        shared_cost=operations.tower(grids),
+    )
 
 
-def cost(unit: Sequence[SampleSize]) -> int:
-    """Work of samples that share their image, in arbitrary units; a patch is a quarter of a (merged) token."""
-    return 4 * sum(sample.num_tokens for sample in unit) + max(sample.num_patches for sample in unit)
+def _divide(groups: Sequence[PlannedGroup], num_parts: int) -> list[list[PlannedGroup]]:
+    """Equal parts, in order."""
+    bounds = [len(groups) * k // num_parts for k in range(num_parts + 1)]
+    return [list(groups[begin:end]) for begin, end in pairwise(bounds)]
 
 
-def _units(samples: Sequence[SampleSize], members: list[int], max_tokens: int) -> list[list[int]]:
-    """Rows of the same group, as many together as a microbatch holds."""
-    units: list[list[int]] = []
-    room = 0
-    for i in members:
-        is_same_group = bool(units) and samples[units[-1][-1]].position == samples[i].position
-        if not is_same_group or samples[i].num_tokens > room:
-            units.append([])
-            room = max_tokens
-        units[-1].append(i)
-        room -= samples[i].num_tokens
-    return units
-
-
-def _spread(samples: Sequence[SampleSize], units: list[list[int]], num_replicas: int) -> list[list[list[int]]]:
-    costs = [cost([samples[i] for i in unit]) for unit in units]
-    parts: list[list[list[int]]] = [[] for _ in range(num_replicas)]
-    load = [0] * num_replicas
-    for k in sorted(range(len(units)), key=lambda k: -costs[k]):
-        replica = load.index(min(load))
-        parts[replica].append(units[k])
-        load[replica] += costs[k]
-    return parts
-
-
-def _pack(samples: Sequence[SampleSize], units: list[list[int]], max_tokens: int) -> list[list[int]]:
-    microbatches: list[list[int]] = [[]]
-    room = [max_tokens]
-    for unit in units:
-        num_tokens = sum(samples[i].num_tokens for i in unit)
-        fitting = (k for k, free in enumerate(room) if free >= num_tokens)
-        k = next(fitting, len(room))
-        if k == len(room):
-            microbatches.append([])
-            room.append(max_tokens)
-        microbatches[k] += unit
-        room[k] -= num_tokens
-    return microbatches
-
-
-def _replica_plan(
-    replica: int,
-    shares: list[list[list[list[int]]]],
-    sizes: Sequence[SampleSize],
-    groups: Mapping[int, PlannedGroup],
+def _update_plan(
+    share: Sequence[Sequence[Sequence[Piece]]], weights: Sequence[float], groups: Mapping[int, PlannedGroup]
 ) -> UpdatePlan:
-    used = sorted({sizes[i].position for minibatch in shares for micro in minibatch[replica] for i in micro})
+    """One replica's plan from its [minibatch][microbatch] pieces."""
+    used = sorted({piece.group.position for minibatch in share for micro in minibatch for piece in micro})
     place = {position: k for k, position in enumerate(used)}
 
-    def planned(size: SampleSize) -> PlannedSample:
-        advantage = groups[size.position].advantages[size.row]
-        return PlannedSample(group=place[size.position], row=size.row, advantage=advantage)
+    def planned(pieces: Sequence[Piece]) -> tuple[PlannedSample, ...]:
+        rows = [(piece.group.position, row) for piece in pieces for row in piece.rows]
+        return tuple(PlannedSample(group=place[p], row=row, advantage=groups[p].advantages[row]) for p, row in rows)
 
-    minibatches = []
-    for minibatch in shares:
-        num_tokens = sum(sizes[i].num_sampled for part in minibatch for micro in part for i in micro)
-        microbatches = tuple(tuple(planned(sizes[i]) for i in micro) for micro in minibatch[replica])
-        minibatches.append(Minibatch(microbatches=microbatches, token_weight=1 / max(1, num_tokens)))
-    return UpdatePlan(groups=tuple(groups[position].group for position in used), minibatches=tuple(minibatches))
+    return UpdatePlan(
+        groups=tuple(groups[position].group for position in used),
+        minibatches=tuple(
+            Minibatch(microbatches=tuple(planned(micro) for micro in minibatch), token_weight=weight)
+            for minibatch, weight in zip(share, weights, strict=True)
+        ),
+    )

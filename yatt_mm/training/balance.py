@@ -1,0 +1,155 @@
+"""Work over data-parallel replicas: the step lasts as long as the fullest of them. Pure arithmetic, no torch.
+
+Pieces of groups are dealt by the largest differencing method; then a bounded search moves and exchanges pieces, or
+single rows, between the fullest replica and the emptiest ones. A row that leaves its group has the images encoded
+once more where it goes, and that counts. Leaves out microbatches, and what a cost is made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, cut
+from yatt_mm.training.partition import largest_differencing
+
+TOLERANCE = 5e-3
+"""Part of the mean load by which the fullest replica may be above it before anything is moved."""
+SMALLEST_GAIN = 1e-3
+"""Part of the mean load that an exchange must take off the fuller of two replicas."""
+NUM_PARTNERS = 4
+"""Emptiest replicas that are tried before the search ends."""
+EXCHANGES_PER_REPLICA = 8
+"""Bound of the search."""
+
+
+def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> list[list[Piece]]:
+    """[replica] pieces of all groups; every row is in one of them.
+
+    The result depends on the groups alone, not on their order: their positions differ.
+
+    Raises:
+        ValueError: a row or a group's images do not fit a microbatch.
+    """
+    ordered = sorted(groups, key=lambda group: group.position)
+    pieces = [piece for group in ordered for piece in cut(group, limits)]
+    parts = largest_differencing([piece.cost for piece in pieces], num_replicas)
+    replicas = [_Replica([pieces[i] for i in part]) for part in parts]
+    _search(replicas, limits)
+    return [replica.pieces for replica in replicas]
+
+
+def max_over_mean(loads: Sequence[int]) -> float:
+    """How much longer the fullest takes than all would if they were equal; 1 where there is no work at all."""
+    return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
+
+
+class _Replica:
+    """What a replica has so far."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.load = sum(piece.cost for piece in pieces)
+        self._of_group: dict[int, list[Piece]] = {}
+        for piece in pieces:
+            self._of_group.setdefault(piece.group.position, []).append(piece)
+
+    @property
+    def pieces(self) -> list[Piece]:
+        return [piece for pieces in self._of_group.values() for piece in pieces]
+
+    def host(self, guest: Piece, limits: Limits) -> Piece | None:
+        """A piece of the same group that the guest's rows could join."""
+        same = self._of_group.get(guest.group.position, ())
+        return next((p for p in same if p.num_tokens + guest.num_tokens <= limits.max_tokens), None)
+
+    def add(self, guest: Piece, limits: Limits) -> None:
+        host = self.host(guest, limits)
+        if host is None:
+            self._of_group.setdefault(guest.group.position, []).append(guest)
+            self.load += guest.cost
+        else:
+            self._replace(host, tuple(sorted(host.rows + guest.rows)))
+
+    def remove(self, offer: _Offer) -> None:
+        self._replace(offer.source, tuple(row for row in offer.source.rows if row not in offer.moved.rows))
+
+    def _replace(self, piece: Piece, rows: tuple[int, ...]) -> None:
+        same = self._of_group[piece.group.position]
+        place = same.index(piece)
+        new = [Piece(group=piece.group, rows=rows)] if rows else []
+        same[place : place + 1] = new
+        self.load += sum(p.cost for p in new) - piece.cost
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """Rows that a replica could give to another."""
+
+    source: Piece
+    """Which they are taken from."""
+    moved: Piece
+    relief: int
+    """What the giver's load loses."""
+    burden: int
+    """What the taker's gains."""
+
+
+def _search(replicas: list[_Replica], limits: Limits) -> None:
+    for _ in range(EXCHANGES_PER_REPLICA * len(replicas)):
+        by_load = sorted(replicas, key=lambda replica: replica.load)
+        fullest, mean = by_load[-1], sum(replica.load for replica in replicas) / len(replicas)
+        if fullest.load <= mean * (1 + TOLERANCE):
+            return
+        partners = by_load[: min(NUM_PARTNERS, len(replicas) - 1)]
+        if not any(_exchange(fullest, partner, limits, mean * SMALLEST_GAIN) for partner in partners):
+            return
+
+
+def _exchange(full: _Replica, empty: _Replica, limits: Limits, smallest_gain: float) -> bool:
+    """Make the exchange that leaves the fuller of the two with the least work; False where none gains enough."""
+    given, taken = _offers(full, empty, limits), _offers(empty, full, limits)
+    after = _loads_after(full, empty, given, taken)
+    i, j = divmod(int(np.argmin(after)), after.shape[1])
+    if after[i, j] > full.load - smallest_gain:
+        return False
+    full.remove(given[i])
+    if j:
+        empty.remove(taken[j - 1])
+        full.add(taken[j - 1].moved, limits)
+    empty.add(given[i].moved, limits)
+    return True
+
+
+def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: list[_Offer]) -> np.ndarray:
+    """[given, 1 + taken] load of the fuller one after each exchange; in the first column nothing is taken."""
+    relief, burden = (np.array([(offer.relief, offer.burden) for offer in given], dtype=np.float64).T)[..., None]
+    back = np.array([(0, 0)] + [(offer.relief, offer.burden) for offer in taken], dtype=np.float64)
+    after: np.ndarray = np.maximum(full.load - relief + back[:, 1], empty.load + burden - back[:, 0])
+    # where a group goes both ways, who encodes it afterwards is not what either offer says
+    positions = np.array([offer.moved.group.position for offer in given])
+    back_positions = np.array([offer.moved.group.position for offer in taken], dtype=positions.dtype)
+    after[:, 1:][positions[:, None] == back_positions] = np.inf
+    return after
+
+
+def _offers(giver: _Replica, taker: _Replica, limits: Limits) -> list[_Offer]:
+    """Every piece as a whole, and every row of a piece that has several."""
+    offers = []
+    for piece in giver.pieces:
+        parts = [piece]
+        if len(piece.rows) > 1:
+            parts += [Piece(group=piece.group, rows=(row,)) for row in piece.rows]
+        for part in parts:
+            shared = part.group.shared_cost
+            joins = taker.host(part, limits) is not None
+            offers.append(
+                _Offer(
+                    source=piece,
+                    moved=part,
+                    relief=part.cost if part is piece else part.cost - shared,
+                    burden=part.cost - shared if joins else part.cost,
+                )
+            )
+    return offers
