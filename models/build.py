@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,12 @@ import torch
 
 from models.checkpoint_files import CheckpointFiles
 from models.cutting import Shapes
+from models.freeze import Part, freeze
 from models.megatron import parallel_state
 from models.mrope import MRope
 from models.packing import TokenLayout
 from models.parallel import Parallel
+from models.parallel_settings import Recompute, set_recompute
 from models.registry import load_family, load_recipe
 from models.vision import VisionTower
 from models.vlm import VisionLanguageModel
@@ -28,13 +31,22 @@ VOCAB_MULTIPLE = 8
 class Built:
     """This rank's part of the model, and what belongs to it."""
 
-    model: VisionLanguageModel
+    model: torch.nn.ModuleList
+    """`VisionLanguageModel`s: the chunks of this rank's pipeline stage (one, unless the pipeline is virtual)."""
     weights: ShardedWeights
     files: CheckpointFiles
     layout: TokenLayout
 
 
-def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch.device) -> Built:
+def build(
+    model_dir: Path,
+    parallel: Parallel,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    recompute: Recompute = "none",
+    frozen: Collection[Part] = (),
+) -> Built:
     """The model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls it."""
     family = load_family(model_dir)
     hf_config = family.config.from_pretrained(model_dir)
@@ -47,13 +59,18 @@ def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch
         group = parallel_state.get_tensor_model_parallel_group()
         tower = family.tower(family.make_visual(hf_config, dtype), mean=mean, std=std, group=group)
     config = family.transformer_config(hf_config, parallel, dtype)
+    set_recompute(config, recompute)
     rope = MRope(
         dim=config.kv_channels or 0,
         theta=float(text.rope_parameters["rope_theta"]),
         sections=config.mrope_section or [],
         is_interleaved=family.has_interleaved_mrope,
     )
-    model = VisionLanguageModel(hf_config, config, num_rows, tower, rope)
+    model = torch.nn.ModuleList(
+        VisionLanguageModel(hf_config, config, num_rows, tower if chunk == 0 else None, rope, chunk)
+        for chunk in range(parallel.vpp)
+    )
+    freeze(model, frozen)
     shapes = Shapes(
         num_heads=text.num_attention_heads,
         num_groups=text.num_key_value_heads,
@@ -61,9 +78,10 @@ def build(model_dir: Path, parallel: Parallel, dtype: torch.dtype, device: torch
         padded_vocab_size=num_rows,
     )
     table = WeightTable(family.rules(hf_config, files.names), shapes)
-    weights = ShardedWeights([model], table)
+    weights = ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
-    table.load(model, files)
+    for chunk in model:
+        table.load(chunk, files)
     layout = TokenLayout(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,

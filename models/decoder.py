@@ -58,15 +58,15 @@ class RMSNorm(torch.nn.Module):
         return normal.to(hidden.dtype) * self.weight
 
 
-def block_spec(config: TransformerConfig) -> TransformerBlockSubmodules:
-    """This stage's layers: megatron's local ones, with our norms and attention."""
+def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodules:
+    """The layers of one of this stage's chunks: megatron's local ones, with our norms and attention."""
     spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = PackedCoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    num_layers = get_num_layers_to_build(config)
+    num_layers = get_num_layers_to_build(config, vp_stage=chunk)
     return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from models.megatron import TransformerConfig
 from models.parallel import Parallel
+from models.parallel_settings import parallel_settings
 
 UNFUSED = {
     "bias_activation_fusion": False,
@@ -56,18 +57,12 @@ def decoder_config(
         attention_dropout=0.0,
         hidden_dropout=0.0,
         params_dtype=dtype,
-        pipeline_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        tensor_model_parallel_size=parallel.tp,
-        pipeline_model_parallel_size=parallel.pp,
-        sequence_parallel=parallel.sequence_parallel,
-        variable_seq_lengths=parallel.pp > 1,
-        # demanded by the config check for variable_seq_lengths, also without experts
-        moe_token_dispatcher_type="alltoall",
         # weights are loaded, not initialised; marks that initialisation would set are set by the model
         use_cpu_initialization=True,
         perform_initialization=False,
         # the loss is a sum with global weights: nothing divides gradients
         calculate_per_token_loss=True,
+        **parallel_settings(parallel, dtype),
         **UNFUSED,
     )

@@ -9,6 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from models.divide import check_divides
+from models.stages import check_deepstack, stage_layers
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
@@ -18,6 +21,12 @@ class Parallel:
     """Tensor parallel: a layer's matrices are cut over so many ranks."""
     pp: int = 1
     """Pipeline parallel: the layers are dealt to so many stages."""
+    vpp: int = 1
+    """Virtual pipeline: each stage holds so many runs of neighbouring layers, which shortens the idle time."""
+    first_stage_layers: int | None = None
+    """Layers of the first stage, which carries the vision tower as well; None deals all layers evenly."""
+    last_stage_layers: int | None = None
+    """Layers of the last stage, which carries the head as well; None deals all layers evenly."""
     cp: int = 1
     """Context parallel: a sequence is cut over so many ranks."""
     ep: int = 1
@@ -31,8 +40,8 @@ class Parallel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if field.name != "sp" and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"parallel.{field.name} is {value!r}; it counts ranks, so it needs at least 1")
+            if "int" in field.type and value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"parallel.{field.name} is {value!r}; it is a count, so it needs at least 1")
 
     @property
     def world_size(self) -> int:
@@ -57,34 +66,20 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
         raise ValueError(
             f"parallel.ep is {parallel.ep}; {config_json['model_type']} has no experts, so set parallel.ep=1"
         )
-    _check_divides("tp", parallel.tp, "attention heads", text["num_attention_heads"])
-    _check_divides("tp", parallel.tp, "MLP columns", text["intermediate_size"])
+    check_divides("tp", parallel.tp, "attention heads", text["num_attention_heads"])
+    check_divides("tp", parallel.tp, "MLP columns", text["intermediate_size"])
     groups = text["num_key_value_heads"]
     if groups % parallel.tp and parallel.tp % groups:
         raise ValueError(
             f"parallel.tp is {parallel.tp} and the model has {groups} key/value heads; one must be a multiple "
             "of the other, so choose another parallel.tp"
         )
-    _check_divides("pp", parallel.pp, "layers", text["num_hidden_layers"])
-    _check_deepstack(parallel.pp, text["num_hidden_layers"], config_json.get("vision_config", {}))
-
-
-def _check_deepstack(num_stages: int, num_layers: int, vision: Mapping[str, Any]) -> None:
-    """The first stage alone has the tower's features, so the layers that add them must be on it."""
-    num_deepstack = len(vision.get("deepstack_visual_indexes") or ())
-    if num_layers // num_stages < num_deepstack:
-        nearest = max(n for n in range(1, num_stages) if num_layers % n == 0 and num_layers // n >= num_deepstack)
-        raise ValueError(
-            f"parallel.pp is {num_stages}, which leaves {num_layers // num_stages} layers on the first stage; the "
-            f"first {num_deepstack} layers add features of the vision tower, so they must be there: set parallel.pp "
-            f"to {nearest} or less"
-        )
-
-
-def _check_divides(axis: str, size: int, what: str, count: int) -> None:
-    if count % size:
-        options = [n for n in range(1, count + 1) if count % n == 0]
-        raise ValueError(
-            f"parallel.{axis} is {size} and the model has {count} {what}, which do not divide by it; "
-            f"choose one of {', '.join(map(str, options[:8]))}"
-        )
+    stages = stage_layers(
+        text["num_hidden_layers"],
+        pp=parallel.pp,
+        vpp=parallel.vpp,
+        first=parallel.first_stage_layers,
+        last=parallel.last_stage_layers,
+    )
+    vision = config_json.get("vision_config") or {}
+    check_deepstack(stages[0], parallel.vpp, len(vision.get("deepstack_visual_indexes") or ()))

@@ -20,23 +20,34 @@ from models.vision import VisionTower
 
 
 class VisionLanguageModel(MegatronModule):
-    """This pipeline stage's part. megatron's schedules and gradient reductions read the public attributes."""
+    """A run of a pipeline stage's layers, and what stands before or after them.
+
+    megatron's schedules and gradient reductions read the public attributes.
+    """
 
     def __init__(
-        self, hf_config: Any, config: TransformerConfig, num_rows: int, tower: VisionTower | None, rope: MRope
+        self,
+        hf_config: Any,
+        config: TransformerConfig,
+        num_rows: int,
+        tower: VisionTower | None,
+        rope: MRope,
+        chunk: int,
     ) -> None:
-        """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first stage only."""
+        """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first chunk of the first stage
+        only; `chunk` counts this stage's runs of layers (one, unless the pipeline is virtual)."""
         super().__init__(config=config)
         text: Any = hf_config.text_config
-        self.pre_process = parallel_state.is_pipeline_first_stage()
-        self.post_process = parallel_state.is_pipeline_last_stage()
+        self.pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
+        self.post_process = parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=chunk)
+        self.vp_stage = chunk if config.virtual_pipeline_model_parallel_size else None
         self.model_type = ModelType.encoder_or_decoder
         self.share_embeddings_and_output_weights = bool(hf_config.tie_word_embeddings)
         self.vocab_size = text.vocab_size
         self.vision_model = tower
         self.language_model = Decoder(
             config,
-            block_spec(config),
+            block_spec(config, chunk),
             vocab_size=num_rows,
             max_sequence_length=text.max_position_embeddings,
             pre_process=self.pre_process,
@@ -45,6 +56,7 @@ class VisionLanguageModel(MegatronModule):
             position_embedding_type="mrope",
             rotary_base=int(text.rope_parameters["rope_theta"]),
             scatter_embedding_sequence_parallel=False,
+            vp_stage=self.vp_stage,
         )
         self.language_model.rotary_pos_emb = rope
         if tower is not None:

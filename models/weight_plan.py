@@ -5,7 +5,7 @@ Left out: moving it (`models.weight_source`).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,7 @@ class _Held:
     params: list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
-def plan(chunks: Sequence[torch.nn.Module], table: WeightTable) -> list[Shards]:
+def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
     """Every exported parameter, in the same order on all ranks. Collective over the model-parallel group."""
     group = parallel_state.get_model_parallel_group()
     stage = parallel_state.get_pipeline_model_parallel_rank()

@@ -7,7 +7,7 @@ tells each rank what to copy where.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -22,7 +22,7 @@ from models.weights import WeightTable, global_names
 class ShardedWeights:
     """Reads the parameters whenever it is iterated; what is agreed between ranks is agreed once."""
 
-    def __init__(self, chunks: Sequence[torch.nn.Module], table: WeightTable) -> None:
+    def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
         """`chunks`: this rank's parts of the model. Collective over the model-parallel group."""
         self._table = table
         self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}

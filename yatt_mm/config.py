@@ -155,6 +155,14 @@ class ParallelSection(Section):
     """Tensor-parallel ranks."""
     pp: Count = 1
     """Pipeline stages."""
+    vpp: Count = 1
+    """Runs of layers per pipeline stage (virtual pipeline); above 1 the stages wait less for each other."""
+    first_stage_layers: Count | None = None
+    """Layers of the first stage, which has the vision tower too; by default all stages have the same number."""
+    last_stage_layers: Count | None = None
+    """Layers of the last stage, which has the head too; by default all stages have the same number."""
+    sp: bool = False
+    """True cuts norms and residuals over the tensor-parallel ranks as well (sequence parallelism)."""
     cp: Count = 1
     """Context-parallel ranks (1 for now)."""
     ep: Count = 1
@@ -186,6 +194,11 @@ class TrainSection(Section):
     """Tokens, images expanded, that one forward pass may hold."""
     max_patches_per_microbatch: Count | None = None
     """Image patches that one forward pass may encode; by default what the images of its tokens have."""
+    recompute: Literal["none", "full", "selective"] = "none"
+    """Activations computed again in the backward pass to save memory: none, whole layers, or attention alone."""
+    freeze: Annotated[list[Literal["tower", "merger", "language"]], Field(max_length=2)] = []
+    """Parts that are not trained, two at most: the vision tower, its merger (which makes tokens of patches), the
+    language model."""
     parallel: ParallelSection = ParallelSection()
 
 
@@ -238,7 +251,7 @@ class Config(Section):
                 f"{model_ranks * dp} ranks, but placement.num_devices is {devices}; make the product equal to "
                 "the devices (dp may be left out)"
             )
-        return Parallel(tp=wanted.tp, pp=wanted.pp, cp=wanted.cp, ep=wanted.ep, dp=dp)
+        return Parallel(**{**wanted.model_dump(), "dp": dp})
 
 
 def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:

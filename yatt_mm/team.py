@@ -159,6 +159,8 @@ def _create_ranks(site: _Site) -> list[Any]:
         entropy_coef=config.algorithm.entropy_coef,
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
+        recompute=train.recompute,
+        freeze=tuple(train.freeze),
     )
     return [
         site.create(TrainActor, devices[0], concurrency=1)(

@@ -8,6 +8,7 @@ import pytest
 from models.parallel import Parallel, check_layout
 from models.qwen2_5_vl.recipe import patch_recipe, pixel_affine
 from models.registry import read_config
+from models.stages import stage_layers
 
 TEXT = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256, "num_hidden_layers": 2}
 CONFIG = {"model_type": "qwen2_5_vl", "text_config": TEXT}
@@ -29,7 +30,11 @@ def test_world_size_is_the_product_without_experts() -> None:
     ("parallel", "message"),
     [
         (Parallel(tp=3), "parallel.tp is 3 and the model has 4 attention heads"),
-        (Parallel(pp=4), "parallel.pp is 4 and the model has 2 layers"),
+        (Parallel(pp=4), "parallel.pp is 4 and the model has 2 layers.*choose 1 or 2$"),
+        (Parallel(first_stage_layers=1), "first_stage_layers is 1 and parallel.pp is 1: one stage"),
+        (Parallel(vpp=2), "vpp is 2 and parallel.pp is 1"),
+        (Parallel(pp=2, vpp=2), r"the stages have \[1, 1\] layers.*choose 1$"),
+        (Parallel(pp=2, first_stage_layers=2), "leave 0 of 2 layers to 1 other stages.*set first_stage_layers to 1$"),
         (Parallel(cp=2), "parallel.cp is 2.*cp=1 only"),
         (Parallel(ep=2), "parallel.ep is 2.*no experts"),
     ],
@@ -43,8 +48,41 @@ def test_layers_that_add_features_of_the_tower_must_be_on_the_first_stage() -> N
     vision = {"deepstack_visual_indexes": [1, 2, 3]}
     config = {"model_type": "qwen3_vl", "text_config": TEXT | {"num_hidden_layers": 8}, "vision_config": vision}
     check_layout(Parallel(pp=2), config)
-    with pytest.raises(ValueError, match=r"leaves 2 layers .* first 3 layers .* parallel.pp to 2 or less"):
+    with pytest.raises(
+        ValueError, match=r"first stage has 2 layers .* first 3 layers .*first_stage_layers to 3 or more"
+    ):
         check_layout(Parallel(pp=4), config)
+    with pytest.raises(ValueError, match=r"first run of layers has 2 layers .*lower parallel.vpp \(now 2\)"):
+        check_layout(Parallel(pp=2, vpp=2), config)
+
+
+@pytest.mark.parametrize(
+    ("ends", "stages"),
+    [
+        ({"pp": 4}, [7, 7, 7, 7]),
+        ({"pp": 4, "first": 4}, [4, 8, 8, 8]),
+        ({"pp": 4, "first": 4, "last": 4}, [4, 10, 10, 4]),
+        ({"pp": 2, "first": 12, "last": 16}, [12, 16]),
+        ({"pp": 3, "last": 4, "vpp": 4}, [12, 12, 4]),
+    ],
+)
+def test_the_ends_of_the_pipeline_may_have_layers_of_their_own(ends: dict[str, int], stages: list[int]) -> None:
+    assert stage_layers(28, **ends) == stages
+
+
+@pytest.mark.parametrize(
+    ("ends", "advice"),
+    [
+        ({"pp": 4, "first": 5}, "set first_stage_layers to 1 or 4 or 7"),
+        ({"pp": 4, "last": 8}, "set last_stage_layers to 4 or 7 or 10"),
+        ({"pp": 2, "first": 10, "last": 10}, "set first_stage_layers to 18"),
+        ({"pp": 2, "first": 10, "last": 30}, "give them fewer layers"),
+        ({"pp": 2, "vpp": 3}, "choose 1 or 2 or 7"),
+    ],
+)
+def test_stages_that_do_not_divide_are_refused_with_the_nearest_that_do(ends: dict[str, int], advice: str) -> None:
+    with pytest.raises(ValueError, match=advice):
+        stage_layers(28, **ends)
 
 
 def test_possible_layouts_pass_nested_and_flat_configs() -> None:

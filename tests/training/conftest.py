@@ -19,3 +19,9 @@ def untied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder whose head shares the embedding's weights."""
     return build_folder(tmp_path_factory.mktemp("tied"), is_head_tied=True)
+
+
+@pytest.fixture(scope="session")
+def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with four layers and a tied head, for stages that are uneven or cut once more."""
+    return build_folder(tmp_path_factory.mktemp("deep"), "qwen2_5_vl_deep", is_head_tied=True)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from models.freeze import Part
 from models.megatron import parallel_state
 from models.parallel import Parallel
 from tests.training.tiny import make_samples, without_pixels
@@ -24,8 +25,9 @@ GROUPS = ((0, 1), (2,), (3, 4), (5,))
 def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
     """An engine without weight decay or clipping, unless told."""
     defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
+    of_engine = {name: settings.pop(name) for name in ("recompute", "freeze") if name in settings}
     optim = AdamSettings(**(defaults | settings))
-    return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1)
+    return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1, **of_engine)
 
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
@@ -35,6 +37,12 @@ def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) 
         samples = [without_pixels(sample) for sample in samples]
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     return [[samples[i] for i in group] for group in groups[rank::size]]
+
+
+def zero_gradients(engine: TrainEngine) -> None:
+    """Forget the gradients of an earlier backward pass."""
+    for chunk in engine._ddp:
+        chunk.zero_grad_buffer()
 
 
 def weighted_loss(
@@ -63,7 +71,7 @@ def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
     Empty on ranks that are not on the last stage. The forward pass alone must give the same bits.
     """
     before = engine.logprobs(microbatches(engine))
-    engine._ddp.zero_grad_buffer()
+    zero_gradients(engine)
     scored = engine._run(microbatches(engine), 1.0, _keep_entropies)
     entropies = [part.metrics["entropies"].cpu().split(list(part.num_scored)) for part in scored]
     pairs = [
@@ -129,10 +137,9 @@ def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
 def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
     group = parallel_state.get_data_parallel_group()
-    for buffer in engine._ddp.buffers:
-        for bucket in buffer.buckets:
-            shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-            dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+    for bucket in (bucket for chunk in engine._ddp for buffer in chunk.buffers for bucket in buffer.buckets):
+        shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+        dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
     for param in engine._model.parameters():
         param.data = param.main_grad
     return exported(engine)
@@ -142,7 +149,7 @@ def tower_after_training(rank: int, model_dir: Path, parallel: Parallel) -> dict
     """This rank's own copy of the vision tower after two updates."""
     engine = build_engine(model_dir, parallel)
     _steps(engine, 2)
-    tower = engine._model.vision_model
+    tower = engine._model[0].vision_model
     assert tower is not None
     return {name: param.detach().numpy().copy() for name, param in tower.named_parameters()}
 
@@ -191,6 +198,17 @@ def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bo
 
 
 def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
-    engine._ddp.zero_grad_buffer()
+    zero_gradients(engine)
     engine._run(microbatches(engine, groups), 1.0, weighted_loss)
     return gradients(engine)
+
+
+def frozen_parts(rank: int, model_dir: Path, parallel: Parallel, parts: Sequence[Part]) -> dict[str, Any]:
+    """What a few updates leave of each part, and what the optimizer keeps of it."""
+    engine = build_engine(model_dir, parallel, freeze=parts)
+    before = exported(engine)
+    result = _steps(engine, 2)
+    after = exported(engine)
+    num_trained = sum(param.numel() for param in engine._model.parameters() if param.requires_grad)
+    num_states = sum(buffer.numel for chunk in engine._ddp for buffer in chunk.buffers)
+    return result | {"before": before, "after": after, "num_trained": num_trained, "num_states": num_states}

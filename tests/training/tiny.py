@@ -6,6 +6,7 @@ Images cross the window borders of the vision tower, samples have none, one or t
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: bool = False) -> Path:
     """Write config, weights and processor settings; returns the folder."""
-    model = MODELS[family](is_head_tied).float()
+    model = (MODELS | DEEP)[family](is_head_tied).float()
     torch.manual_seed(0)
     with torch.no_grad():
         for param in model.parameters():
@@ -48,9 +49,9 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
     return directory
 
 
-def _qwen2_5_vl(is_head_tied: bool) -> PreTrainedModel:
+def _qwen2_5_vl(is_head_tied: bool, num_layers: int = 2) -> PreTrainedModel:
     rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
-    text = TEXT | {"num_hidden_layers": 2, "rope_parameters": rope, "tie_word_embeddings": is_head_tied}
+    text = TEXT | {"num_hidden_layers": num_layers, "rope_parameters": rope, "tie_word_embeddings": is_head_tied}
     vision = VISION | {"depth": 2, "window_size": 16, "fullatt_block_indexes": [1]}
     tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
     torch.manual_seed(0)
@@ -105,6 +106,8 @@ QWEN3_TEXT = {
 QWEN3_VISION = {"depth": 3, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
 MODELS = {"qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl}
 """model_type -> a random model, given whether its head is tied."""
+DEEP = {"qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4)}
+"""Further ones, that parity with transformers needs not be held for."""
 
 
 def make_samples() -> list[TrainSample]:

@@ -27,7 +27,9 @@ from models.megatron import (
 from yatt_mm.training.optimizer import make_state
 
 
-def save_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronOptimizer, num_updates: int) -> None:
+def save_checkpoint(
+    directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, num_updates: int
+) -> None:
     """Write the training state into `directory` (made if missing). Every rank calls it, with the same path."""
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -41,7 +43,7 @@ def save_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronO
         raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
 
 
-def load_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronOptimizer) -> int:
+def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
     """Continue from a checkpoint of any layout; returns its number of updates. Every rank calls it."""
     if not (directory / "metadata.json").is_file():
         raise FileNotFoundError(
@@ -50,20 +52,22 @@ def load_checkpoint(directory: Path, model: MegatronModule, optimizer: MegatronO
         )
     wanted = _sharded_state(model, optimizer, is_loading=True) | {"num_updates": 0}
     found: dict[str, Any] = dist_checkpointing.load(wanted, str(directory))
-    model.load_state_dict(found["model"])
+    for number, chunk in enumerate(model):
+        chunk.load_state_dict(found["model"][str(number)])
     with torch.no_grad():
         optimizer.load_state_dict(found["optimizer"])
     return int(found["num_updates"])
 
 
-def _sharded_state(model: MegatronModule, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
+def _sharded_state(model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
     metadata = {
         "distrib_optim_sharding_type": "fully_reshardable",
         "singleton_local_shards": False,
         "chained_optim_avoid_prefix": True,
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
-    weights = model.sharded_state_dict(metadata=metadata)
+    chunks: list[MegatronModule] = list(model)  # type: ignore[arg-type]
+    weights = {str(number): chunk.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)}
     return {
         "model": weights,
         "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata),

@@ -44,6 +44,7 @@ def init_model_parallel(parallel: Parallel, seed: int) -> None:
     parallel_state.initialize_model_parallel(
         parallel.tp,
         parallel.pp,
+        virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
     )

@@ -9,7 +9,7 @@ K sampled tokens of a microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,16 @@ import torch
 import torch.distributed as dist
 
 from models.build import build
+from models.freeze import Part
 from models.megatron import get_forward_backward_func, parallel_state
 from models.packing import PackedBatch, pack
 from models.parallel import Parallel, check_layout
+from models.parallel_settings import Recompute
 from models.registry import read_config
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.distributed import device, init_model_parallel
-from yatt_mm.training.optimizer import build_optimizer, finish_gradients, wrap
+from yatt_mm.training.optimizer import build_optimizer, wrap
 from yatt_mm.training.samples import TrainSample
 
 Metrics = Mapping[str, torch.Tensor]
@@ -73,20 +75,22 @@ class TrainEngine:
         optim: AdamSettings,
         dtype: str = "float32",
         seed: int,
+        recompute: Recompute = "none",
+        freeze: Collection[Part] = (),
     ) -> None:
         """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks."""
         check_layout(parallel, read_config(model_dir))
         init_model_parallel(parallel, seed)
         self._device = device()
-        built = build(model_dir, parallel, DTYPES[dtype], self._device)
+        built = build(model_dir, parallel, DTYPES[dtype], self._device, recompute=recompute, frozen=freeze)
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self.weights = built.weights
         """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
         self._optim = optim
         self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
-        self._ddp = wrap(self._model, self._model.config)
+        self._microbatch_multiple = parallel.pp if parallel.vpp > 1 else 1
+        self._ddp = wrap(self._model)
         self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
-        self._model.config.finalize_model_grads_func = finish_gradients
         self._num_updates = 0
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
         """True on ranks that must be given patches."""
@@ -101,7 +105,8 @@ class TrainEngine:
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
         """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
-        self._ddp.zero_grad_buffer()
+        for chunk in self._ddp:
+            chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         outputs = self._run(microbatches, temperature, loss_fn)
         for group in self._optimizer.param_groups:
@@ -154,17 +159,20 @@ class TrainEngine:
             )
             return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
 
+        # the schedule of a virtual pipeline runs whole rounds of as many microbatches as there are stages
+        num_empty = -len(microbatches) % self._microbatch_multiple
+        filled = [*microbatches, *[()] * num_empty]
         scored: list[_Scored] = get_forward_backward_func()(
             forward_step_func=forward_step,
-            data_iterator=iter(microbatches),
-            model=[self._ddp],
-            num_microbatches=len(microbatches),
+            data_iterator=[iter(filled) for _ in self._ddp],
+            model=self._ddp,
+            num_microbatches=len(filled),
             # both are ignored: each microbatch has its own length
             seq_length=1,
             micro_batch_size=1,
             forward_only=loss_fn is None,
         )
-        return scored
+        return scored[: len(microbatches)]
 
     def _apply_loss(
         self, output: torch.Tensor, batch: PackedBatch, samples: Sequence[TrainSample], loss_fn: LossFunction | None

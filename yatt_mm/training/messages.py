@@ -10,6 +10,9 @@ from yatt_mm.training.adam_settings import AdamSettings
 if TYPE_CHECKING:
     import numpy as np
 
+    from models.freeze import Part
+    from models.parallel_settings import Recompute
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
@@ -24,6 +27,9 @@ class TrainSpec:
     entropy_coef: float
     seed: int
     timeout_s: float
+    recompute: Recompute
+    freeze: tuple[Part, ...]
+    """Parts of the model that are not trained."""
 
 
 @dataclass(slots=True, kw_only=True)

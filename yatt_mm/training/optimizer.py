@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.distributed as dist
 
@@ -12,7 +14,6 @@ from models.megatron import (
     MegatronOptimizer,
     OptimizerConfig,
     ProcessGroupCollection,
-    TransformerConfig,
     finalize_model_grads,
     get_megatron_optimizer,
     parallel_state,
@@ -20,8 +21,8 @@ from models.megatron import (
 from yatt_mm.training.adam_settings import AdamSettings
 
 
-def wrap(model: MegatronModule, config: TransformerConfig) -> DistributedDataParallel:
-    """The model with flat gradient buffers that are summed (not averaged) over data-parallel ranks.
+def wrap(chunks: Iterable[MegatronModule]) -> list[DistributedDataParallel]:
+    """The model's chunks with flat gradient buffers that are summed (not averaged) over data-parallel ranks.
 
     Reductions do not overlap with the backward pass: a microbatch without images gives the vision tower no
     gradient, and megatron's overlapped reduction waits for one of every parameter.
@@ -33,10 +34,14 @@ def wrap(model: MegatronModule, config: TransformerConfig) -> DistributedDataPar
         overlap_param_gather=False,
         average_in_collective=False,
     )
-    return DistributedDataParallel(config, ddp_config, model)
+    wrapped = [DistributedDataParallel(chunk.config, ddp_config, chunk) for chunk in chunks]
+    wrapped[0].config.finalize_model_grads_func = finish_gradients
+    return wrapped
 
 
-def build_optimizer(ddp: DistributedDataParallel, settings: AdamSettings, dtype: torch.dtype) -> MegatronOptimizer:
+def build_optimizer(
+    ddp: list[DistributedDataParallel], settings: AdamSettings, dtype: torch.dtype
+) -> MegatronOptimizer:
     """AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
     config = OptimizerConfig(
         optimizer="adam",
@@ -49,7 +54,7 @@ def build_optimizer(ddp: DistributedDataParallel, settings: AdamSettings, dtype:
         params_dtype=dtype,
         use_distributed_optimizer=True,
     )
-    return get_megatron_optimizer(config, [ddp])
+    return get_megatron_optimizer(config, ddp)
 
 
 def make_state(optimizer: MegatronOptimizer) -> None:
@@ -80,7 +85,11 @@ def finish_gradients(
         return
     for model in models:
         # each tensor-parallel rank encoded other images (models.vision)
-        grads = [param.main_grad for name, param in model.module.named_parameters() if name.startswith("vision_model.")]
+        grads = [
+            param.main_grad
+            for name, param in model.module.named_parameters()
+            if name.startswith("vision_model.") and param.requires_grad
+        ]
         if grads:
             flat = torch.cat([grad.reshape(-1) for grad in grads])
             dist.all_reduce(flat, group=group)

@@ -66,6 +66,8 @@ class TrainWorker:
             optim=spec.optim,
             dtype=spec.dtype,
             seed=spec.seed,
+            recompute=spec.recompute,
+            freeze=spec.freeze,
         )
 
     def set_state(self, state: State) -> None:

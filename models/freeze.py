@@ -1,0 +1,30 @@
+"""Parts of the model that training leaves as they are: no gradient, no optimizer state; exported like the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal, get_args
+
+import torch
+
+Part = Literal["tower", "merger", "language"]
+"""tower: the vision encoder. merger: what turns its patches into tokens' embeddings. language: everything else."""
+
+PARTS: tuple[Part, ...] = get_args(Part)
+
+
+def part_of(name: str) -> Part:
+    """The part that a parameter of `VisionLanguageModel` belongs to, by its name there."""
+    if not name.startswith("vision_model."):
+        return "language"
+    return "merger" if "merger" in name else "tower"
+
+
+def freeze(model: torch.nn.ModuleList, parts: Collection[Part]) -> None:
+    """Freeze parts of a pipeline stage's chunks. Raises ValueError where nothing would be left to train."""
+    if set(parts) >= set(PARTS):
+        raise ValueError(f"train.freeze names {', '.join(PARTS)}: all of the model; leave one of them out")
+    for chunk in model:
+        for name, param in chunk.named_parameters():
+            if part_of(name) in parts:
+                param.requires_grad_(False)

@@ -1,0 +1,66 @@
+"""How many of the decoder's layers each pipeline stage has. No torch here.
+
+Stages are even, unless the first or the last is given a number of its own: the first carries the vision tower too,
+the last the head. In a virtual pipeline every stage's layers are cut once more, into `vpp` runs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from models.divide import check_divides, divisors, nearest
+
+
+def stage_layers(
+    num_layers: int, *, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None
+) -> list[int]:
+    """[pp] layers of each stage. Raises ValueError, naming a division that fits, where they do not divide."""
+    if pp == 1:
+        _check_single(vpp, first, last)
+        return [num_layers]
+    if first is None and last is None:
+        check_divides("pp", pp, "layers", num_layers)
+    num_others = pp - (first is not None) - (last is not None)
+    left = num_layers - (first or 0) - (last or 0)
+    if left < num_others or left % max(1, num_others) or (left and not num_others):
+        raise ValueError(
+            f"parallel.first_stage_layers {first} and last_stage_layers {last} leave {left} of {num_layers} layers to "
+            f"{num_others} other stages, which do not divide; {_advice(num_layers, num_others, first, last)}"
+        )
+    middle = left // max(1, num_others)
+    stages = [first or middle, *[middle] * (pp - 2), last or middle]
+    if any(layers % vpp for layers in stages):
+        raise ValueError(
+            f"parallel.vpp is {vpp} and the stages have {stages} layers, which do not divide by it; choose "
+            f"{nearest(divisors(math.gcd(*stages)), vpp)}"
+        )
+    return stages
+
+
+def check_deepstack(num_first: int, vpp: int, num_deepstack: int) -> None:
+    """Raise ValueError unless the layers that add features of the vision tower follow it in the first stage's first
+    run of layers: no other has those features. `num_first`: layers of the first stage."""
+    if num_first // vpp < num_deepstack:
+        run = "run of layers" if vpp > 1 else "stage"
+        change = f"lower parallel.vpp (now {vpp}), " if vpp > 1 else ""
+        raise ValueError(
+            f"the pipeline's first {run} has {num_first // vpp} layers and the first {num_deepstack} layers add "
+            f"features of the vision tower, so they must be there: {change}lower parallel.pp, or set "
+            f"parallel.first_stage_layers to {num_deepstack * vpp} or more"
+        )
+
+
+def _check_single(vpp: int, first: int | None, last: int | None) -> None:
+    for key, value in (("vpp", vpp if vpp > 1 else None), ("first_stage_layers", first), ("last_stage_layers", last)):
+        if value is not None:
+            raise ValueError(f"parallel.{key} is {value} and parallel.pp is 1: one stage; leave {key} out or raise pp")
+
+
+def _advice(num_layers: int, num_others: int, first: int | None, last: int | None) -> str:
+    """The value next to the one that was given, for one end, with which the rest divides."""
+    key, found, other = ("last_stage_layers", last, first) if first is None else ("first_stage_layers", first, last)
+    left = num_layers - (other or 0)
+    fitting = [n for n in range(1, left + 1) if n <= left - num_others and (left - n) % max(1, num_others) == 0]
+    if not num_others:
+        fitting = [n for n in fitting if n == left]
+    return f"set {key} to {nearest(fitting, found or 1)}" if fitting else "give them fewer layers, or lower parallel.pp"
