@@ -188,6 +188,8 @@ class TrainSection(Section):
     """Of AdamW."""
     clip_grad: Annotated[float, Field(gt=0)] = 1.0
     """Largest norm of the global gradient."""
+    optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Share of the optimizer's state that stays, and is updated, in host memory. Needs a GPU."""
     num_minibatches: Count = 1
     """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
     max_tokens_per_microbatch: Count = 8192

@@ -152,6 +152,7 @@ def _create_ranks(site: _Site) -> list[Any]:
             warmup_steps=train.warmup_steps,
             total_updates=train.steps * train.num_minibatches,
             lr_final_frac=train.lr_final_frac,
+            offload_frac=train.optimizer_offload_fraction,
         ),
         temperature=config.rollout.temperature,
         clip_low=config.algorithm.clip_low,

@@ -16,6 +16,7 @@ from models.parallel import Parallel
 from tests.training.tiny import make_samples, without_pixels
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
+from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
 
 GROUPS = ((0, 1), (2,), (3, 4), (5,))
@@ -62,7 +63,7 @@ def zero_loss(
 
 def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Every tensor of the model by its Hugging Face name."""
-    return {name: tensor.float().numpy().copy() for name, tensor in engine.weights}
+    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights}
 
 
 def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -94,6 +95,44 @@ def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settin
     """Losses (summed over replicas), gradient norms and final weights of a few updates."""
     engine = build_engine(model_dir, parallel, **settings)
     return _steps(engine, num_steps) | {"weights": exported(engine)}
+
+
+def train_with_releases(
+    rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """As `train`, with everything released between updates in the order of a colocated step."""
+    engine = build_engine(model_dir, parallel, **settings)
+    memory = engine.memory
+    losses, norms, host_bytes, left, refusals = [], [], [], [], []
+    for _ in range(num_steps):
+        done = _steps(engine, 1)
+        losses += done["losses"]
+        norms += done["norms"]
+        held = {part: memory.resident_bytes(part) for part in Holding}
+        given = memory.hold([Holding.WEIGHTS]).released_bytes
+        exported(engine)
+        given += memory.hold([]).released_bytes
+        assert given == sum(held.values())
+        left.append(sum(memory.resident_bytes(part) for part in Holding))
+        for work in (lambda: _steps(engine, 1), lambda: exported(engine), lambda: engine.save(Path("nowhere"))):
+            try:
+                work()
+            except RuntimeError as error:
+                refusals.append(str(error))
+        host_bytes.append(memory.host_bytes)
+        memory.hold([Holding.WEIGHTS])
+        engine.logprobs(microbatches(engine))
+        memory.hold(EVERYTHING)
+        assert {part: memory.resident_bytes(part) for part in Holding} == held
+    return {
+        "losses": losses,
+        "norms": norms,
+        "weights": exported(engine),
+        "left": left,
+        "host_bytes": host_bytes,
+        "refusals": refusals,
+        "at_end": held,
+    }
 
 
 def train_and_save(

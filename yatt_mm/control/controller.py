@@ -19,7 +19,7 @@ from yatt_mm.config import Config
 from yatt_mm.control.calls import wait_all
 from yatt_mm.control.generation import Generation
 from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
-from yatt_mm.control.metrics import Meter, add_groups, add_update, merge, resident_bytes
+from yatt_mm.control.metrics import Meter, add_groups, add_moves, add_update, merge, resident_bytes
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.control.rendezvous import Key
 from yatt_mm.errors import DataError
@@ -167,21 +167,18 @@ class Controller:
 
     def checkpoint(self) -> None:
         """Save the run so that it can go on from exactly here."""
-        self._phase = "checkpoint"
-        with self._meter.timed("time/checkpoint_s"):
+        with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
             self._on_my_ranks("save", str(directory))
             self._meet(None)
             if self.index == 0:
                 cursor = self._call("cursor_state")
                 self._team.checkpoints.commit(self.step, {"step": self.step, "cursor": cursor})
-            self._meet(None)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
-        self._phase = "export"
-        self._on_my_ranks("save_hf", self._team.export_dir)
-        self._meet(None)
+        with self.phase(Phase.PUBLISH, clock="export"):
+            self._on_my_ranks("save_hf", self._team.export_dir)
 
     def resume(self) -> None:
         """Load the checkpoint that the run starts from, and give the engines its weights."""
@@ -202,7 +199,7 @@ class Controller:
     def _enter(self, phase: Phase) -> None:
         for role, state in self._team.placement.transitions(self._states, phase):
             if role is Role.TRAIN:
-                self._on_my_ranks("set_state", state)
+                add_moves(self._meter, self._on_my_ranks("set_state", state))
             else:
                 self._on_engines(self._my_engines, "set_state", state)
             self._states[role] = state
@@ -214,13 +211,13 @@ class Controller:
             coming = self._call("peek", self.config.train.prompts_per_step)
             self._prompts.prefetch(coming[self.index :: self.config.controllers.num])
 
-    def _on_my_ranks(self, method: str, *arguments: object) -> None:
+    def _on_my_ranks(self, method: str, *arguments: object) -> list[Any]:
         calls = [
             (name, getattr(rank, method).remote(*arguments))
             for replica in self._my_replicas
             for name, rank in self._team.ranks_of(replica)
         ]
-        self._wait(calls, method)
+        return self._wait(calls, method)
 
     def _on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
         calls = [

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.control.messages import ScoredGroup
-from yatt_mm.training.messages import UpdateReport
+from yatt_mm.training.messages import Moved, UpdateReport
 
 
 @dataclass(slots=True)
@@ -43,7 +43,11 @@ class Meter:
         try:
             yield
         finally:
-            self.maxima[name] = self.maxima.get(name, 0.0) + time.perf_counter() - started
+            self.add_time(name, time.perf_counter() - started)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Sum over time; over controllers the slowest counts."""
+        self.maxima[name] = self.maxima.get(name, 0.0) + seconds
 
 
 def merge(meters: Sequence[Meter]) -> dict[str, float]:
@@ -89,6 +93,14 @@ def add_update(meter: Meter, report: UpdateReport) -> None:
     meter.add_max("time/update_s", report.seconds)
     meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_sampled)
     meter.add_max("rollout/logprob_diff_max", report.difference_max)
+
+
+def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:
+    """What one change of the training ranks' state took: bytes of all ranks, seconds of the slowest."""
+    meter.add_sum("train/released_bytes", sum(moved.released_bytes for moved in moves))
+    meter.add_sum("train/restored_bytes", sum(moved.restored_bytes for moved in moves))
+    meter.add_time("train/release_s", max((moved.release_s for moved in moves), default=0.0))
+    meter.add_time("train/restore_s", max((moved.restore_s for moved in moves), default=0.0))
 
 
 def resident_bytes() -> int:

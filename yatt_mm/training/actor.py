@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from models.parallel import Parallel
 from yatt_mm.placement import State
-from yatt_mm.training.messages import TrainSpec, UpdateReport
+from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.plan import UpdatePlan
 
 if TYPE_CHECKING:
@@ -42,9 +42,9 @@ class TrainActor:
         )
         self._worker.start(store_address)
 
-    def set_state(self, state: State) -> None:
+    def set_state(self, state: State) -> Moved:
         """Asleep, weights only, or awake."""
-        self._started().set_state(state)
+        return self._started().set_state(state)
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
         """Train one step."""

@@ -21,6 +21,8 @@ class AdamSettings:
     """Updates of the whole run, over which the learning rate falls linearly; 0 keeps it."""
     lr_final_frac: float = 1.0
     """Share of `lr` that the last update has."""
+    offload_frac: float = 0.0
+    """Share of the state that stays, and is updated, in host memory. Needs a GPU."""
 
     def lr_at(self, num_updates: int) -> float:
         """Learning rate of the update that follows `num_updates` others."""

@@ -25,9 +25,11 @@ from models.packing import PackedBatch, pack
 from models.parallel import Parallel, check_layout
 from models.parallel_settings import Recompute
 from models.registry import read_config
+from models.weight_source import ShardedWeights
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.distributed import device, init_model_parallel
+from yatt_mm.training.offload import EVERYTHING, Holding, TrainMemory
 from yatt_mm.training.optimizer import build_optimizer, wrap
 from yatt_mm.training.samples import TrainSample
 
@@ -84,13 +86,14 @@ class TrainEngine:
         self._device = device()
         built = build(model_dir, parallel, DTYPES[dtype], self._device, recompute=recompute, frozen=freeze)
         self._model, self._files, self._layout = built.model, built.files, built.layout
-        self.weights = built.weights
-        """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
+        self._weights = built.weights
         self._optim = optim
         self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
         self._microbatch_multiple = parallel.pp if parallel.vpp > 1 else 1
         self._ddp = wrap(self._model)
         self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
+        self.memory = TrainMemory(self._ddp, self._optimizer)
+        """What of this rank's state is on its device; work without what it needs is refused."""
         self._num_updates = 0
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
         """True on ranks that must be given patches."""
@@ -101,10 +104,12 @@ class TrainEngine:
     @torch.no_grad()
     def logprobs(self, microbatches: Microbatches, *, temperature: float = 1.0) -> list[list[np.ndarray]]:
         """[microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
+        self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
         """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
+        self.memory.require(EVERYTHING, "update")
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
@@ -123,12 +128,20 @@ class TrainEngine:
             logprobs=[scored.by_sample() for scored in outputs],
         )
 
+    @property
+    def weights(self) -> ShardedWeights:
+        """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
+        self.memory.require([Holding.WEIGHTS], "export")
+        return self._weights
+
     def save(self, directory: Path) -> None:
         """Write a checkpoint from which `load` continues, bit for bit in the same layout."""
+        self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
         checkpoint.save_checkpoint(directory, self._model, self._optimizer, self._num_updates)
 
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""
+        self.memory.require(EVERYTHING, "load a checkpoint")
         self._num_updates = checkpoint.load_checkpoint(directory, self._model, self._optimizer)
 
     def save_hf(self, directory: Path) -> None:

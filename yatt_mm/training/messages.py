@@ -32,6 +32,16 @@ class TrainSpec:
     """Parts of the model that are not trained."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one change of a rank's state took: memory of its device that it gave up or took back."""
+
+    released_bytes: int = 0
+    restored_bytes: int = 0
+    release_s: float = 0.0
+    restore_s: float = 0.0
+
+
 @dataclass(slots=True, kw_only=True)
 class UpdateReport:
     """What one rank has to say about one step."""

@@ -43,6 +43,11 @@ def build_optimizer(
     ddp: list[DistributedDataParallel], settings: AdamSettings, dtype: torch.dtype
 ) -> MegatronOptimizer:
     """AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
+    if settings.offload_frac and not torch.cuda.is_available():
+        raise ValueError(
+            f"train.optimizer_offload_fraction is {settings.offload_frac}, but there is no GPU whose memory it would "
+            "save; set it to 0"
+        )
     config = OptimizerConfig(
         optimizer="adam",
         lr=settings.lr,
@@ -53,6 +58,9 @@ def build_optimizer(
         bf16=dtype is torch.bfloat16,
         params_dtype=dtype,
         use_distributed_optimizer=True,
+        optimizer_cpu_offload=settings.offload_frac > 0,
+        optimizer_offload_fraction=settings.offload_frac,
+        overlap_cpu_optimizer_d2h_h2d=settings.offload_frac > 0,
     )
     return get_megatron_optimizer(config, ddp)
 

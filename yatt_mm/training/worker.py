@@ -22,10 +22,18 @@ from yatt_mm.placement import State
 from yatt_mm.rollout import record
 from yatt_mm.training.distributed import init_distributed
 from yatt_mm.training.engine import TrainEngine
-from yatt_mm.training.messages import TrainSpec, UpdateReport
+from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
+from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.plan import Minibatch, UpdatePlan
 from yatt_mm.training.samples import TrainSample
 from yatt_mm.weights.segment import write_segment
+
+HELD = {
+    State.AWAKE: EVERYTHING,
+    State.WEIGHTS_ONLY: frozenset({Holding.WEIGHTS}),
+    State.ASLEEP: frozenset[Holding](),
+}
+"""What is on the device in each state."""
 
 
 @dataclass(slots=True)
@@ -70,9 +78,12 @@ class TrainWorker:
             freeze=spec.freeze,
         )
 
-    def set_state(self, state: State) -> None:
-        """Go to sleep or wake up: work in another state is an error. The tensors stay where they are, for now."""
+    def set_state(self, state: State) -> Moved:
+        """Go to sleep, hold weights only, or wake up, and give the device's memory up accordingly. Work in another
+        state is an error."""
+        moved = self._engine.memory.hold(HELD[state])
         self._state = state
+        return moved
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
         """Train one step: every minibatch of the plan in order."""
@@ -108,10 +119,12 @@ class TrainWorker:
 
     def save(self, directory: str) -> None:
         """Write a checkpoint that `load` continues from exactly. All ranks must be called."""
+        self._require(State.AWAKE, "save")
         self._engine.save(Path(directory))
 
     def load(self, directory: str) -> None:
         """Continue from a checkpoint. All ranks must be called."""
+        self._require(State.AWAKE, "load")
         self._engine.load(Path(directory))
 
     def save_hf(self, directory: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 import torch
 
 MAGIC = b"YATTSEG1"
@@ -114,7 +115,7 @@ def _write_tensors(file: BinaryIO, buckets: Iterable[Sequence[tuple[str, torch.T
                 raise ValueError(f"tensor {name!r} is {dtype}; a segment holds {', '.join(_DTYPES)}")
             index.append((name, dtype, list(tensor.shape), file.tell(), tensor.numel()))
             flat = tensor.detach().cpu().contiguous().view(-1)
-            file.write(flat.view(torch.uint8).numpy().data)
+            file.write(np.from_dlpack(flat.view(torch.uint8)).data)  # `.numpy()` would keep it from being released
     return index
 
 
