@@ -76,8 +76,9 @@ def build(
         num_groups=text.num_key_value_heads,
         vocab_size=text.vocab_size,
         padded_vocab_size=num_rows,
+        expert_ranks=parallel.etp,
     )
-    table = WeightTable(family.rules(hf_config, files.names), shapes)
+    table = WeightTable(family.rules(hf_config, files), shapes)
     weights = ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
     for chunk in model:

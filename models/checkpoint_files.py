@@ -51,6 +51,10 @@ class CheckpointFiles:
         """One full tensor. Raises ValueError where the checkpoint has none of that name."""
         return self._file_with(name).get_tensor(name)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a tensor, without reading it."""
+        return tuple(self._file_with(name).get_slice(name).get_shape())
+
     def dtype(self, name: str) -> torch.dtype:
         """The dtype in which the checkpoint keeps a tensor."""
         first = self._file_with(name).get_slice(name)

@@ -27,6 +27,8 @@ class Shapes:
     """Key/value heads."""
     vocab_size: int
     padded_vocab_size: int
+    expert_ranks: int = 1
+    """Expert-tensor-parallel ranks, over which each expert is cut."""
 
 
 class _Block(NamedTuple):

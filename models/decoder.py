@@ -10,12 +10,14 @@ from models.attention import PackedCoreAttention
 from models.megatron import (
     ColumnParallelLinear,
     GPTModel,
+    ModuleSpec,
     RowParallelLinear,
     TransformerBlockSubmodules,
     TransformerConfig,
     VocabParallelEmbedding,
     get_gpt_layer_local_spec,
     get_num_layers_to_build,
+    get_transformer_layer_offset,
     set_tensor_model_parallel_attributes,
 )
 
@@ -60,14 +62,34 @@ class RMSNorm(torch.nn.Module):
 
 def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodules:
     """The layers of one of this stage's chunks: megatron's local ones, with our norms and attention."""
-    spec = get_gpt_layer_local_spec(normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
+    dense, sparse = _layer_spec(config, None), _layer_spec(config, config.num_moe_experts)
+    pattern = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
+    assert isinstance(pattern, list)
+    begin = get_transformer_layer_offset(config, vp_stage=chunk)
+    end = begin + get_num_layers_to_build(config, vp_stage=chunk)
+    specs = [sparse if has_experts else dense for has_experts in pattern[begin:end]]
+    return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
+
+
+def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
+    spec = get_gpt_layer_local_spec(num_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules
     attention.core_attention = PackedCoreAttention
     if config.qk_layernorm:
         attention.q_layernorm = attention.k_layernorm = RMSNorm
-    num_layers = get_num_layers_to_build(config, vp_stage=chunk)
-    return TransformerBlockSubmodules(layer_specs=[spec] * num_layers, layer_norm=RMSNorm)
+    return spec
+
+
+def mark_experts(model: torch.nn.Module) -> None:
+    """Have the gradients of experts summed over the ranks that hold the same ones.
+
+    megatron marks them only where there is expert parallelism. Without it they would be summed over data-parallel
+    ranks, which is wrong where experts are cut otherwise than other layers; and a checkpoint would differ in form.
+    """
+    for name, param in model.named_parameters():
+        if ".local_experts." in name:
+            param.allreduce = False  # type: ignore[attr-defined]
 
 
 def mark_tensor_parallel(model: torch.nn.Module) -> None:

@@ -5,6 +5,8 @@ A family's `config` module adds what is its own: biases, norms, the size of a he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,6 +26,34 @@ UNFUSED = {
 """Fused kernels exist on CUDA only, and with extra packages."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experts:
+    """A mixture of experts in place of the MLP. Weights of a token's experts sum to one; no auxiliary loss."""
+
+    num: int
+    per_token: int
+    ffn_hidden_size: int
+    """Of each expert."""
+    is_in_layer: Sequence[bool]
+    """[num_layers] True for layers with experts; the others have a dense MLP."""
+
+    def settings(self, parallel: Parallel) -> dict[str, Any]:
+        """megatron's names. Raises ValueError for one expert per token, whose weight would have no gradient."""
+        if self.per_token < 2:
+            raise ValueError(
+                f"num_experts_per_tok is {self.per_token} in config.json; this version's router needs at least 2"
+            )
+        return {
+            "num_moe_experts": self.num,
+            "moe_router_topk": self.per_token,
+            "moe_ffn_hidden_size": self.ffn_hidden_size,
+            "moe_layer_freq": [int(has_experts) for has_experts in self.is_in_layer],
+            "moe_router_load_balancing_type": "none",
+            "expert_model_parallel_size": parallel.ep,
+            "expert_tensor_parallel_size": parallel.etp,
+        }
+
+
 def decoder_config(
     text: Any,
     parallel: Parallel,
@@ -32,6 +62,7 @@ def decoder_config(
     kv_channels: int,
     add_qkv_bias: bool = False,
     qk_layernorm: bool = False,
+    experts: Experts | None = None,
 ) -> TransformerConfig:
     """The decoder's configuration from the `text_config` of a Hugging Face config.
 
@@ -65,4 +96,5 @@ def decoder_config(
         calculate_per_token_loss=True,
         **parallel_settings(parallel, dtype),
         **UNFUSED,
+        **(experts.settings(parallel) if experts else {}),
     )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from models.checkpoint_files import CheckpointFiles
 from models.megatron import TransformerConfig
 from models.parallel import Parallel
 from models.vision import VisionTower
@@ -22,8 +23,8 @@ class Family:
     """Its class in transformers."""
     transformer_config: Callable[[Any, Parallel, torch.dtype], TransformerConfig]
     """The decoder's settings for megatron. Raises ValueError for what the decoder cannot do."""
-    rules: Callable[[Any, Collection[str]], list[Rule]]
-    """Its tensors, by the names that a checkpoint has."""
+    rules: Callable[[Any, CheckpointFiles], list[Rule]]
+    """Its tensors, by the names and shapes that a checkpoint has."""
     make_visual: Callable[[Any, torch.dtype], Any]
     """Hugging Face's vision tower, its weights not yet loaded."""
     tower: type[VisionTower]

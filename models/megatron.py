@@ -30,11 +30,13 @@ from megatron.core.tensor_parallel.layers import (  # noqa: E402
 )
 from megatron.core.transformer.enums import AttnMaskType, ModelType  # noqa: E402
 from megatron.core.transformer.module import MegatronModule  # noqa: E402
+from megatron.core.transformer.spec_utils import ModuleSpec  # noqa: E402
 from megatron.core.transformer.transformer_block import (  # noqa: E402
     TransformerBlockSubmodules,
     get_num_layers_to_build,
 )
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
+from megatron.core.transformer.transformer_layer import get_transformer_layer_offset  # noqa: E402
 
 __all__ = [
     "AsyncRequest",
@@ -46,6 +48,7 @@ __all__ = [
     "MegatronModule",
     "MegatronOptimizer",
     "ModelType",
+    "ModuleSpec",
     "OptimizerConfig",
     "PackedSeqParams",
     "ProcessGroupCollection",
@@ -61,6 +64,7 @@ __all__ = [
     "get_gpt_layer_local_spec",
     "get_megatron_optimizer",
     "get_num_layers_to_build",
+    "get_transformer_layer_offset",
     "parallel_state",
     "set_tensor_model_parallel_attributes",
     "tensor_parallel",

@@ -5,6 +5,7 @@ Leaves out what a layout costs; that is for whoever plans a run.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -30,7 +31,9 @@ class Parallel:
     cp: int = 1
     """Context parallel: a sequence is cut over so many ranks."""
     ep: int = 1
-    """Expert parallel: a layer's experts are dealt to so many ranks."""
+    """Expert parallel: a layer's experts are dealt to so many of the ranks of a stage, across replicas."""
+    etp: int = 1
+    """Expert tensor parallel: each expert's matrices are cut over so many ranks."""
     dp: int = 1
     """Data parallel: so many replicas, each with its own samples."""
     sp: bool = False
@@ -62,10 +65,7 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
             f"parallel.cp is {parallel.cp}; this version trains {config_json['model_type']} with cp=1 only, "
             "so set parallel.cp=1 and give the ranks to tp, pp or dp"
         )
-    if parallel.ep != 1:
-        raise ValueError(
-            f"parallel.ep is {parallel.ep}; {config_json['model_type']} has no experts, so set parallel.ep=1"
-        )
+    _check_experts(parallel, config_json["model_type"], text)
     check_divides("tp", parallel.tp, "attention heads", text["num_attention_heads"])
     check_divides("tp", parallel.tp, "MLP columns", text["intermediate_size"])
     groups = text["num_key_value_heads"]
@@ -83,3 +83,31 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
     )
     vision = config_json.get("vision_config") or {}
     check_deepstack(stages[0], parallel.vpp, len(vision.get("deepstack_visual_indexes") or ()))
+
+
+def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any]) -> None:
+    num_experts = text.get("num_experts") or text.get("num_local_experts")
+    if num_experts is None:
+        for axis, size in (("ep", parallel.ep), ("etp", parallel.etp)):
+            if size != 1:
+                raise ValueError(f"parallel.{axis} is {size}; {model_type} has no experts, so set parallel.{axis}=1")
+        return
+    check_divides("ep", parallel.ep, "experts", num_experts)
+    check_divides("etp", parallel.etp, "MLP columns of an expert", text["moe_intermediate_size"])
+    of_experts, of_stage = parallel.ep * parallel.etp, parallel.tp * parallel.cp * parallel.dp
+    if of_stage % of_experts:
+        raise ValueError(
+            f"parallel.ep x etp is {of_experts}, and a pipeline stage has tp x cp x dp = {of_stage} ranks, which do "
+            f"not divide by it; set parallel.dp to {of_experts // math.gcd(of_experts, parallel.tp * parallel.cp)} "
+            "or a multiple, or lower parallel.ep"
+        )
+    if of_experts % parallel.tp and parallel.tp % of_experts:
+        raise ValueError(
+            f"parallel.ep x etp is {of_experts} and parallel.tp is {parallel.tp}; one must be a multiple of the "
+            "other, so change parallel.ep"
+        )
+    if parallel.tp > 1 and not parallel.sp:
+        raise ValueError(
+            f"parallel.tp is {parallel.tp} and {model_type} has experts, for which every tensor-parallel rank needs "
+            "tokens of its own: set parallel.sp=true"
+        )

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 FAMILIES = {
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_vl": "models.qwen3_vl",
+    "qwen3_vl_moe": "models.qwen3_vl_moe",
 }
 """model_type -> package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
 

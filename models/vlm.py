@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from models.attention import PackedParams
-from models.decoder import Decoder, block_spec, mark_tensor_parallel
+from models.decoder import Decoder, block_spec, mark_experts, mark_tensor_parallel
 from models.logprob import Head, linear_logprob
 from models.megatron import MegatronModule, ModelType, TransformerConfig, parallel_state, tensor_parallel
 from models.mrope import MRope
@@ -62,6 +62,7 @@ class VisionLanguageModel(MegatronModule):
         if tower is not None:
             self.language_model.add_deepstack(tower.num_deepstack)
         mark_tensor_parallel(self)
+        mark_experts(self)
 
     def shared_embedding_or_output_weight(self) -> torch.Tensor:
         """The tied weight, for the sum of its gradients over the first and last stage."""

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from models.cutting import full_shapes
 from models.megatron import parallel_state
-from models.weights import Match, WeightTable, global_names
+from models.weights import Match, WeightTable, global_names, shard_group
 
 BUCKET_BYTES = 64 * 2**20
 """Of each rank's shards that are moved together; two buckets are under way at a time."""
@@ -32,15 +31,14 @@ class WeightMeta:
 class Shards:
     """One parameter, cut over the ranks of a group: what all of them know of it."""
 
-    names: tuple[str, ...]
-    """[position] megatron's name of the shard; positions hold the same parameter, unless they hold experts."""
+    name: str
+    """megatron's, with global layer number; a stack of experts has one name."""
     owners: tuple[int, ...]
     """[position] the rank that holds it, as a number in the model-parallel group."""
     shape: tuple[int, ...]
     """Of each shard."""
     dtype: torch.dtype
     match: Match
-    """Of the first position."""
 
     @property
     def numel(self) -> int:
@@ -56,9 +54,20 @@ class _Held:
     params: list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
+def holders() -> dist.ProcessGroup:
+    """The ranks that hold one whole model between them.
+
+    Experts may be dealt to more ranks of a stage than the tensor-parallel ones, or to fewer; of the two groups one
+    holds the other (`check_layout` sees to it).
+    """
+    model = parallel_state.get_model_parallel_group()
+    experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    return experts if experts.size() > model.size() else model
+
+
 def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
-    """Every exported parameter, in the same order on all ranks. Collective over the model-parallel group."""
-    group = parallel_state.get_model_parallel_group()
+    """Every exported parameter, in the same order on all ranks. Collective over `holders()`."""
+    group = holders()
     stage = parallel_state.get_pipeline_model_parallel_rank()
     params = [
         (name, tuple(param.shape), param.dtype)
@@ -80,7 +89,7 @@ def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
     metas: list[WeightMeta] = []
     for shards in planned:
         match = shards.match
-        shapes = full_shapes(match.kind, shards.shape, table.shapes, len(shards.owners))
+        shapes = table.full_shapes(match, shards.shape, len(shards.owners))
         named = [*zip(match.names, shapes, strict=True), *((name, shapes[0]) for name in match.copies)]
         metas += (WeightMeta(name=name, dtype=shards.dtype, shape=shape) for name, shape in named)
     return metas
@@ -105,12 +114,13 @@ def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
 def _of_stage(
     params_of: dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]], table: WeightTable
 ) -> Iterator[Shards]:
-    """Shards of the same place in the lists of a stage's ranks belong together."""
+    """Shards of the same name on a stage's ranks belong together; of ranks with the same shard the first ones count."""
     for at_same_place in zip(*params_of.values(), strict=True):
         name, shape, dtype = at_same_place[0]
+        num_owners = shard_group(is_expert=table.match(name).experts is not None).size()
         yield Shards(
-            names=tuple(name for name, _, _ in at_same_place),
-            owners=tuple(params_of),
+            name=name,
+            owners=tuple(params_of)[:num_owners],
             shape=shape,
             dtype=dtype,
             match=table.match(name),

@@ -13,22 +13,21 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from models.cutting import common_parts, full_shapes
-from models.megatron import parallel_state
-from models.weight_plan import Shards, WeightMeta, buckets, metadata, plan
-from models.weights import WeightTable, global_names
+from models.experts import copy_whole
+from models.weight_plan import Shards, WeightMeta, buckets, holders, metadata, plan
+from models.weights import Held, WeightTable, global_names
 
 
 class ShardedWeights:
     """Reads the parameters whenever it is iterated; what is agreed between ranks is agreed once."""
 
     def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
-        """`chunks`: this rank's parts of the model. Collective over the model-parallel group."""
+        """`chunks`: this rank's parts of the model. Collective over `weight_plan.holders()`."""
         self._table = table
         self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}
         self._planned = plan(chunks, table)
         self._metadata = metadata(self._planned, table)
-        self._group = parallel_state.get_model_parallel_group()
+        self._group = holders()
 
     def metadata(self) -> list[WeightMeta]:
         """Name, dtype and full shape of every tensor, in the order of iteration."""
@@ -42,7 +41,7 @@ class ShardedWeights:
         """
         if self._group.size() == 1:
             for shards in self._planned:
-                yield from self._join(shards, [self._own[shards.names[0]].detach()])
+                yield from self._join(shards, [self._own[shards.name].detach()])
             return
         bundles = list(buckets(self._planned))
         buffers = _Buffers(bundles, next(iter(self._own.values())).device)
@@ -68,10 +67,10 @@ class ShardedWeights:
             match, position = shards.match, shards.owners.index(rank)
             if match.kind == "rep" and position:
                 continue
-            param = self._own[shards.names[position]].detach()
+            param = self._own[shards.name].detach()
             for names in (match.names, *((copy,) for copy in match.copies)):
                 tensors = [full[name] for name in names]
-                parts = common_parts(match.kind, param, tensors, self._table.shapes, position, len(shards.owners))
+                parts = self._table.common_parts(match, param, tensors, position, len(shards.owners))
                 yield from ((names[0], source, place) for source, place in parts)
 
     def _finish(self, transfer: _Transfer) -> Iterator[tuple[str, torch.Tensor]]:
@@ -84,16 +83,17 @@ class ShardedWeights:
                 is_of_buffer = tensor.untyped_storage().data_ptr() == transfer.gathered.untyped_storage().data_ptr()
                 yield name, tensor.clone() if is_of_buffer else tensor
 
-    def _join(self, shards: Shards, parts: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
+    def _join(self, shards: Shards, parts: Sequence[Held]) -> Iterator[tuple[str, torch.Tensor]]:
         """The Hugging Face tensors of a parameter from all of its shards; one that is whole is given as it is."""
         match, table, num_parts = shards.match, self._table, len(parts)
-        if match.kind == "rep" or (num_parts == 1 and match.kind in ("col", "row")):
+        if match.kind == "rep" or (num_parts == 1 and match.kind in ("col", "row") and not match.experts):
+            assert isinstance(parts[0], torch.Tensor)
             tensors = [parts[0]]
         else:
-            wanted = full_shapes(match.kind, shards.shape, table.shapes, num_parts)
-            tensors = [parts[0].new_empty(shape) for shape in wanted]
+            wanted = table.full_shapes(match, shards.shape, num_parts)
+            tensors = [torch.empty(shape, dtype=shards.dtype, device=parts[0].device) for shape in wanted]
             for position, part in enumerate(parts):
-                for source, place in common_parts(match.kind, part, tensors, table.shapes, position, num_parts):
+                for source, place in table.common_parts(match, part, tensors, position, num_parts):
                     place.copy_(source)
         yield from zip(match.names, tensors, strict=True)
         yield from ((copy, tensors[0]) for copy in match.copies)
@@ -124,7 +124,7 @@ class _Buffers:
 
 
 def _start(
-    bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, torch.Tensor], group: dist.ProcessGroup
+    bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, Held], group: dist.ProcessGroup
 ) -> _Transfer:
     """Put this rank's shards in their places, and begin to move them: nobody waits here."""
     owners = bucket[0].owners
@@ -132,7 +132,7 @@ def _start(
         position = owners.index(group.rank())
         flat = gathered[position]
         for shards, place in zip(bucket, flat.split([shards.numel for shards in bucket]), strict=True):
-            place.view(shards.shape).copy_(own[shards.names[position]].detach())
+            copy_whole(own[shards.name].detach(), place.view(shards.shape))
     if len(owners) == group.size():
         mine = gathered[owners.index(group.rank())]
         work = dist.all_gather_into_tensor(gathered.view(-1), mine, group=group, async_op=True)

@@ -11,10 +11,15 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from models.checkpoint_files import CheckpointFiles
-from models.cutting import Kind, Shapes, common_parts, full_shapes
+from models.cutting import Kind, Shape, Shapes, common_parts, full_shapes
+from models.experts import ExpertLayout, ExpertStack, expert_parts, expert_shapes
 from models.megatron import parallel_state
+
+Held = torch.Tensor | ExpertStack
+"""What a rank holds under one of megatron's names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +33,8 @@ class Rule:
     is_exported: bool = True
     copies: Sequence[str] = ()
     """Further names under which the checkpoint keeps the same single tensor: written, not read."""
+    experts: ExpertLayout | None = None
+    """How the checkpoint keeps the experts of a layer, of which this is the stack; `kind` then cuts each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +46,7 @@ class Match:
     kind: Kind
     is_exported: bool
     copies: Sequence[str]
+    experts: ExpertLayout | None
 
 
 @dataclass(slots=True)
@@ -58,21 +66,44 @@ class WeightTable:
             found = pattern.fullmatch(name)
             if found:
                 names = tuple(template.format(**found.groupdict()) for template in rule.hugging_face)
-                return Match(names, rule.kind, rule.is_exported, rule.copies)
+                return Match(names, rule.kind, rule.is_exported, rule.copies, rule.experts)
         raise KeyError(f"no rule for the parameter {name}")
+
+    def full_shapes(self, match: Match, shard: Shape, num_ranks: int) -> list[Shape]:
+        """Shapes of the Hugging Face tensors behind a parameter of which each rank holds a `shard`."""
+        if match.experts:
+            return expert_shapes(match.experts, match.kind, shard, self.shapes, num_ranks)
+        return full_shapes(match.kind, shard, self.shapes, num_ranks)
+
+    def common_parts(
+        self, match: Match, shard: Held, full: Sequence[torch.Tensor], rank: int, num_ranks: int
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """(view of a rank's `shard`, view of a tensor of `full`) for all that both have."""
+        if match.experts:
+            return expert_parts(match.experts, match.kind, shard, full, self.shapes, rank, num_ranks)
+        assert isinstance(shard, torch.Tensor)
+        return common_parts(match.kind, shard, full, self.shapes, rank, num_ranks)
 
     def load(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
         """Fill this rank's parameters from a checkpoint."""
-        group = parallel_state.get_tensor_model_parallel_group()
         for name, param in global_names(model):
             match = self.match(name)
+            group = shard_group(is_expert=match.experts is not None)
             full = [files.read(hf_name) for hf_name in match.names]
-            _check_shapes(name, match, param, full, full_shapes(match.kind, param.shape, self.shapes, group.size()))
+            _check_shapes(name, match, param, full, self.full_shapes(match, tuple(param.shape), group.size()))
             with torch.no_grad():
                 if match.kind == "vocab":
+                    assert isinstance(param, torch.Tensor)
                     param.zero_()  # its last rows may be padding
-                for part, full_part in common_parts(match.kind, param, full, self.shapes, group.rank(), group.size()):
+                for part, full_part in self.common_parts(match, param, full, group.rank(), group.size()):
                     part.copy_(full_part)
+
+
+def shard_group(*, is_expert: bool) -> dist.ProcessGroup:
+    """The ranks of a stage over which a parameter is cut: tensor parallel ones, or those that hold its experts."""
+    if is_expert:
+        return parallel_state.get_expert_tensor_and_model_parallel_group()
+    return parallel_state.get_tensor_model_parallel_group()
 
 
 def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
@@ -88,16 +119,24 @@ def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
             )
 
 
-def global_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Parameter]]:
-    """This rank's parameters, their layers numbered over the whole pipeline."""
+def global_names(model: torch.nn.Module) -> Iterator[tuple[str, Held]]:
+    """This rank's parameters, their layers numbered over the whole pipeline; experts of a layer as one stack."""
     layers: torch.nn.ModuleList = model.get_submodule("language_model.decoder.layers")  # type: ignore[assignment]
     offset = int(layers[0].layer_number) - 1 if len(layers) else 0  # type: ignore[arg-type]
+    stacks: dict[str, list[torch.nn.Parameter]] = {}
     for name, param in model.named_parameters():
-        yield re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + offset), name), param
+        name = re.sub(r"(?<=decoder\.layers\.)\d+", lambda found: str(int(found[0]) + offset), name)
+        stack, num_found = re.subn(r"(?<=\.experts\.)local_experts\.\d+\.", "", name)
+        if num_found:
+            stacks.setdefault(stack, []).append(param)
+        else:
+            yield name, param
+    for name, params in stacks.items():
+        yield name, ExpertStack(params)
 
 
 def _check_shapes(
-    name: str, match: Match, param: torch.Tensor, full: Sequence[torch.Tensor], wanted: Sequence[tuple[int, ...]]
+    name: str, match: Match, param: Held, full: Sequence[torch.Tensor], wanted: Sequence[tuple[int, ...]]
 ) -> None:
     for hf_name, tensor, shape in zip(match.names, full, wanted, strict=True):
         if tensor.shape != shape:

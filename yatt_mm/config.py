@@ -166,7 +166,9 @@ class ParallelSection(Section):
     cp: Count = 1
     """Context-parallel ranks (1 for now)."""
     ep: Count = 1
-    """Expert-parallel ranks (1 for now)."""
+    """Ranks of a stage over which the experts of a layer are dealt, across replicas; 1 for models without experts."""
+    etp: Count = 1
+    """Ranks over which each expert's matrices are cut; 1 for models without experts."""
     dp: Count | None = None
     """Data-parallel replicas; by default the devices that tp, pp and cp leave."""
 

@@ -158,11 +158,21 @@ def _fix_jit(module: dict[str, Any]) -> None:
 
 def _fix_finalize(module: dict[str, Any]) -> None:
     """gloo has no ReduceOp.AVG, which is used for gradients averaged over tensor-parallel ranks."""
+    _replace_collectives(module, all_reduce=_all_reduce_with_average)
+
+
+def _fix_mappings(module: dict[str, Any]) -> None:
+    """gloo gathers and scatters equal parts only; experts get as many tokens as the router sends them."""
+    _replace_collectives(module, all_gather=_all_gather_uneven, reduce_scatter=_reduce_scatter_uneven)
+
+
+def _replace_collectives(module: dict[str, Any], **collectives: Callable[..., Any]) -> None:
+    """Give one module its own `torch.distributed`, in which some functions are ours."""
     patched = ModuleType("torch")
     vars(patched).update(vars(module["torch"]))
     distributed = ModuleType("torch.distributed")
     vars(distributed).update(vars(torch.distributed))
-    vars(distributed)["all_reduce"] = _all_reduce_with_average
+    vars(distributed).update(collectives)
     vars(patched)["distributed"] = distributed
     module["torch"] = patched
 
@@ -180,8 +190,41 @@ def _all_reduce_with_average(
     return None
 
 
+def _all_gather_uneven(
+    tensor_list: list[torch.Tensor], tensor: torch.Tensor, group: torch.distributed.ProcessGroup
+) -> None:
+    for rank, part in enumerate(tensor_list):
+        if part.numel():
+            if rank == group.rank():
+                part.copy_(tensor)
+            torch.distributed.broadcast(part, group_src=rank, group=group)
+
+
+def _reduce_scatter_uneven(
+    output: torch.Tensor, input_list: list[torch.Tensor], group: torch.distributed.ProcessGroup
+) -> None:
+    for rank, part in enumerate(input_list):
+        if part.numel():
+            summed = part.contiguous().clone()
+            torch.distributed.reduce(summed, group_dst=rank, group=group)
+            if rank == group.rank():
+                output.copy_(summed)
+
+
+def _fix_experts(module: dict[str, Any]) -> None:
+    """The router asks for a kernel of TE that is no name without it; splits become numbers only on CUDA tensors."""
+    module["te_general_gemm"] = None
+
+    def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:
+        return tensor.numpy() if as_numpy and torch.is_tensor(tensor) else tensor
+
+    module["maybe_move_tensor_to_cpu"] = to_host
+
+
 AFTER_IMPORT: dict[str, Callable[[dict[str, Any]], None]] = {
     "megatron.core.jit": _fix_jit,
     "megatron.core.tensor_parallel.random": _fix_random,
+    "megatron.core.tensor_parallel.mappings": _fix_mappings,
     "megatron.core.distributed.finalize_model_grads": _fix_finalize,
+    "megatron.core.transformer.moe.moe_utils": _fix_experts,
 }

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from transformers import Qwen3VLConfig
 
+from models.checkpoint_files import CheckpointFiles
 from models.rules import Prefixes, end_rules, layer_rules
 from models.weights import Rule
 
 
-def rules(hf_config: Qwen3VLConfig, checkpoint_names: Collection[str]) -> list[Rule]:
+def rules(hf_config: Qwen3VLConfig, files: CheckpointFiles) -> list[Rule]:
     """The table, with the prefixes that this checkpoint uses."""
-    prefixes = Prefixes.found_in(checkpoint_names, "Qwen3-VL")
+    prefixes = Prefixes.found_in(files.names, "Qwen3-VL")
     is_head_tied = bool(hf_config.tie_word_embeddings)
-    return end_rules(prefixes, checkpoint_names, is_head_tied=is_head_tied) + layer_rules(prefixes)
+    return end_rules(prefixes, files.names, is_head_tied=is_head_tied) + layer_rules(prefixes)

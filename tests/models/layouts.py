@@ -13,8 +13,28 @@ LAYOUTS = {
     "dp2": Parallel(dp=2),
     "tp2-pp2": Parallel(tp=2, pp=2),
     "tp2-pp2-sp": Parallel(tp=2, pp=2, sp=True),
+    "ep2": Parallel(ep=2, dp=2),
+    "etp2": Parallel(etp=2, dp=2),
+    "tp2-sp-ep2": Parallel(tp=2, sp=True, ep=2),
+    "tp2-sp-etp2": Parallel(tp=2, sp=True, etp=2),
+    "tp2-pp2-sp-ep2": Parallel(tp=2, pp=2, sp=True, ep=2),
+    "tp2-sp-ep2-etp2-dp2": Parallel(tp=2, sp=True, ep=2, etp=2, dp=2),
+    "tp2-pp2-sp-ep4-dp2": Parallel(tp=2, pp=2, sp=True, ep=4, dp=2),
 }
-"""At most 8 ranks each."""
+"""At most 8 ranks each. Those with ep or etp are for models with experts; those with tp and without sp for others."""
 
 TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
 """Those that say something about a head that shares the embedding's weights."""
+
+
+def layouts_for(family: str) -> list[str]:
+    """The layouts in which a family can be."""
+    has_experts = family in WITH_EXPERTS
+    return [
+        name
+        for name, parallel in LAYOUTS.items()
+        if (not has_experts or parallel.tp == 1 or parallel.sp) and (has_experts or parallel.ep == parallel.etp == 1)
+    ]
+
+
+WITH_EXPERTS = ("qwen3_vl_moe",)

@@ -68,7 +68,7 @@ def write_reference(folder: Path) -> Path:
         entropies.append(entropy.detach().numpy())
     loss.backward()
     names = load_file(folder / "model.safetensors").keys()
-    gradients = {_saved_name(name, names): param.grad.numpy() for name, param in model.named_parameters()}
+    gradients = {_saved_name(name, names): _saved_grad(name, param) for name, param in model.named_parameters()}
     reference = Reference(logprobs=logprobs, entropies=entropies, gradients=gradients)
     (folder / "reference.pickle").write_bytes(pickle.dumps(reference))
     return folder
@@ -128,6 +128,12 @@ def _worst(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
         assert found.shape == wanted.shape
         assert np.isfinite(found).all()
     return max((float(np.abs(found - wanted).max()) for found, wanted in pairs), default=0.0)
+
+
+def _saved_grad(name: str, param: torch.nn.Parameter) -> np.ndarray:
+    """Experts are [num_experts, in, out] in the checkpoint."""
+    assert param.grad is not None
+    return (param.grad.transpose(1, 2) if ".experts." in name else param.grad).numpy()
 
 
 def _saved_name(name: str, saved: object) -> str:

@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from tests.models import parity
-from tests.models.layouts import LAYOUTS, TIED_LAYOUTS
+from tests.models.layouts import LAYOUTS, TIED_LAYOUTS, layouts_for
 from tests.training.ranks import RankPool
 from tests.training.tiny import MODELS
 
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(("family", "layout"), [(family, name) for family in MODELS for name in layouts_for(family)])
 def test_every_layout_equals_transformers_and_exports_its_own_bits(
     family: str, layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:

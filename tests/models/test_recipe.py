@@ -85,6 +85,23 @@ def test_stages_that_do_not_divide_are_refused_with_the_nearest_that_do(ends: di
         stage_layers(28, **ends)
 
 
+EXPERTS = {"num_experts": 8, "moe_intermediate_size": 24}
+
+
+@pytest.mark.parametrize(
+    ("parallel", "message"),
+    [
+        (Parallel(ep=3, dp=3), "parallel.ep is 3 and the model has 8 experts"),
+        (Parallel(etp=5, dp=5), "parallel.etp is 5 .* 24 MLP columns of an expert"),
+        (Parallel(ep=4, dp=2), "ep x etp is 4, and a pipeline stage .* = 2 .* set parallel.dp to 4"),
+        (Parallel(tp=2, ep=2), "every tensor-parallel rank needs tokens of its own: set parallel.sp=true"),
+    ],
+)
+def test_impossible_layouts_of_experts_are_refused(parallel: Parallel, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_layout(parallel, {"model_type": "qwen3_vl_moe", "text_config": TEXT | EXPERTS})
+
+
 def test_possible_layouts_pass_nested_and_flat_configs() -> None:
     for config in (CONFIG, {"model_type": "qwen2_5_vl", **TEXT}):
         for parallel in (Parallel(), Parallel(tp=2, pp=2, dp=3), Parallel(tp=4)):

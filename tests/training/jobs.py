@@ -91,6 +91,12 @@ def _keep_entropies(
     return weighted_loss(logprobs, entropy, columns)[0], {"entropies": entropy.detach()}
 
 
+def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """What is exported, and this replica's log-probabilities."""
+    engine = build_engine(model_dir, parallel)
+    return exported(engine), [values for part in engine.logprobs(microbatches(engine)) for values in part]
+
+
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
     """Losses (summed over replicas), gradient norms and final weights of a few updates."""
     engine = build_engine(model_dir, parallel, **settings)
@@ -175,10 +181,14 @@ def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
 
 def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
-    group = parallel_state.get_data_parallel_group()
-    for bucket in (bucket for chunk in engine._ddp for buffer in chunk.buffers for bucket in buffer.buckets):
-        shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
-        dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+    dense, experts = parallel_state.get_data_parallel_group(), parallel_state.get_expert_data_parallel_group()
+    for chunk in engine._ddp:
+        buffers = [(dense, buffer) for buffer in chunk.buffers]
+        buffers += [(experts, buffer) for buffer in chunk.expert_parallel_buffers]
+        for group, buffer in buffers:
+            for bucket in buffer.buckets:
+                shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
     for param in engine._model.parameters():
         param.data = param.main_grad
     return exported(engine)

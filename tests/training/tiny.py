@@ -11,12 +11,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 
 from yatt_mm.training.samples import TrainSample
@@ -36,6 +39,8 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
         for param in model.parameters():
             param.add_(torch.randn_like(param) * (0.2 if param.dim() == 1 else 0.05))
     model.save_pretrained(directory)
+    if family == "qwen3_vl_moe":
+        _release_experts(directory / "model.safetensors")
     settings = {
         "patch_size": 4,
         "merge_size": 2,
@@ -47,6 +52,15 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
     }
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
+
+
+def _release_experts(path: Path) -> None:
+    """Write experts as the released checkpoints have them, [num_experts, in, out]; vLLM takes no other form."""
+    tensors = load_file(path)
+    for name, tensor in tensors.items():
+        if ".experts." in name:
+            tensors[name] = tensor.transpose(1, 2).contiguous()
+    save_file(tensors, path, metadata={"format": "pt"})
 
 
 def _qwen2_5_vl(is_head_tied: bool, num_layers: int = 2) -> PreTrainedModel:
@@ -65,6 +79,17 @@ def _qwen3_vl(is_head_tied: bool) -> PreTrainedModel:
     torch.manual_seed(0)
     return Qwen3VLForConditionalGeneration(
         Qwen3VLConfig(text_config=text, vision_config=VISION | QWEN3_VISION, **tokens)
+    )
+
+
+def _qwen3_vl_moe(is_head_tied: bool) -> PreTrainedModel:
+    """Eight experts, two for each token, in all layers but one."""
+    text = TEXT | QWEN3_TEXT | {"tie_word_embeddings": is_head_tied}
+    text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [2]}
+    tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
+    torch.manual_seed(0)
+    return Qwen3VLMoeForConditionalGeneration(
+        Qwen3VLMoeConfig(text_config=text, vision_config=VISION | QWEN3_VISION, **tokens)
     )
 
 
@@ -104,7 +129,7 @@ QWEN3_TEXT = {
     },
 }
 QWEN3_VISION = {"depth": 3, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-MODELS = {"qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl}
+MODELS = {"qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "qwen3_vl_moe": _qwen3_vl_moe}
 """model_type -> a random model, given whether its head is tied."""
 DEEP = {"qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4)}
 """Further ones, that parity with transformers needs not be held for."""

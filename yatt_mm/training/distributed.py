@@ -47,6 +47,7 @@ def init_model_parallel(parallel: Parallel, seed: int) -> None:
         virtual_pipeline_model_parallel_size=parallel.vpp if parallel.vpp > 1 else None,
         context_parallel_size=parallel.cp,
         expert_model_parallel_size=parallel.ep,
+        expert_tensor_parallel_size=parallel.etp,
     )
     tensor_parallel.model_parallel_cuda_manual_seed(seed)
 

@@ -1,0 +1,1 @@
+"""Qwen3-VL with experts: recipe (torch-free), config, model, mapping, tower."""

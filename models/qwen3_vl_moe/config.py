@@ -1,0 +1,34 @@
+"""From Qwen3-VL-MoE's Hugging Face config to megatron's TransformerConfig."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import Qwen3VLMoeConfig
+
+from models.decoder_config import Experts, decoder_config
+from models.megatron import TransformerConfig
+from models.parallel import Parallel
+
+
+def transformer_config(hf_config: Qwen3VLMoeConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
+    """The decoder's configuration: Qwen3-VL's, with experts. Raises ValueError for biases or a single expert."""
+    text: Any = hf_config.text_config
+    if text.attention_bias:
+        raise ValueError("attention_bias is true in config.json; no released Qwen3-VL has these biases, nor has ours")
+    experts = Experts(
+        num=text.num_experts,
+        per_token=text.num_experts_per_tok,
+        ffn_hidden_size=text.moe_intermediate_size,
+        is_in_layer=has_experts(text),
+    )
+    return decoder_config(text, parallel, dtype, kv_channels=text.head_dim, qk_layernorm=True, experts=experts)
+
+
+def has_experts(text: Any) -> list[bool]:
+    """[num_layers] True for layers with experts; the others have a dense MLP."""
+    return [
+        layer not in text.mlp_only_layers and (layer + 1) % text.decoder_sparse_step == 0
+        for layer in range(text.num_hidden_layers)
+    ]
