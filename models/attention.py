@@ -1,7 +1,8 @@
 """Attention inside packed sequences: one function for the decoder (causal) and the vision tower (not causal).
 
 On CUDA one variable-length kernel; on the CPU one scaled_dot_product_attention per distinct segment length, so
-that hundreds of short segments cost a handful of calls. No mask is ever built. Leaves out context parallelism.
+that hundreds of short segments cost a handful of calls. No mask is ever built. Leaves out context parallelism
+(`models.core_attention`).
 
 T tokens of all segments, H heads, D head size.
 """
@@ -15,8 +16,6 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
-from models.megatron import AttnMaskType, MegatronModule, PackedSeqParams, ProcessGroupCollection, TransformerConfig
 
 try:
     from flash_attn import flash_attn_varlen_func
@@ -66,7 +65,7 @@ def packed_attention(
 ) -> torch.Tensor:
     """[T, H, D] attention of each token over its own segment. `key` and `value` may have fewer heads (GQA)."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        return _on_cuda(query, key, value, segments, scale, causal)
+        return varlen_attention(query, key, value, segments, segments, scale, causal)
     if len(segments.by_length) == 1:
         return _equal_lengths(query, key, value, segments.by_length[0][0], scale, causal)
     parts = [
@@ -84,77 +83,27 @@ def _equal_lengths(
     return out.transpose(1, 2).reshape(query.shape[0], query.shape[1], -1)
 
 
-def _on_cuda(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float, causal: bool
+def varlen_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    of_queries: Segments,
+    of_keys: Segments,
+    scale: float,
+    causal: bool,
 ) -> torch.Tensor:
-    bounds, longest = segments.cumulative, segments.max_length
+    """[T, H, D] in half precision on CUDA, by one kernel. Causal: a segment's queries are the last of its keys."""
+    bounds = (of_queries.cumulative, of_keys.cumulative, of_queries.max_length, of_keys.max_length)
     if flash_attn_varlen_func is not None:
-        out: torch.Tensor = flash_attn_varlen_func(
-            query, key, value, bounds, bounds, longest, longest, softmax_scale=scale, causal=causal
-        )
+        out: torch.Tensor = flash_attn_varlen_func(query, key, value, *bounds, softmax_scale=scale, causal=causal)
         return out
     from torch.nn.attention.varlen import varlen_attn
 
     window = (-1, 0) if causal else (-1, -1)
     gqa = query.shape[1] != key.shape[1]
-    attended = varlen_attn(
-        query, key, value, bounds, bounds, longest, longest, scale=scale, window_size=window, enable_gqa=gqa
-    )
+    attended = varlen_attn(query, key, value, *bounds, scale=scale, window_size=window, enable_gqa=gqa)
     assert isinstance(attended, torch.Tensor)
     return attended
-
-
-class PackedParams(PackedSeqParams):
-    """What megatron hands through to core attention.
-
-    `qkv_format` stays sbhd with a batch of one: megatron then applies RoPE element by element, with frequencies
-    that are already right for each token, and core attention alone looks at the segments.
-    """
-
-    segments: Segments
-
-    @classmethod
-    def of(cls, segments: Segments) -> PackedParams:
-        """The parameters of one packed stream."""
-        params = cls(qkv_format="sbhd")
-        params.segments = segments
-        return params
-
-
-class PackedCoreAttention(MegatronModule):
-    """Core attention for megatron's local layer spec, causal inside each segment."""
-
-    def __init__(
-        self,
-        config: TransformerConfig,
-        layer_number: int,
-        attn_mask_type: AttnMaskType,
-        attention_type: str,
-        attention_dropout: float | None = None,
-        softmax_scale: float | None = None,
-        cp_comm_type: str | None = None,
-        pg_collection: ProcessGroupCollection | None = None,
-    ) -> None:
-        super().__init__(config=config)
-        assert attn_mask_type is AttnMaskType.causal
-        assert config.kv_channels is not None
-        self.scale = config.kv_channels**-0.5 if softmax_scale is None else softmax_scale
-
-    def forward(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        attention_mask: torch.Tensor | None,
-        attn_mask_type: AttnMaskType | None = None,
-        attention_bias: torch.Tensor | None = None,
-        packed_seq_params: PackedParams | None = None,
-    ) -> torch.Tensor:
-        """[T, 1, H * D] from query [T, 1, H, D] and key, value [T, 1, num_groups, D]."""
-        assert packed_seq_params is not None
-        q, k, v = (tensor.squeeze(1) for tensor in (query, key, value))
-        out = packed_attention(q, k, v, packed_seq_params.segments, scale=self.scale, causal=True)
-        return out.reshape(query.shape[0], 1, -1)
 
 
 def vision_attention(

@@ -56,8 +56,13 @@ def build(
     tower: VisionTower | None = None
     if parallel_state.is_pipeline_first_stage():
         mean, std = load_recipe(model_dir).pixel_affine(model_dir)
-        group = parallel_state.get_tensor_model_parallel_group()
-        tower = family.tower(family.make_visual(hf_config, dtype), mean=mean, std=std, group=group)
+        tower = family.tower(
+            family.make_visual(hf_config, dtype),
+            mean=mean,
+            std=std,
+            group=parallel_state.get_tensor_and_context_parallel_group(),
+            sum_group=parallel_state.get_context_parallel_group(),
+        )
     config = family.transformer_config(hf_config, parallel, dtype)
     set_recompute(config, recompute)
     rope = MRope(

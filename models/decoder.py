@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from models.attention import PackedCoreAttention
+from models.core_attention import PackedCoreAttention
 from models.megatron import (
     ColumnParallelLinear,
     GPTModel,

@@ -13,10 +13,12 @@ import numpy as np
 import torch
 
 from models.attention import Segments
+from models.context_share import Share
+from models.media import DistinctMedia, HasMedia, distinct_media
 from models.mrope import Grid, mrope_positions
 
 
-class Sample(Protocol):
+class Sample(HasMedia, Protocol):
     """What packing needs of a training sample."""
 
     @property
@@ -26,14 +28,6 @@ class Sample(Protocol):
     @property
     def loss_mask(self) -> np.ndarray:
         """[T] bool, True on tokens to score."""
-
-    @property
-    def grid_thw(self) -> tuple[Grid, ...]:
-        """(t, h, w) in patches, per image."""
-
-    @property
-    def patches(self) -> tuple[np.ndarray, ...]:
-        """uint8 [num_patches, D] per image; empty where no pixels are needed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,31 +56,40 @@ class PackedBatch:
     """[K] the scored tokens, sample by sample."""
     num_scored: tuple[int, ...]
     """Scored tokens of each sample; sums to K."""
-    images: tuple[np.ndarray, ...]
-    """Patches of every distinct image, in the order of `grids`; empty where the caller gave none."""
+    images: tuple[np.ndarray | None, ...]
+    """Patches of every distinct image, in the order of `grids`; None for those that other ranks encode."""
     grids: tuple[Grid, ...]
     """(t, h, w) in patches of every distinct image."""
     visual_slots: torch.Tensor
     """[V] the tokens that are visual."""
     visual_rows: torch.Tensor
     """[V] which row of the distinct images' embeddings each of them takes."""
+    share: Share | None = None
+    """Of a context-parallel rank: the tensors above are then its part of the stream (models.context_share)."""
 
 
 def pack(
-    samples: Sequence[Sample], layout: TokenLayout, *, multiple_of: int, device: torch.device, with_pixels: bool
+    samples: Sequence[Sample],
+    layout: TokenLayout,
+    *,
+    multiple_of: int,
+    sample_multiple: int = 1,
+    device: torch.device,
+    with_pixels: bool,
 ) -> PackedBatch:
     """Pack samples one after another, padded to a multiple of `multiple_of` tokens; no samples give padding alone.
 
-    With pixels, images that are the same array object are encoded once: let samples of a group share theirs.
+    Each sample is padded to a multiple of `sample_multiple`, which must divide `multiple_of`. With pixels, each
+    distinct medium has its patches, or None where another rank encodes it; without, no media are looked at.
     """
-    parts = [_sample_arrays(number, sample, layout) for number, sample in enumerate(samples)]
-    lengths = [len(sample.token_ids) for sample in samples]
+    parts = [_padded(_sample_arrays(number, sample, layout), sample_multiple) for number, sample in enumerate(samples)]
+    lengths = [len(part["tokens"]) for part in parts]
     padding = -sum(lengths) % multiple_of if samples else multiple_of
     if padding:
         lengths.append(padding)
         parts.append({"tokens": np.zeros(padding, np.int64), "positions": _text_positions(padding)})
     begins = np.concatenate([[0], np.cumsum(lengths)])
-    images = _distinct_images(samples, layout, with_pixels)
+    media = distinct_media(samples if with_pixels else [])
 
     def stream(name: str, *, shifted: bool = False) -> torch.Tensor:
         arrays = [part[name] + (begin if shifted else 0) for part, begin in zip(parts, begins) if name in part]
@@ -100,10 +103,10 @@ def pack(
         predict_rows=stream("predict_rows", shifted=True),
         labels=stream("labels"),
         num_scored=tuple(len(part["labels"]) for part in parts if "labels" in part),
-        images=images.patches,
-        grids=images.grids,
+        images=media.patches,
+        grids=media.grids,
         visual_slots=stream("visual_slots", shifted=True),
-        visual_rows=torch.from_numpy(images.rows).to(device),
+        visual_rows=torch.from_numpy(_embedding_rows(media, layout)).to(device),
     )
 
 
@@ -132,41 +135,23 @@ def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[
     }
 
 
+def _padded(part: Mapping[str, np.ndarray], multiple: int) -> Mapping[str, np.ndarray]:
+    """The sample's arrays with tokens behind the last one: nothing before them attends to them."""
+    padding = -len(part["tokens"]) % multiple
+    if not padding:
+        return part
+    tokens = np.pad(part["tokens"], (0, padding))
+    positions = np.pad(part["positions"], ((0, 0), (0, padding)))
+    return {**part, "tokens": tokens, "positions": positions}
+
+
+def _embedding_rows(media: DistinctMedia, layout: TokenLayout) -> np.ndarray:
+    """[V] rows of the distinct media's embeddings, in the order in which the stream shows them."""
+    sizes = [t * h * w // layout.merge_size**2 for t, h, w in media.grids]
+    begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    rows = [np.arange(begins[number], begins[number + 1]) for own in media.numbers for number in own]
+    return np.concatenate(rows) if rows else np.empty(0, np.int64)
+
+
 def _text_positions(length: int) -> np.ndarray:
     return np.broadcast_to(np.arange(length), (3, length))
-
-
-@dataclass(frozen=True, slots=True)
-class _Images:
-    patches: tuple[np.ndarray, ...]
-    grids: tuple[Grid, ...]
-    rows: np.ndarray
-
-
-def _distinct_images(samples: Sequence[Sample], layout: TokenLayout, with_pixels: bool) -> _Images:
-    if not with_pixels:
-        return _Images((), (), np.empty(0, np.int64))
-    first_row: dict[tuple[int, Grid], int] = {}
-    patches: list[np.ndarray] = []
-    grids: list[Grid] = []
-    rows: list[np.ndarray] = []
-    num_rows = 0
-    for number, sample in enumerate(samples):
-        if len(sample.patches) != len(sample.grid_thw):
-            raise ValueError(
-                f"sample {number} has {len(sample.patches)} images' patches and {len(sample.grid_thw)} grids; "
-                "a rank with needs_pixels must be given the patches of every image"
-            )
-        for array, grid in zip(sample.patches, sample.grid_thw):
-            t, h, w = grid
-            if array.shape[0] != t * h * w:
-                raise ValueError(f"sample {number}: {array.shape[0]} patches do not fill the grid {grid}")
-            num_tokens = t * h * w // layout.merge_size**2
-            if (id(array), grid) not in first_row:
-                first_row[id(array), grid] = num_rows
-                num_rows += num_tokens
-                patches.append(array)
-                grids.append(grid)
-            begin = first_row[id(array), grid]
-            rows.append(np.arange(begin, begin + num_tokens))
-    return _Images(tuple(patches), tuple(grids), np.concatenate(rows) if rows else np.empty(0, np.int64))

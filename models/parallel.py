@@ -8,10 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
-from models.divide import check_divides
+from models.divide import check_divides, divisors, nearest
 from models.stages import check_deepstack, stage_layers
+
+Order = Literal["contiguous", "zigzag"]
+Comm = Literal["a2a", "allgather"]
+"""a2a: ranks exchange heads for tokens (Ulysses, arXiv 2309.14509). allgather: every rank gets all keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +34,10 @@ class Parallel:
     """Layers of the last stage, which carries the head as well; None deals all layers evenly."""
     cp: int = 1
     """Context parallel: a sequence is cut over so many ranks."""
+    cp_comm: Comm = "a2a"
+    """How those ranks attend to each other's tokens: by exchanging heads (a2a) or gathering keys and values."""
+    cp_order: Order = "contiguous"
+    """Which tokens of a packed stream a rank holds: a slice, or pieces of every sequence (zigzag)."""
     ep: int = 1
     """Expert parallel: a layer's experts are dealt to so many of the ranks of a stage, across replicas."""
     etp: int = 1
@@ -43,7 +51,7 @@ class Parallel:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if "int" in field.type and value is not None and (not isinstance(value, int) or value < 1):
+            if "int" in str(field.type) and value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"parallel.{field.name} is {value!r}; it is a count, so it needs at least 1")
 
     @property
@@ -60,11 +68,6 @@ class Parallel:
 def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
     """Raise ValueError where the model of a Hugging Face config.json cannot be divided like this."""
     text = {**config_json, **config_json.get("text_config", {})}
-    if parallel.cp != 1:
-        raise ValueError(
-            f"parallel.cp is {parallel.cp}; this version trains {config_json['model_type']} with cp=1 only, "
-            "so set parallel.cp=1 and give the ranks to tp, pp or dp"
-        )
     _check_experts(parallel, config_json["model_type"], text)
     check_divides("tp", parallel.tp, "attention heads", text["num_attention_heads"])
     check_divides("tp", parallel.tp, "MLP columns", text["intermediate_size"])
@@ -74,6 +77,7 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
             f"parallel.tp is {parallel.tp} and the model has {groups} key/value heads; one must be a multiple "
             "of the other, so choose another parallel.tp"
         )
+    _check_heads(parallel, text["num_attention_heads"])
     stages = stage_layers(
         text["num_hidden_layers"],
         pp=parallel.pp,
@@ -110,4 +114,15 @@ def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any])
         raise ValueError(
             f"parallel.tp is {parallel.tp} and {model_type} has experts, for which every tensor-parallel rank needs "
             "tokens of its own: set parallel.sp=true"
+        )
+
+
+def _check_heads(parallel: Parallel, num_heads: int) -> None:
+    """Ranks that exchange heads for tokens need whole heads."""
+    per_rank = num_heads // parallel.tp
+    if parallel.cp_comm == "a2a" and per_rank % parallel.cp:
+        raise ValueError(
+            f"parallel.cp is {parallel.cp} and each tensor-parallel rank has {per_rank} attention heads, which "
+            "cp_comm=a2a deals to the context-parallel ranks; choose parallel.cp "
+            f"{nearest(divisors(per_rank), parallel.cp)}, or parallel.cp_comm=allgather"
         )

@@ -18,6 +18,7 @@ def parallel_settings(parallel: Parallel, dtype: torch.dtype) -> dict[str, Any]:
     return {
         "tensor_model_parallel_size": parallel.tp,
         "sequence_parallel": parallel.sequence_parallel,
+        "context_parallel_size": parallel.cp,
         "pipeline_model_parallel_size": parallel.pp,
         "virtual_pipeline_model_parallel_size": parallel.vpp if parallel.vpp > 1 else None,
         "num_layers_in_first_pipeline_stage": parallel.first_stage_layers,

@@ -1,10 +1,12 @@
-"""The vision tower: Hugging Face's module, replicated, its images dealt to the ranks of a tensor-parallel group.
+"""The vision tower: Hugging Face's module, replicated, its images dealt to the tensor- and context-parallel
+ranks of the first stage.
 
 A family says how its module is called (`models.<family>.tower`); everything else is here.
 
 Takes uint8 patches and normalises them on the device. Each rank encodes its share of the images; an all-gather
 gives every rank all embeddings, and its backward keeps each rank's own rows. So a rank's parameter gradients
-cover its images only: they must be summed over the group (`yatt_mm.training.engine` does).
+cover its images only: they must be summed over the group. The data-parallel reduction sums over context-parallel
+ranks, `yatt_mm.training.optimizer` over tensor-parallel ones.
 
 N patches, D values of a patch (C channels x T frames x P x P), V visual tokens, h decoder's hidden size.
 """
@@ -22,6 +24,8 @@ import torch.distributed as dist
 from transformers import AttentionInterface
 
 from models.attention import vision_attention
+from models.gather import gather_rows
+from models.media import deal_media
 from models.mrope import Grid
 
 ATTENTION = "yatt_packed_flash"
@@ -36,13 +40,23 @@ class VisionTower(torch.nn.Module):
     mean: torch.Tensor
     std: torch.Tensor
 
-    def __init__(self, visual: Any, *, mean: Sequence[float], std: Sequence[float], group: dist.ProcessGroup) -> None:
-        """`visual`: the Hugging Face tower. `group`: the ranks that share the work; all are given all images."""
+    def __init__(
+        self,
+        visual: Any,
+        *,
+        mean: Sequence[float],
+        std: Sequence[float],
+        group: dist.ProcessGroup,
+        sum_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        """`visual`: the Hugging Face tower. `group`: the ranks that share the work. `sum_group`: those of them whose
+        tokens differ (context parallelism), so that each has a part of an embedding's gradient."""
         super().__init__()
         self.visual: Any = visual
         self.config: Any = visual.config
         self.config._attn_implementation = ATTENTION
         self.group = group
+        self.sum_group = sum_group
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None], persistent=False)
 
@@ -51,16 +65,19 @@ class VisionTower(torch.nn.Module):
         """Further embeddings behind each one, for as many of the decoder's first layers."""
         return 0
 
-    def forward(self, images: Sequence[np.ndarray], grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group."""
+    def forward(self, images: Sequence[np.ndarray | None], grids: Sequence[Grid]) -> torch.Tensor:
+        """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group.
+
+        A rank must be given the images of its own share (`models.media.own_media`); raises ValueError otherwise.
+        """
         merged = [t * h * w // self.config.spatial_merge_size**2 for t, h, w in grids]
-        shares = deal_images([t * h * w for t, h, w in grids], self.group.size())
+        shares = deal_media(grids, self.group.size())
         mine = shares[self.group.rank()]
-        local = self._encode([images[i] for i in mine], [grids[i] for i in mine])
+        local = self._encode([_given(images[i], grids[i]) for i in mine], [grids[i] for i in mine])
         if self.group.size() == 1:
             return local
         sizes = [sum(merged[i] for i in share) for share in shares]
-        gathered = _GatherRows.apply(local, sizes, self.group)  # type: ignore[no-untyped-call]
+        gathered = gather_rows(local, sizes, self.group, self.sum_group)
         return gathered[_natural_order(shares, merged).to(local.device)]
 
     def normalise(self, patches_ND: torch.Tensor) -> torch.Tensor:
@@ -83,15 +100,13 @@ class VisionTower(torch.nn.Module):
         return self.encode(self.normalise(patches).to(weight.dtype), grids)
 
 
-def deal_images(costs: Sequence[int], num_ranks: int) -> list[list[int]]:
-    """Image numbers per rank, ascending: the costliest first, each to the rank with the least so far."""
-    load = [0] * num_ranks
-    shares: list[list[int]] = [[] for _ in range(num_ranks)]
-    for image in sorted(range(len(costs)), key=lambda image: -costs[image]):
-        rank = min(range(num_ranks), key=load.__getitem__)
-        shares[rank].append(image)
-        load[rank] += costs[image]
-    return [sorted(share) for share in shares]
+def _given(patches: np.ndarray | None, grid: Grid) -> np.ndarray:
+    if patches is None:
+        raise ValueError(
+            f"the patches of an image of {grid} patches are missing on the rank that encodes it; give each rank at "
+            "least the media that TrainEngine.own_media names"
+        )
+    return patches
 
 
 def _natural_order(shares: list[list[int]], sizes: list[int]) -> torch.Tensor:
@@ -99,22 +114,3 @@ def _natural_order(shares: list[list[int]], sizes: list[int]) -> torch.Tensor:
     dealt = [image for share in shares for image in share]
     begins = dict(zip(dealt, accumulate((sizes[image] for image in dealt), initial=0)))
     return torch.cat([torch.arange(begins[image], begins[image] + size) for image, size in enumerate(sizes)])
-
-
-class _GatherRows(torch.autograd.Function):
-    """All-gather of uneven blocks of rows. The gradient must be the same on all ranks; each keeps its rows."""
-
-    @staticmethod
-    def forward(  # type: ignore[override]
-        ctx: Any, local: torch.Tensor, sizes: list[int], group: dist.ProcessGroup
-    ) -> torch.Tensor:
-        ctx.begin, ctx.size = sum(sizes[: group.rank()]), sizes[group.rank()]
-        padded = local.new_zeros(max(sizes), local.shape[1])
-        padded[: local.shape[0]] = local
-        blocks = local.new_empty(len(sizes) * max(sizes), local.shape[1])
-        dist.all_gather_into_tensor(blocks, padded, group=group)
-        return torch.cat([block[:size] for block, size in zip(blocks.split(max(sizes)), sizes)])
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # type: ignore[override]
-        return grad[ctx.begin : ctx.begin + ctx.size], None, None

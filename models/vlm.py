@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 
-from models.attention import PackedParams
+from models.core_attention import PackedParams
 from models.decoder import Decoder, block_spec, mark_experts, mark_tensor_parallel
+from models.gather import gather_rows
 from models.logprob import Head, linear_logprob
 from models.megatron import MegatronModule, ModelType, TransformerConfig, parallel_state, tensor_parallel
 from models.mrope import MRope
@@ -80,7 +81,7 @@ class VisionLanguageModel(MegatronModule):
             position_ids=batch.position_ids,
             attention_mask=None,
             decoder_input=embedded,
-            packed_seq_params=PackedParams.of(batch.segments),
+            packed_seq_params=PackedParams.of(batch.segments, batch.share),
             # megatron hands a `context` to every layer and through activation checkpoints
             extra_block_kwargs={"context": deepstack},
         )
@@ -93,7 +94,7 @@ class VisionLanguageModel(MegatronModule):
         """
         embedded = self.language_model.embedding(batch.token_ids[None], None)
         deepstack = None
-        if batch.images:
+        if batch.grids:
             assert self.vision_model is not None
             visual = self.vision_model(batch.images, batch.grids)
             visual = visual.to(embedded.dtype).index_select(0, batch.visual_rows)[:, None]
@@ -121,4 +122,9 @@ class VisionLanguageModel(MegatronModule):
         group = parallel_state.get_tensor_model_parallel_group()
         head = Head(group=group, vocab_size=self.vocab_size, temperature=temperature)
         rows = hidden.squeeze(1).index_select(0, batch.predict_rows)
-        return torch.stack(linear_logprob(rows, weight, batch.labels, head))
+        scores = torch.stack(linear_logprob(rows, weight, batch.labels, head))
+        if batch.share is None:
+            return scores
+        # every rank gets all scores, for losses over whole responses, and keeps the gradient of its own
+        group = parallel_state.get_context_parallel_group()
+        return gather_rows(scores.t(), batch.share.num_scores, group)[batch.share.score_places].t()

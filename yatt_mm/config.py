@@ -164,7 +164,11 @@ class ParallelSection(Section):
     sp: bool = False
     """True cuts norms and residuals over the tensor-parallel ranks as well (sequence parallelism)."""
     cp: Count = 1
-    """Context-parallel ranks (1 for now)."""
+    """Context-parallel ranks: each holds a part of every sequence."""
+    cp_comm: Literal["a2a", "allgather"] = "a2a"
+    """How they attend to each other's tokens: exchange heads for tokens, or gather all keys and values."""
+    cp_order: Literal["contiguous", "zigzag"] = "contiguous"
+    """Which tokens a rank holds: a slice of the packed stream, or of each sequence a piece from both of its ends."""
     ep: Count = 1
     """Ranks of a stage over which the experts of a layer are dealt, across replicas; 1 for models without experts."""
     etp: Count = 1

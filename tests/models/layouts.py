@@ -20,6 +20,14 @@ LAYOUTS = {
     "tp2-pp2-sp-ep2": Parallel(tp=2, pp=2, sp=True, ep=2),
     "tp2-sp-ep2-etp2-dp2": Parallel(tp=2, sp=True, ep=2, etp=2, dp=2),
     "tp2-pp2-sp-ep4-dp2": Parallel(tp=2, pp=2, sp=True, ep=4, dp=2),
+    "cp2": Parallel(cp=2),
+    "cp2-zigzag": Parallel(cp=2, cp_order="zigzag"),
+    "cp2-allgather": Parallel(cp=2, cp_comm="allgather"),
+    "cp2-allgather-zigzag": Parallel(cp=2, cp_comm="allgather", cp_order="zigzag"),
+    "tp2-cp2-sp": Parallel(tp=2, cp=2, cp_order="zigzag", sp=True),
+    "tp2-pp2-cp2-sp": Parallel(tp=2, pp=2, cp=2, sp=True),
+    "cp2-ep2": Parallel(cp=2, ep=2),
+    "tp2-cp2-sp-ep4": Parallel(tp=2, cp=2, sp=True, ep=4),
 }
 """At most 8 ranks each. Those with ep or etp are for models with experts; those with tp and without sp for others."""
 

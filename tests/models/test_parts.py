@@ -21,10 +21,10 @@ from models import logprob
 from models.attention import Segments, packed_attention
 from models.compat.adam import GroupStepAdam
 from models.cutting import Kind, Shapes, common_parts, full_shapes
+from models.media import deal_media, distinct_media, own_media
 from models.mrope import Grid, mrope_positions
 from models.packing import TokenLayout, pack
 from models.qwen2_5_vl.tower import Tower
-from models.vision import deal_images
 
 IMAGE, VIDEO = 6, 7
 CPU = torch.device("cpu")
@@ -35,7 +35,8 @@ class Sample:
     token_ids: np.ndarray
     loss_mask: np.ndarray
     grid_thw: tuple[Grid, ...] = ()
-    patches: tuple[np.ndarray, ...] = ()
+    patches: tuple[np.ndarray | None, ...] = ()
+    media_keys: tuple[str, ...] = ()
 
 
 def make_sample(tokens: list[int], scored: set[int], **images: tuple) -> Sample:
@@ -180,10 +181,21 @@ def test_normalised_patches_equal_the_processors_pixel_values(one_rank: dist.Pro
 
 @given(st.lists(st.integers(1, 100), max_size=12), st.integers(1, 4))
 def test_every_image_is_dealt_once_and_evenly(costs: list[int], num_ranks: int) -> None:
-    shares = deal_images(costs, num_ranks)
+    shares = deal_media([(1, 1, cost) for cost in costs], num_ranks)
     assert sorted(image for share in shares for image in share) == list(range(len(costs)))
     loads = [sum(costs[image] for image in share) for share in shares]
     assert max(loads) - min(loads) <= max(costs, default=0)
+
+
+def test_ranks_agree_on_who_encodes_what_without_any_patches() -> None:
+    grids = ((1, 2, 4), (1, 2, 2))
+    first = make_sample([10], set(), grid_thw=grids, media_keys=("large", "small"))
+    second = make_sample([10], set(), grid_thw=grids[:1], media_keys=("large",))
+    assert distinct_media([first, second]).numbers == ((0, 1), (0,))
+    assert own_media([first, second], rank=0, num_ranks=2) == [(True, False), (True,)]
+    assert own_media([first, second], rank=1, num_ranks=2) == [(False, True), (False,)]
+    # more ranks than media: the last one has none
+    assert own_media([first, second], rank=2, num_ranks=3) == [(False, False), (False,)]
 
 
 def test_adam_equals_torchs() -> None:
@@ -242,7 +254,11 @@ PATCHES = np.zeros((4, 6), np.uint8)
         (make_sample([10, IMAGE, 11], {2}), "1 image tokens and images .* make 0"),
         (make_sample([10, VIDEO, 11], {2}), "video tokens"),
         (make_sample([10, 11], {0}), "scores its first token"),
-        (make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),)), "0 images' patches and 1 grids"),
+        (
+            make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),), patches=(PATCHES, None)),
+            "2 media's patches and 1 grids",
+        ),
+        (make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),), media_keys=("a", "b")), "2 media keys and 1 grids"),
         (make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),), patches=(PATCHES[:3],)), "3 patches do not fill"),
     ],
 )

@@ -35,7 +35,7 @@ def test_world_size_is_the_product_without_experts() -> None:
         (Parallel(vpp=2), "vpp is 2 and parallel.pp is 1"),
         (Parallel(pp=2, vpp=2), r"the stages have \[1, 1\] layers.*choose 1$"),
         (Parallel(pp=2, first_stage_layers=2), "leave 0 of 2 layers to 1 other stages.*set first_stage_layers to 1$"),
-        (Parallel(cp=2), "parallel.cp is 2.*cp=1 only"),
+        (Parallel(tp=2, cp=4), "parallel.cp is 4.* 2 attention heads.*choose parallel.cp 1 or 2, or .*allgather"),
         (Parallel(ep=2), "parallel.ep is 2.*no experts"),
     ],
 )

@@ -181,7 +181,8 @@ def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
 
 def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
     """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
-    dense, experts = parallel_state.get_data_parallel_group(), parallel_state.get_expert_data_parallel_group()
+    dense = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    experts = parallel_state.get_expert_data_parallel_group()
     for chunk in engine._ddp:
         buffers = [(dense, buffer) for buffer in chunk.buffers]
         buffers += [(experts, buffer) for buffer in chunk.expert_parallel_buffers]

@@ -19,7 +19,10 @@ import torch
 import torch.distributed as dist
 
 from models.build import build
+from models.context import ContextParallel
+from models.context_share import cut
 from models.freeze import Part
+from models.media import own_media
 from models.megatron import get_forward_backward_func, parallel_state
 from models.packing import PackedBatch, pack
 from models.parallel import Parallel, check_layout
@@ -88,7 +91,13 @@ class TrainEngine:
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights = built.weights
         self._optim = optim
-        self._multiple_of = parallel.tp if parallel.sequence_parallel else 1
+        self._context = ContextParallel(
+            size=parallel.cp,
+            rank=parallel_state.get_context_parallel_rank(),
+            order=parallel.cp_order,
+            comm=parallel.cp_comm,
+        )
+        self._multiple_of = self._context.stream_multiple(parallel.tp if parallel.sequence_parallel else 1)
         self._microbatch_multiple = parallel.pp if parallel.vpp > 1 else 1
         self._ddp = wrap(self._model)
         self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
@@ -96,9 +105,10 @@ class TrainEngine:
         """What of this rank's state is on its device; work without what it needs is refused."""
         self._num_updates = 0
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
-        """True on ranks that must be given patches."""
+        """True on ranks that must be given patches, of the media that `own_media` names."""
         self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
-        self.is_loss_rank: bool = self._is_last_stage and parallel_state.get_tensor_model_parallel_rank() == 0
+        encoders = parallel_state.get_tensor_and_context_parallel_group()
+        self.is_loss_rank: bool = self._is_last_stage and encoders.rank() == 0
         """True on one rank of each replica: its metrics and log-probabilities count."""
 
     @torch.no_grad()
@@ -106,6 +116,16 @@ class TrainEngine:
         """[microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
         self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
+
+    def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
+        """[sample][medium] True where this rank encodes it and must be given its patches; they may be None elsewhere.
+
+        Needs grids and `media_keys` of the samples, no patches.
+        """
+        if not self.needs_pixels:
+            return [(False,) * len(sample.grid_thw) for sample in microbatch]
+        encoders = parallel_state.get_tensor_and_context_parallel_group()
+        return own_media(microbatch, rank=encoders.rank(), num_ranks=encoders.size())
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
         """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
@@ -167,9 +187,11 @@ class TrainEngine:
                 samples,
                 self._layout,
                 multiple_of=self._multiple_of,
+                sample_multiple=self._context.sample_multiple,
                 device=self._device,
                 with_pixels=self.needs_pixels,
             )
+            batch = cut(batch, self._context)
             return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
 
         # the schedule of a virtual pipeline runs whole rounds of as many microbatches as there are stages

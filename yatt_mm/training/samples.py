@@ -18,8 +18,10 @@ class TrainSample:
     """[T] bool, True on tokens the policy sampled; prompt, image and tool tokens are False."""
     grid_thw: tuple[tuple[int, int, int], ...]
     """(t, h, w) in patches, one per image, in the order of the tokens."""
-    patches: tuple[np.ndarray, ...]
-    """uint8 [t * h * w, D] per image; empty on ranks that need no pixels. Samples of one group should share the
-    same array objects: a microbatch encodes each object once."""
+    patches: tuple[np.ndarray | None, ...]
+    """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
+    that need no pixels."""
     columns: Mapping[str, np.ndarray]
     """float32 [K] each: what the loss wants per sampled token (advantages, weights, ...)."""
+    media_keys: tuple[str, ...] = ()
+    """What names each image, its digest: a microbatch encodes equal ones once. Without, array objects are compared."""

@@ -1,0 +1,80 @@
+"""Context parallelism as index arithmetic: which tokens of a packed stream each rank holds. Nothing is sent here.
+
+Every rank packs the whole stream, then keeps its share of it. In the contiguous order a share is a slice of the
+stream; in the zigzag order it is, of each sequence, the chunks `rank` and `2 * size - 1 - rank` out of `2 * size`, so
+that causal attention costs every rank the same (Llama 3, arXiv 2407.21783, section 3.3.2).
+
+T tokens of the stream, t = T / size tokens of a rank, in the stream's order.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from models.parallel import Comm, Order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContextParallel:
+    """How a packed stream is cut over a context-parallel group, seen from one of its ranks."""
+
+    size: int = 1
+    rank: int = 0
+    order: Order = "contiguous"
+    comm: Comm = "a2a"
+
+    @property
+    def sample_multiple(self) -> int:
+        """Each sample is padded to a multiple of so many tokens."""
+        return 2 * self.size if self.size > 1 and self.order == "zigzag" else 1
+
+    def stream_multiple(self, rank_multiple: int) -> int:
+        """The stream is padded to a multiple of so many tokens, for each rank to hold a multiple of `rank_multiple`."""
+        return math.lcm(self.sample_multiple, self.size * rank_multiple)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Neighbouring tokens of one sequence that a rank holds."""
+
+    first: int
+    """Where the sequence begins in the stream: its first key."""
+    begin: int
+    """The first token of the run in the stream."""
+    end: int
+    """After its last token: also after the last key that it may attend to."""
+
+
+def runs_of(bounds: Sequence[int], context: ContextParallel) -> list[Run]:
+    """The runs of this rank, in order. `bounds`: 0, the end of the first sequence, ..., T."""
+    return [run for first, end in pairwise(bounds) for run in _runs_of_sequence(first, end, bounds[-1], context)]
+
+
+def tokens_of(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
+    """[t] positions in the stream of the tokens that this rank holds."""
+    return np.concatenate([np.arange(run.begin, run.end) for run in runs_of(bounds, context)])
+
+
+def places(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
+    """[T] where each token stands when the shares of all ranks follow each other: `rank * t + place in its share`."""
+    shares = [
+        tokens_of(bounds, ContextParallel(size=context.size, rank=rank, order=context.order))
+        for rank in range(context.size)
+    ]
+    return np.argsort(np.concatenate(shares))
+
+
+def _runs_of_sequence(first: int, end: int, num_tokens: int, context: ContextParallel) -> list[Run]:
+    size, rank = context.size, context.rank
+    if context.order == "contiguous" or size == 1:
+        share = num_tokens // size
+        held = [(max(first, rank * share), min(end, (rank + 1) * share))]
+    else:
+        chunk = (end - first) // (2 * size)
+        held = [(first + number * chunk, first + (number + 1) * chunk) for number in (rank, 2 * size - 1 - rank)]
+    return [Run(first, begin, stop) for begin, stop in held if begin < stop]

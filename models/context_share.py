@@ -1,0 +1,68 @@
+"""One rank's share of a packed batch under context parallelism.
+
+Leaves out the arithmetic of who holds what (`models.context`) and all communication.
+T tokens of the stream, t of this rank, K scored tokens of the stream, k of them predicted by this rank's tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from models.context import ContextParallel, Run, places, runs_of, tokens_of
+
+if TYPE_CHECKING:
+    from models.packing import PackedBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What attention and the loss must know of a batch that was cut."""
+
+    context: ContextParallel
+    runs: list[Run]
+    """This rank's tokens, as stretches of the stream."""
+    places: torch.Tensor
+    """[T] where each token of the stream stands when the ranks' tokens follow each other."""
+    stream: torch.Tensor
+    """[T] the inverse: the stream position of each token when the ranks' tokens follow each other."""
+    num_scores: list[int]
+    """k of each rank."""
+    score_places: torch.Tensor
+    """[K] where each score stands when the ranks' scores follow each other."""
+
+
+def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
+    """The batch with this rank's tokens only: ids, positions, scored tokens and visual tokens are selected.
+
+    `segments`, `num_scored` and the media stay those of the whole stream.
+    """
+    if context.size == 1:
+        return batch
+    bounds, device = batch.segments.bounds, batch.token_ids.device
+    place = torch.from_numpy(places(bounds, context)).to(device)
+    tokens = torch.from_numpy(tokens_of(bounds, context)).to(device)
+    num_tokens = len(tokens)
+    predictor, slot = place[batch.predict_rows], place[batch.visual_slots]
+    scorer = predictor // num_tokens
+    is_scored, is_visual = scorer == context.rank, slot // num_tokens == context.rank
+    share = Share(
+        context=context,
+        runs=runs_of(bounds, context),
+        places=place,
+        stream=torch.argsort(place),
+        num_scores=torch.bincount(scorer, minlength=context.size).tolist(),
+        score_places=torch.argsort(torch.argsort(scorer, stable=True)),
+    )
+    return replace(
+        batch,
+        token_ids=batch.token_ids[tokens],
+        position_ids=batch.position_ids[..., tokens],
+        predict_rows=predictor[is_scored] % num_tokens,
+        labels=batch.labels[is_scored],
+        visual_slots=slot[is_visual] % num_tokens,
+        visual_rows=batch.visual_rows[is_visual],
+        share=share,
+    )

@@ -1,0 +1,105 @@
+"""The media of a microbatch: which of them are the same, and which rank encodes which. No torch, nothing is sent.
+
+Every rank of a replica computes the same from grids and keys alone, so a rank needs the patches of its own share only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from models.mrope import Grid
+
+
+class HasMedia(Protocol):
+    """What is needed of a training sample."""
+
+    @property
+    def grid_thw(self) -> tuple[Grid, ...]:
+        """(t, h, w) in patches, per medium."""
+
+    @property
+    def patches(self) -> Sequence[np.ndarray | None]:
+        """uint8 [num_patches, D] per medium, None for those that other ranks encode; empty where none are needed."""
+
+    @property
+    def media_keys(self) -> Sequence[str]:
+        """What tells media apart (a digest), per medium; without keys, array objects do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DistinctMedia:
+    """Each medium of a microbatch once, in order of first appearance."""
+
+    grids: tuple[Grid, ...]
+    """(t, h, w) in patches."""
+    patches: tuple[np.ndarray | None, ...]
+    """As the samples have them; None also where they have none at all."""
+    numbers: tuple[tuple[int, ...], ...]
+    """[sample][medium] which of the distinct ones it is."""
+
+
+def distinct_media(samples: Sequence[HasMedia]) -> DistinctMedia:
+    """What the samples show. Raises ValueError, naming the sample, where patches do not belong to the grids."""
+    number_of: dict[Hashable, int] = {}
+    grids: list[Grid] = []
+    patches: list[np.ndarray | None] = []
+    numbers: list[tuple[int, ...]] = []
+    for position, sample in enumerate(samples):
+        _check(position, sample)
+        given: Sequence[np.ndarray | None] = sample.patches or [None] * len(sample.grid_thw)
+        keys: Sequence[Hashable] = sample.media_keys or [
+            (position, place) if array is None else id(array) for place, array in enumerate(given)
+        ]
+        own = []
+        for key, grid, array in zip(keys, sample.grid_thw, given, strict=True):
+            number = number_of.setdefault((key, grid), len(grids))
+            if number == len(grids):
+                grids.append(grid)
+                patches.append(array)
+            elif patches[number] is None:
+                patches[number] = array
+            own.append(number)
+        numbers.append(tuple(own))
+    return DistinctMedia(grids=tuple(grids), patches=tuple(patches), numbers=tuple(numbers))
+
+
+def own_media(samples: Sequence[HasMedia], *, rank: int, num_ranks: int) -> list[tuple[bool, ...]]:
+    """[sample][medium] True where `rank` of the `num_ranks` that share the work encodes it, and needs its patches."""
+    media = distinct_media(samples)
+    mine = set(deal_media(media.grids, num_ranks)[rank])
+    return [tuple(number in mine for number in own) for own in media.numbers]
+
+
+def deal_media(grids: Sequence[Grid], num_ranks: int) -> list[list[int]]:
+    """Numbers of media per rank, ascending: the one of most patches first, each to the rank with the least so far."""
+    costs = [t * h * w for t, h, w in grids]
+    load = [0] * num_ranks
+    shares: list[list[int]] = [[] for _ in range(num_ranks)]
+    for number in sorted(range(len(costs)), key=lambda number: -costs[number]):
+        rank = min(range(num_ranks), key=load.__getitem__)
+        shares[rank].append(number)
+        load[rank] += costs[number]
+    return [sorted(share) for share in shares]
+
+
+def _check(position: int, sample: HasMedia) -> None:
+    num_media = len(sample.grid_thw)
+    if sample.patches and len(sample.patches) != num_media:
+        raise ValueError(
+            f"sample {position} has {len(sample.patches)} media's patches and {num_media} grids; give patches, "
+            "or None, for every medium"
+        )
+    if sample.media_keys and len(sample.media_keys) != num_media:
+        raise ValueError(
+            f"sample {position} has {len(sample.media_keys)} media keys and {num_media} grids; wanted one each"
+        )
+    for array, (t, h, w) in zip(sample.patches, sample.grid_thw):
+        if array is not None and array.shape[0] != t * h * w:
+            raise ValueError(
+                f"sample {position}: {array.shape[0]} patches do not fill the grid {(t, h, w)}; patches and grid must "
+                "come from one medium and one recipe"
+            )
