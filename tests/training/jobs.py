@@ -13,7 +13,7 @@ import torch.distributed as dist
 from models.freeze import Part
 from models.megatron import parallel_state
 from models.parallel import Parallel
-from tests.training.tiny import make_samples, without_pixels
+from tests.training.tiny import make_samples, with_patches_of
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
@@ -32,12 +32,17 @@ def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32",
 
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
-    """This replica's microbatches: every dp-th group; pixels only where the engine wants them."""
+    """This replica's microbatches, every dp-th group, with the patches of those images that this rank encodes."""
     samples = make_samples()
-    if not engine.needs_pixels:
-        samples = [without_pixels(sample) for sample in samples]
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
-    return [[samples[i] for i in group] for group in groups[rank::size]]
+    return [own_part(engine, [samples[i] for i in group]) for group in groups[rank::size]]
+
+
+def own_part(engine: TrainEngine, microbatch: Sequence[TrainSample]) -> list[TrainSample]:
+    """The microbatch as a worker would give it to this rank."""
+    without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in microbatch]
+    is_own = engine.own_media(without)
+    return [with_patches_of(sample, own) for sample, own in zip(microbatch, is_own, strict=True)]
 
 
 def zero_gradients(engine: TrainEngine) -> None:

@@ -8,51 +8,81 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
+import time
 import traceback
 from collections.abc import Callable
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
-DEADLINE_S = 120.0
+DEADLINE_S = 300.0
+"""For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
+GRACE_S = 5.0
+"""How long the other ranks may take to fail too, once one has."""
 
 
 class RankPool:
-    """Up to eight ranks, started when first needed."""
+    """Up to eight ranks, started when first needed, and again after a job that left some of them stuck or dead."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("spawn")
         self._ranks: list[tuple[Any, Connection]] = []
 
     def run(self, world_size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
-        """`job(rank, *args)` on every rank of a new world; their results in the order of ranks."""
+        """`job(rank, *args)` on every rank of a new world; their results in the order of ranks.
+
+        Raises AssertionError with what the ranks raised, soon after the first of them did.
+        """
         while len(self._ranks) < world_size:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(len(self._ranks), theirs), daemon=True)
             process.start()
+            theirs.close()  # or a rank that dies would not close the pipe
             self._ranks.append((process, ours))
         with tempfile.TemporaryDirectory() as folder:
             pipes = [pipe for _, pipe in self._ranks[:world_size]]
             for pipe in pipes:
                 pipe.send((world_size, f"file://{Path(folder) / 'store'}", job, args))
-            outcomes = [_receive(pipe, rank) for rank, pipe in enumerate(pipes)]
-        failed = [outcome for is_good, outcome in outcomes if not is_good]
-        assert not failed, "\n".join(failed)
-        return [outcome for _, outcome in outcomes]
+            outcomes = _collect(pipes)
+        failures = [outcome for is_good, outcome in outcomes.values() if not is_good]
+        if len(outcomes) < world_size or any(not process.is_alive() for process, _ in self._ranks):
+            silent = sorted(set(range(world_size)) - outcomes.keys())
+            failures.append(f"no answer from ranks {silent}")
+            self.close()
+        assert not failures, "\n".join(failures)
+        return [outcomes[rank][1] for rank in range(world_size)]
 
     def close(self) -> None:
-        """End the processes."""
+        """End the processes, stuck ones too; `run` starts new ones."""
         for _, pipe in self._ranks:
             pipe.close()
         for process, _ in self._ranks:
-            process.join(10)
+            process.join(0.5)
             if process.is_alive():
-                process.terminate()
+                process.kill()
+                process.join()
+        self._ranks.clear()
 
 
-def _receive(pipe: Connection, rank: int) -> tuple[bool, Any]:
-    assert pipe.poll(DEADLINE_S), f"rank {rank} did not answer within {DEADLINE_S} s"
-    return pipe.recv()
+def _collect(pipes: list[Connection]) -> dict[int, tuple[bool, Any]]:
+    """Rank -> (whether its job returned, its result or what it raised), of those that answer in time."""
+    outcomes: dict[int, tuple[bool, Any]] = {}
+    waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
+    end = time.monotonic() + DEADLINE_S
+    while waiting:
+        ready = wait(list(waiting), max(0.0, end - time.monotonic()))
+        if not ready:
+            break
+        for pipe in ready:
+            assert isinstance(pipe, Connection)
+            rank = waiting.pop(pipe)
+            try:
+                outcomes[rank] = pipe.recv()
+            except EOFError:
+                outcomes[rank] = (False, f"rank {rank} died")
+            if not outcomes[rank][0]:
+                end = min(end, time.monotonic() + GRACE_S)
+    return outcomes
 
 
 def _serve(rank: int, pipe: Connection) -> None:
@@ -66,7 +96,7 @@ def _serve(rank: int, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            init_distributed(rank=rank, world_size=world_size, store_address=store, timeout_s=60)
+            init_distributed(rank=rank, world_size=world_size, store_address=store, timeout_s=DEADLINE_S)
             pipe.send((True, job(rank, *args)))
         except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))

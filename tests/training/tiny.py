@@ -5,7 +5,10 @@ Images cross the window borders of the vision tower, samples have none, one or t
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -151,15 +154,10 @@ def make_samples() -> list[TrainSample]:
     return [_sample(random, grids, length) for grids, length in zip(images, lengths)]
 
 
-def without_pixels(sample: TrainSample) -> TrainSample:
-    """The sample as a rank sees it that needs no pixels."""
-    return TrainSample(
-        token_ids=sample.token_ids,
-        loss_mask=sample.loss_mask,
-        grid_thw=sample.grid_thw,
-        patches=(),
-        columns=sample.columns,
-    )
+def with_patches_of(sample: TrainSample, is_own: Sequence[bool]) -> TrainSample:
+    """The sample as a rank is given it that encodes some of its images."""
+    patches = tuple(array if own else None for array, own in zip(sample.patches, is_own, strict=True))
+    return replace(sample, patches=patches)
 
 
 def _patches(random: np.random.Generator, grid: tuple[int, int, int]) -> np.ndarray:
@@ -180,5 +178,6 @@ def _sample(random: np.random.Generator, images: list, num_text: int) -> TrainSa
         loss_mask=np.arange(len(tokens)) >= num_prompt,
         grid_thw=tuple(grids),
         patches=tuple(patches),
+        media_keys=tuple(hashlib.sha256(array.tobytes()).hexdigest() for array in patches),
         columns={"weights": random.random(num_sampled).astype(np.float32) / 50},
     )

@@ -85,6 +85,8 @@ def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> Non
 def add_update(meter: Meter, report: UpdateReport) -> None:
     """What one training rank reported of a step."""
     meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
+    meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
+    meter.add_mean("train/resolves_frac", float(report.resolved_bytes > 0), 1)
     if not report.is_loss_rank:
         return
     for name, value in report.loss_metrics.items():

@@ -42,8 +42,8 @@ class _Step:
 
     plan: UpdatePlan
     records: list[record.GroupRecord]
-    patches: list[tuple[np.ndarray, ...]]
-    """[group] uint8 patches per medium; empty on ranks that need no pixels."""
+    patches: list[list[np.ndarray | None]]
+    """[group] uint8 patches per medium; None for those that other ranks encode."""
     old_logprobs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
     """(group, row) -> [sampled tokens], from the weights at the start of the step."""
 
@@ -104,7 +104,7 @@ class TrainWorker:
                 )
             report.add_minibatch(result.loss_metrics, result.grad_norm, len(plan.minibatches))
             self._compare(report, samples, result.logprobs, step)
-        report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views)
+        report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views if view is not None)
         report.seconds = time.perf_counter() - started
         return report
 
@@ -138,11 +138,21 @@ class TrainWorker:
     def _resolve(self, plan: UpdatePlan) -> _Step:
         views = self._reader.resolve([group.ref for group in plan.groups])
         records = [record.decode(view) for view in views]
-        if not self._engine.needs_pixels:
-            return _Step(plan, records, [() for _ in plan.groups])
-        refs = [ref for group in plan.groups for ref in group.media]
-        media = iter(self._reader.resolve(refs))
-        return _Step(plan, records, [tuple(next(media) for _ in group.media) for group in plan.groups])
+        step = _Step(plan, records, [[None] * len(group.media) for group in plan.groups])
+        wanted = sorted(self._own_media(step))
+        media = self._reader.resolve([plan.groups[group].media[place] for group, place in wanted])
+        for (group, place), patches in zip(wanted, media, strict=True):
+            step.patches[group][place] = patches
+        return step
+
+    def _own_media(self, step: _Step) -> set[tuple[int, int]]:
+        """(group, place) of every medium that this rank encodes in some microbatch of the step."""
+        wanted: set[tuple[int, int]] = set()
+        for minibatch in step.plan.minibatches:
+            for planned, samples in zip(minibatch.microbatches, self._samples(step, minibatch), strict=True):
+                for sample, is_own in zip(planned, self._engine.own_media(samples), strict=True):
+                    wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
+        return wanted
 
     def _samples(self, step: _Step, minibatch: Minibatch) -> list[list[TrainSample]]:
         return [
@@ -161,7 +171,8 @@ class TrainWorker:
             token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
             loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
             grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in step.plan.groups[group].media),
-            patches=step.patches[group],
+            patches=tuple(step.patches[group]),
+            media_keys=tuple(ref.name for ref in step.plan.groups[group].media),
             columns={
                 "rollout_logprobs": np.asarray(sampled.logprobs, dtype=np.float32),
                 "old_logprobs": old_logprobs,
