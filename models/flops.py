@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # they import torch
+    from models.freeze import Part
+    from models.parallel_settings import Recompute
 
 Grid = tuple[int, int, int]
 """(t, h, w) of an image or video, in patches."""
-Part = Literal["tower", "merger", "language"]
-Recompute = Literal["none", "selective", "full"]
 
 HEAD_PASSES = 4
 """Forward, the same again in the backward pass, and the gradients of hidden states and weight."""
@@ -100,8 +102,8 @@ class Tower:
     """Of the layer that embeds a patch."""
     block_weights: int
     """Of the linear layers of all blocks."""
-    merger_weights: tuple[int, int]
-    """Of the first and second layers of all mergers."""
+    merger_weights: int
+    """Of the linear layers of all mergers."""
     patches_per_token: int
     hidden_size: int
     num_full_blocks: int
@@ -114,17 +116,14 @@ class Tower:
 def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
     trains_tower, trains_merger = "tower" not in freeze, "merger" not in freeze
     block_passes = 1 + 2 * trains_tower
-    merger_passes = (
-        1 + _backward(trained=trains_merger, learns_below=trains_tower),
-        1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger),
-    )
-    merging = sum(passes * weights for passes, weights in zip(merger_passes, tower.merger_weights))
+    # a merger begins with a norm, which learns as well
+    merger_passes = 1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger)
     pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower))
     return {
         # nothing needs the gradient of pixels
         "per_patch": 2 * (1 + trains_tower) * tower.embedding_weights
         + 2 * block_passes * tower.block_weights
-        + 2 * merging // tower.patches_per_token,
+        + 2 * merger_passes * tower.merger_weights // tower.patches_per_token,
         "per_patch_pair": pair * tower.num_full_blocks,
         "per_window_pair": pair * tower.num_window_blocks,
     }
@@ -145,15 +144,20 @@ def _decoder_weights(text: Mapping[str, Any]) -> int:
     dense = 3 * hidden * text["intermediate_size"]
     sparse = 0
     if any(is_sparse):
-        router = hidden * text["num_experts"]
+        router = hidden * _num_experts(text)
         sparse = router + 3 * hidden * text["moe_intermediate_size"] * text["num_experts_per_tok"]
     return sum(attention + (sparse if has_experts else dense) for has_experts in is_sparse)
 
 
 def _has_experts(text: Mapping[str, Any], layer: int) -> bool:
-    if not text.get("num_experts") or layer in text.get("mlp_only_layers", ()):
+    if not _num_experts(text) or layer in text.get("mlp_only_layers", ()):
         return False
     return (layer + 1) % int(text.get("decoder_sparse_step", 1)) == 0
+
+
+def _num_experts(text: Mapping[str, Any]) -> int:
+    """transformers writes it under another name than released checkpoints have it; 0 of a dense model."""
+    return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 
 def _head_size(text: Mapping[str, Any]) -> int:
@@ -199,7 +203,7 @@ def _qwen_tower(vision: Mapping[str, Any], *, mlp_matrices: int, num_mergers: in
     return {
         "embedding_weights": values * hidden,
         "block_weights": vision["depth"] * block,
-        "merger_weights": (num_mergers * merged**2, num_mergers * merged * vision["out_hidden_size"]),
+        "merger_weights": num_mergers * merged * (merged + vision["out_hidden_size"]),
         "patches_per_token": vision["spatial_merge_size"] ** 2,
         "hidden_size": hidden,
     }

@@ -72,7 +72,9 @@ def build_team(
         reward_workers=tuple(rewards),
         ranks=tuple(ranks),
         parallel=config.parallel(),
-        operations=count_operations(read_config(Path(config.model.path))),
+        operations=count_operations(
+            read_config(Path(config.model.path)), freeze=config.train.freeze, recompute=config.train.recompute
+        ),
         placement=site.placement,
         dataplane_uri=node.uri,
         recipe=load_recipe(Path(config.model.path)).patch_recipe(Path(config.model.path)),

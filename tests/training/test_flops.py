@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from benchmarks.torch_flops import count
 from models.flops import TOWERS, count_operations
@@ -11,27 +15,39 @@ from models.parallel import Parallel
 from models.registry import FAMILIES
 from tests.training import jobs
 from tests.training.ranks import RankPool
-from tests.training.tiny import make_samples
+from tests.training.tiny import MODELS, build_folder, make_samples
+from yatt_mm.training.adam_settings import AdamSettings
+from yatt_mm.training.engine import TrainEngine
+
+VARIANTS: list[dict[str, Any]] = [
+    {"freeze": (), "recompute": "none"},
+    {"freeze": ("tower",), "recompute": "full"},
+    {"freeze": ("tower", "merger"), "recompute": "selective"},
+    {"freeze": ("merger",), "recompute": "none"},
+]
 
 
-def counted(rank: int, folder: Path) -> list[int]:
-    """Operations of a forward and backward pass over each sample alone."""
-    engine = jobs.build_engine(folder, Parallel())
-    engine._ddp.zero_grad_buffer()
-    return [
-        count(lambda sample=sample: engine._run([[sample]], 1.0, jobs.weighted_loss))  # type: ignore[misc]
-        for sample in make_samples()
-    ]
+def counted(rank: int, folder: Path) -> list[list[int]]:
+    """[variant][sample] operations of a forward and backward pass over each sample alone."""
+    found = []
+    for variant in VARIANTS:
+        optim = AdamSettings(lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
+        engine = TrainEngine(model_dir=folder, parallel=Parallel(), optim=optim, seed=1, **variant)
+        found.append([count(partial(engine.step, [[sample]], jobs.weighted_loss)) for sample in make_samples()])
+    return found
 
 
-def test_operations_are_those_that_torch_counts(ranks: RankPool, untied_folder: Path) -> None:
-    config = json.loads((untied_folder / "config.json").read_text())
-    operations = count_operations(config)
-    planned = [
-        operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
-        for sample in make_samples()
-    ]
-    assert ranks.run(1, counted, untied_folder)[0] == planned
+@pytest.mark.parametrize("family", MODELS)
+def test_operations_are_those_that_torch_counts(family: str, ranks: RankPool, tmp_path: Path) -> None:
+    folder = build_folder(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for variant, found in zip(VARIANTS, ranks.run(1, counted, folder)[0], strict=True):
+        operations = count_operations(config, **variant)
+        planned = [
+            operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
+            for sample in make_samples()
+        ]
+        assert found == planned, variant
 
 
 def test_every_family_has_its_operations() -> None:

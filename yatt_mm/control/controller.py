@@ -117,12 +117,17 @@ class Controller:
             for group in groups
         ]
         everyone = [group for part in self._meet(mine) for group in part]
+        parallel = self._team.parallel
         plan = plan_step(
             everyone,
             operations=self._team.operations,
             num_replicas=self._team.num_replicas,
             num_minibatches=train.num_minibatches,
-            limits=Limits(max_tokens=train.max_tokens_per_microbatch, max_patches=train.max_patches_per_microbatch),
+            limits=Limits(
+                max_tokens=train.max_tokens_per_microbatch,
+                max_patches=train.max_patches_per_microbatch,
+                multiple_of=parallel.pp if parallel.vpp > 1 else 1,
+            ),
             replicas=self._my_replicas,
         )
         self._meter.add_max("train/imbalance", plan.imbalance)
