@@ -56,8 +56,8 @@ class Piece:
         return self.group.shared_cost + sum(self.group.row_costs[row] for row in self.rows)
 
 
-def cut(group: WorkGroup, limits: Limits) -> list[Piece]:
-    """The fewest pieces that first fit finds, longest rows first.
+def cut(group: WorkGroup, limits: Limits, *, rows: Sequence[int] | None = None) -> list[Piece]:
+    """The fewest pieces that first fit finds, longest rows first; of some `rows` of the group, or of all.
 
     Raises:
         ValueError: a row or the group's images do not fit a microbatch.
@@ -69,7 +69,7 @@ def cut(group: WorkGroup, limits: Limits) -> list[Piece]:
         )
     pieces: list[list[int]] = []
     room: list[int] = []
-    for row in sorted(range(len(group.num_tokens)), key=lambda row: -group.num_tokens[row]):
+    for row in sorted(range(len(group.num_tokens)) if rows is None else rows, key=lambda row: -group.num_tokens[row]):
         needed = group.num_tokens[row]
         if needed > limits.max_tokens:
             raise ValueError(
@@ -82,7 +82,7 @@ def cut(group: WorkGroup, limits: Limits) -> list[Piece]:
             room.append(limits.max_tokens)
         pieces[k].append(row)
         room[k] -= needed
-    return [Piece(group=group, rows=tuple(sorted(rows))) for rows in pieces]
+    return [Piece(group=group, rows=tuple(sorted(piece))) for piece in pieces]
 
 
 def num_microbatches(replicas: Sequence[Sequence[Piece]], limits: Limits) -> int:
