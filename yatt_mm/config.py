@@ -269,6 +269,18 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         ConfigError: with every problem found, one a line.
     """
     try:
+        return Config.model_validate(read_tree(path, overrides))
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem, Config) for problem in error.errors())) from error
+
+
+def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
+    """The plain tree of a YAML file, with `dotted.key=value` overrides put in.
+
+    Raises:
+        ConfigError: the file cannot be read or is not a mapping, or an override is not one.
+    """
+    try:
         text = Path(path).read_text()
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
@@ -280,10 +292,7 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
     for override in overrides:
         _apply_override(tree, override)
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(problem) for problem in error.errors())) from error
+    return tree
 
 
 def dump_config(config: Config) -> str:
@@ -307,16 +316,19 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
 
 
-def _explain(problem: Any) -> str:
+def explain(problem: Any, root: type[Section]) -> str:
+    """One line on a validation error of pydantic's, with the key and the nearest known one."""
     location = [str(part) for part in problem["loc"]]
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
-        known = _all_keys(Config)
+        known = _all_keys(root)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
         same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == location[-1]]
         return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
     if problem["type"] == "missing":
         return f"{key} is missing; add it to the config or give {key}=VALUE"
+    if not location:
+        return str(problem["msg"]).removeprefix("Value error, ")
     return f"{key} is {problem['input']!r}: {problem['msg']}"
 
 

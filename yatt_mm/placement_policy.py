@@ -6,13 +6,14 @@ questions, two answers:
 * `Moment.STEP`, before a generation phase (nothing is awake, so moving is free): divide the cells so that both roles
   would have finished the last phase's work at the same time. With work a and b in cell-seconds a split (r, g) takes
   max(a / r, b / g) when both work side by side.
-* `Moment.GENERATION`, inside the phase: a role that runs dry (the start of a phase, the long tail) gives up the cells
-  that its requests no longer fill, if the other has requests waiting. Cells that will be wanted again are lent only
-  after they stood idle for as long as moving costs, which is never worse than twice the best choice in hindsight (the
-  ski-rental rule). If neither is dry but they are badly balanced, the rest is divided like a step's work.
+* `Moment.GENERATION`, inside the phase: a role that runs dry (GenRM at the start, rollout in the long tail) lends the
+  cells that its requests no longer fill, if the other has requests waiting; they come back when its own requests wait.
+  Cells that will be wanted again are lent only after they stood idle for as long as moving there and back costs, which
+  is never worse than twice the best choice in hindsight (the ski-rental rule). Nothing is taken from a role whose
+  cells are full: the responses that are left late in a phase are the long ones, and nobody knows how long.
 
 Hysteresis: a split is kept unless the predicted gain is above `min_gain_frac` of the time, and inside a phase above
-what moving costs as well. No clock, no state, no torch: a run's coordinator and the simulator call the same function.
+what moving costs. No clock, no state, no torch: a run's coordinator and the simulator call the same function.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class RoleLoad:
     """What was measured of one role."""
 
     busy_frac: float
-    """Share of the cells' time in the last phase (STEP) or window (GENERATION) that was filled with work, from 0 to 1;
-    a cell that works on fewer requests than `requests_per_cell` counts in proportion."""
+    """Share of the cells' time in the last phase (STEP) or so far in this one (GENERATION) that was filled with work,
+    from 0 to 1. For rollout any time with a request counts: responses take as long as they take. For GenRM, which
+    waits for them, a cell with fewer requests than `requests_per_cell` counts in proportion."""
     held_s: float
     """Cell-seconds that the role had in that time; `busy_frac` of them were work."""
     num_running: int = 0
@@ -94,11 +96,6 @@ class RoleLoad:
         """Cells that the requests now present fill."""
         return math.ceil((self.num_running + self.num_waiting) / self.requests_per_cell - 1e-9)
 
-    @property
-    def left_s(self) -> float:
-        """Cell-seconds of work that the phase still has for the role."""
-        return (self.num_running + self.num_waiting + self.num_coming) * self.request_s
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
@@ -109,6 +106,8 @@ class Observation:
     genrm: RoleLoad
     move_s: float = 0.0
     """Seconds that a cell is out of work when it moves: one engine asleep, the other awake, requests handed over."""
+    planned: Split | None = None
+    """The split with which the phase began; None is the present one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,10 +139,8 @@ def decide(split: Split, observation: Observation, bounds: Bounds) -> Decision:
         nearest = min(options, key=lambda option: abs(option.rollout - split.rollout))
         return Decision(split=nearest, reason=f"{split} is outside the bounds; {nearest} is the nearest split within")
     if observation.moment is Moment.STEP:
-        return _divide(
-            split, options, bounds, observation.rollout.work_s, observation.genrm.work_s, move_s=0.0, what="last phase"
-        )
-    return _decide_inside(split, options, observation, bounds)
+        return _divide(split, options, bounds, observation.rollout.work_s, observation.genrm.work_s)
+    return _decide_inside(split, observation, bounds)
 
 
 def phase_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
@@ -151,26 +148,17 @@ def phase_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
     return max(_role_s(rollout_work_s, split.rollout), _role_s(genrm_work_s, split.genrm))
 
 
-def _divide(
-    split: Split,
-    options: list[Split],
-    bounds: Bounds,
-    rollout_work_s: float,
-    genrm_work_s: float,
-    *,
-    move_s: float,
-    what: str,
-) -> Decision:
+def _divide(split: Split, options: list[Split], bounds: Bounds, rollout_work_s: float, genrm_work_s: float) -> Decision:
     now_s = phase_s(split, rollout_work_s, genrm_work_s)
     best = min(
         options, key=lambda o: (phase_s(o, rollout_work_s, genrm_work_s), abs(o.rollout - split.rollout), o.rollout)
     )
     best_s = phase_s(best, rollout_work_s, genrm_work_s)
-    work = f"{what}: {rollout_work_s:.4g} cell-s of rollout, {genrm_work_s:.4g} of GenRM"
+    work = f"last phase: {rollout_work_s:.4g} cell-s of rollout, {genrm_work_s:.4g} of GenRM"
     if math.isinf(now_s) and not math.isinf(best_s):
         return Decision(split=best, reason=f"{work}; {split} leaves a role with work but no cell, {best} does not")
     gain_s = 0.0 if math.isinf(now_s) else now_s - best_s
-    wanted_s = max(bounds.min_gain_frac * now_s, move_s)
+    wanted_s = bounds.min_gain_frac * now_s
     if best == split or gain_s <= wanted_s:
         saving = f"{best} would save {gain_s:.3g} s, not more than {wanted_s:.3g} s"
         return Decision(split=split, reason=f"{work}; {saving}: {split} stays")
@@ -182,43 +170,58 @@ class _Side:
     name: str
     load: RoleLoad
     num_cells: int
+    planned: int
     least: int
     most: int
+
+    @property
+    def num_missing(self) -> int:
+        """Cells that were lent and would be filled by what waits; one where there is work and no cell at all."""
+        least = 1 if self.load.num_waiting and not self.num_cells else 0
+        return max(least, min(self.planned - self.num_cells, self.num_wanted))
 
     @property
     def num_spare(self) -> int:
         """Cells that the requests now present do not fill."""
         return self.num_cells - max(self.load.num_cells_filled, self.least)
 
+    @property
+    def num_wanted(self) -> int:
+        """Cells more that waiting requests would fill."""
+        return math.ceil(self.load.num_waiting / self.load.requests_per_cell - 1e-9)
 
-def _decide_inside(split: Split, options: list[Split], observation: Observation, bounds: Bounds) -> Decision:
+
+def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> Decision:
+    planned = observation.planned or split
     rollout = _Side(
         name="rollout",
         load=observation.rollout,
         num_cells=split.rollout,
+        planned=planned.rollout,
         least=bounds.min_rollout,
         most=bounds.max_rollout,
     )
     genrm = _Side(
-        name="GenRM", load=observation.genrm, num_cells=split.genrm, least=bounds.min_genrm, most=bounds.max_genrm
+        name="GenRM",
+        load=observation.genrm,
+        num_cells=split.genrm,
+        planned=planned.genrm,
+        least=bounds.min_genrm,
+        most=bounds.max_genrm,
     )
-    for giver, taker, sign in ((rollout, genrm, 1), (genrm, rollout, -1)):
-        wanted = math.ceil(taker.load.num_waiting / taker.load.requests_per_cell - 1e-9)
-        num_moved = min(giver.num_spare, wanted, taker.most - taker.num_cells)
+    pairs = ((rollout, genrm, 1), (genrm, rollout, -1))
+    for giver, taker, sign in pairs:
+        num_back = min(taker.num_missing, giver.num_cells - giver.least, taker.most - taker.num_cells)
+        if num_back > 0:
+            new = Split(rollout=split.rollout - sign * num_back, genrm=split.genrm + sign * num_back)
+            facts = f"{taker.name} has {taker.load.num_waiting} waiting and {taker.num_cells} of {taker.planned} cells"
+            return Decision(split=new, reason=f"{facts}; {giver.name} gives {num_back} back: {new}")
+    for giver, taker, sign in pairs:
+        num_moved = min(giver.num_spare, taker.num_wanted, taker.most - taker.num_cells)
         if num_moved > 0:
             new = Split(rollout=split.rollout - sign * num_moved, genrm=split.genrm + sign * num_moved)
             return _lend(split, new, giver, taker, observation.move_s)
-    if rollout.num_spare > 0 or genrm.num_spare > 0:
-        return Decision(split=split, reason=f"nothing waits that idle cells could take: {split} stays")
-    return _divide(
-        split,
-        options,
-        bounds,
-        observation.rollout.left_s,
-        observation.genrm.left_s,
-        move_s=2 * observation.move_s,
-        what="left of the phase",
-    )
+    return Decision(split=split, reason=f"no cell is idle that waiting requests could fill: {split} stays")
 
 
 def _lend(split: Split, new: Split, giver: _Side, taker: _Side, move_s: float) -> Decision:
@@ -226,11 +229,9 @@ def _lend(split: Split, new: Split, giver: _Side, taker: _Side, move_s: float) -
         f"{giver.name} fills {giver.load.num_cells_filled} of {giver.num_cells} cells, "
         f"{taker.name} has {taker.load.num_waiting} waiting"
     )
-    if giver.load.num_coming and giver.load.idle_s < move_s:
-        return Decision(
-            split=split,
-            reason=f"{facts}; idle for {giver.load.idle_s:.3g} s only and moving costs {move_s:.3g} s: {split} stays",
-        )
+    if giver.load.num_coming and giver.load.idle_s < 2 * move_s:
+        idle = f"idle for {giver.load.idle_s:.3g} s only and moving there and back costs {2 * move_s:.3g} s"
+        return Decision(split=split, reason=f"{facts}; {idle}: {split} stays")
     gain_s = _gain_s(taker.load, taker.num_cells, abs(new.rollout - split.rollout), move_s)
     if gain_s <= move_s:
         return Decision(

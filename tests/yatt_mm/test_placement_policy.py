@@ -122,13 +122,13 @@ def load(running: int = 0, waiting: int = 0, coming: int = 0, idle_s: float = 0.
 def test_two_cells_go_from_rollout_alone_over_one_each_to_the_judge_alone() -> None:
     bounds = bounds_of(2)
     split = Split(rollout=1, genrm=1)
-    no_work_yet = inside(rollout=load(8, 40), genrm=load(0, 0, coming=48, idle_s=3.0))
+    no_work_yet = inside(rollout=load(8, 40), genrm=load(0, 0, coming=48, idle_s=5.0))
     split = decide(split, no_work_yet, bounds).split
     assert split == Split(rollout=2, genrm=0)
     long_tail = inside(rollout=load(6), genrm=load(0, 42, coming=6))
     decision = decide(split, long_tail, bounds)
     assert decision.split == Split(rollout=1, genrm=1)
-    assert "rollout fills 1 of 2 cells, GenRM has 42 waiting" in decision.reason
+    assert "GenRM has 42 waiting and 0 of 0 cells; rollout gives 1 back: 1+1" in decision.reason
     all_answered = inside(rollout=load(), genrm=load(8, 20))
     assert decide(decision.split, all_answered, bounds).split == Split(rollout=0, genrm=2)
 
@@ -137,6 +137,18 @@ def test_cells_that_will_be_wanted_again_are_lent_only_after_they_stood_idle_as_
     split = Split(rollout=1, genrm=1)
     just_idle = inside(rollout=load(8, 40), genrm=load(0, 0, coming=48, idle_s=1.0))
     assert decide(split, just_idle, bounds_of(2)).split == split
+
+
+def test_lent_cells_come_back_as_far_as_waiting_requests_fill_them() -> None:
+    lent = replace(inside(rollout=load(24, 40), genrm=load(8, 9)), planned=Split(rollout=1, genrm=3))
+    assert decide(Split(rollout=3, genrm=1), lent, bounds_of(4)).split == Split(rollout=1, genrm=3)
+    few = replace(inside(rollout=load(24, 40), genrm=load(8, 5)), planned=Split(rollout=1, genrm=3))
+    assert decide(Split(rollout=3, genrm=1), few, bounds_of(4)).split == Split(rollout=2, genrm=2)
+
+
+def test_a_role_whose_cells_are_full_gives_none_away() -> None:
+    both_full = inside(rollout=load(16, 40), genrm=load(16, 400))
+    assert decide(Split(rollout=2, genrm=2), both_full, bounds_of(4)).split == Split(rollout=2, genrm=2)
 
 
 def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:

@@ -1,0 +1,64 @@
+"""Small simulations for tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from yatt_mm.simulator.config import SimulationConfig, parse_simulation
+
+
+def tree(**changes: Any) -> dict[str, Any]:
+    """Two cells of one device; every cost is zero until `changes` (dotted keys, `__` for the dot) say otherwise."""
+    base: dict[str, Any] = {
+        "run": {"steps": 1},
+        "devices": {"num": 2, "per_cell": 1},
+        "workload": {
+            "prompts_per_step": 3,
+            "group_size": 1,
+            "prompt_tokens": 0,
+            "judge_prompt_tokens": 0,
+            "response": {"median": 10, "sigma": 0, "max_tokens": 10000},
+            "verdict": {"median": 4, "sigma": 0, "max_tokens": 10000},
+        },
+        "rollout": engine(decode_fixed_s=1.0),
+        "genrm": engine(decode_fixed_s=1.0),
+        "training": {
+            "flops_per_token": 1,
+            "peak_flops": 1,
+            "mfu": 1,
+            "reference_devices": 1,
+            "devices_per_replica": 1,
+            "max_tokens_per_microbatch": 100000,
+            "sleep_s": 0,
+            "wake_s": 0,
+        },
+        "external": {"paper_genrm_frac": 0.5},
+        "publish_s": 0,
+    }
+    for key, value in changes.items():
+        *sections, leaf = key.split("__")
+        place = base
+        for section in sections:
+            place = place.setdefault(section, {})
+        place[leaf] = value
+    return base
+
+
+def engine(**changes: Any) -> dict[str, Any]:
+    """An engine of one device that works on one sequence at a time and costs nothing."""
+    return {
+        "devices": 1,
+        "decode_fixed_s": 0.0,
+        "decode_per_sequence_s": 0.0,
+        "prefill_per_token_s": 0.0,
+        "max_num_seqs": 1,
+        "kv_tokens": 1e9,
+        "sleep_s": 0.0,
+        "wake_s": 0.0,
+        **changes,
+    }
+
+
+def simulation(**changes: Any) -> SimulationConfig:
+    """The checked config of `tree`."""
+    return parse_simulation(tree(**changes))

@@ -1,0 +1,262 @@
+"""The simulator against hand-worked numbers, conservation, the bound, and what is promised of the placement policy."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.yatt_mm.simulated import engine, simulation, tree
+from yatt_mm.errors import ConfigError
+from yatt_mm.simulate import main
+from yatt_mm.simulator.alongside import asynchronous
+from yatt_mm.simulator.cells import AWAKE, Cells, Use
+from yatt_mm.simulator.config import load_simulation, parse_simulation
+from yatt_mm.simulator.in_turn import external, full, partial_dynamic, partial_static
+from yatt_mm.simulator.layouts import NAMES, compare
+from yatt_mm.simulator.lengths import draw_lengths
+from yatt_mm.simulator.results import LayoutResult
+from yatt_mm.simulator.search import find_best
+
+CONFIGS = Path(__file__).parents[2] / "configs" / "simulate"
+
+
+# ---------------------------------------------------------------- hand-worked: two devices, three requests
+
+
+def test_three_requests_on_two_devices_take_the_time_worked_out_by_hand_in_each_layout() -> None:
+    """A response takes 10 s, a verdict 4 s, a sample's update 10 s; engines and ranks take one at a time."""
+    config = simulation()
+    # All answer: two until 10 s, the third until 20 s. All judge: two until 24 s, the third until 28 s.
+    # Then one device trains two samples, the other one.
+    assert full(config).rollout_s == pytest.approx(28)
+    assert full(config).step_s == pytest.approx(28 + 20)
+    # One answers until 10, 20, 30 s, the other judges each at once: the last until 34 s.
+    assert partial_static(config, 1).rollout_s == pytest.approx(34)
+    assert partial_static(config, 1).step_s == pytest.approx(34 + 20)
+    # External, streaming: the same phase; one device trains for 30 s. Not streaming: three verdicts after 30 s.
+    streaming = simulation(external__streams=True)
+    assert external(streaming, 1, "x").step_s == pytest.approx(34 + 30)
+    assert external(config, 1, "x").rollout_s == pytest.approx(30 + 12)
+
+
+def test_switches_publishing_and_prefill_add_what_they_cost() -> None:
+    config = simulation(
+        workload__prompt_tokens=5,
+        rollout=engine(decode_fixed_s=1.0, prefill_per_token_s=0.1, sleep_s=1.0, wake_s=2.0),
+        genrm=engine(decode_fixed_s=1.0, sleep_s=3.0, wake_s=4.0),
+        publish_s=7.0,
+    )
+    result = full(config)
+    # Each response takes 0.5 s longer; between answering and judging one falls asleep (1 s), the other wakes (4 s).
+    assert result.rollout_s == pytest.approx(2 * 10.5 + (1 + 4) + 2 * 4)
+    # Before: waking (2 s). After: judges fall asleep (3 s), a device trains two samples of 15
+    # tokens, publishing (7 s).
+    assert result.step_s == pytest.approx(2 + result.rollout_s + 3 + 30 + 7)
+
+
+def test_sequences_of_a_batch_slow_each_other_down_and_share_their_prompt() -> None:
+    config = simulation(
+        devices={"num": 2, "per_cell": 1},
+        workload__prompts_per_step=1,
+        workload__group_size=4,
+        workload__prompt_tokens=100,
+        rollout=engine(decode_fixed_s=1.0, decode_per_sequence_s=0.25, prefill_per_token_s=0.1, max_num_seqs=4),
+        genrm=engine(decode_fixed_s=1e-9),
+    )
+    # The prompt is read once (10 s), then ten steps of 1 + 4 x 0.25 s.
+    assert partial_static(config, 1).rollout_s == pytest.approx(10 + 10 * 2)
+
+
+def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:
+    config = simulation(
+        run__steps=6,
+        devices={"num": 3, "per_cell": 1},
+        workload__prompts_per_step=2,
+        workload__response={"median": 10, "sigma": 0, "max_tokens": 100},
+        asynchronous__staleness=2,
+    )
+    # Answering takes 2 x 10 s, judging 2 x 4 s, training 20 tokens on one device 20 s.
+    assert asynchronous(config, 1, 1).step_s == pytest.approx(20)
+    fresh = config.model_copy(update={"asynchronous": config.asynchronous.model_copy(update={"staleness": 0})})
+    assert asynchronous(fresh, 1, 1).step_s == pytest.approx(20 + 4 + 20)
+
+
+# ---------------------------------------------------------------- what always holds
+
+
+def awake_twice(result: LayoutResult) -> bool:
+    by_cell: dict[int, list[tuple[float, float]]] = {}
+    for span in result.spans:
+        if span.use in AWAKE:
+            by_cell.setdefault(span.cell, []).append((span.start_s, span.end_s))
+    return any(
+        earlier[1] > later[0] + 1e-9
+        for spans in by_cell.values()
+        for earlier, later in zip(sorted(spans), sorted(spans)[1:])
+    )
+
+
+def test_no_layout_has_two_awake_roles_on_a_device_and_every_request_ends_once() -> None:
+    """Both are asserted inside the simulator as well; `tail` and `replaces_groups` make aborts and replacements."""
+    for tail in ("drop", "restart", "continue"):
+        config = parse_simulation(
+            random_workload(3, steps=3, prompts=16)
+            | {"sampling": {"replaces_groups": True, "over_dispatch": 1.5, "tail": tail}}
+        )
+        results = [full(config), partial_dynamic(config), partial_static(config, 2), external(config, 2, "x")]
+        for result in [*results, asynchronous(config, 2, 1)]:
+            assert not awake_twice(result)
+            assert 0 < result.busy_frac <= 1
+            assert all(step.num_groups == config.workload.prompts_per_step for step in result.steps)
+
+
+def test_waking_a_role_beside_another_is_caught() -> None:
+    cells = Cells(1)
+    cells.put(0, Use.ROLLOUT, 0.0)
+    with pytest.raises(AssertionError, match="rollout and genrm would both be awake on cell 0"):
+        cells.put(0, Use.GENRM, 1.0)
+
+
+def test_the_same_seed_gives_the_same_figures() -> None:
+    config = parse_simulation(random_workload(1, steps=2, prompts=16))
+    assert partial_dynamic(config) == partial_dynamic(config)
+
+
+# ---------------------------------------------------------------- the bound
+
+
+@given(a=st.floats(0.01, 100), b=st.floats(0.01, 100), num=st.integers(2, 200))
+def test_with_perfect_scaling_full_colocation_saves_at_most_the_bound_which_is_at_most_half(
+    a: float, b: float, num: int
+) -> None:
+    full_s = (a + b) / num
+    external_s = min(a / x + b / (num - x) for x in range(1, num))
+    bound = 1 - (a + b) / (math.sqrt(a) + math.sqrt(b)) ** 2
+    assert bound <= 0.5 + 1e-12
+    assert external_s >= (math.sqrt(a) + math.sqrt(b)) ** 2 / num * (1 - 1e-9)
+    if external_s <= (math.sqrt(a) + math.sqrt(b)) ** 2 / num * (1 + 1e-9):
+        assert 1 - full_s / external_s == pytest.approx(bound, abs=1e-6)
+
+
+def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
+    """Equal requests that divide evenly, nothing to switch, next to no training: as much work to judge as to answer."""
+    config = simulation(
+        devices={"num": 8, "per_cell": 1},
+        workload__prompts_per_step=168,
+        workload__verdict={"median": 10, "sigma": 0, "max_tokens": 100},
+        training__flops_per_token=1e-6,
+    )
+    best = min(external(config, r, "x").step_s for r in range(1, 8))
+    saving = 1 - full(config).step_s / best
+    assert saving == pytest.approx(0.5, abs=1e-3)
+
+
+# ---------------------------------------------------------------- the policy
+
+
+def random_workload(seed: int, steps: int = 6, prompts: int = 32) -> dict[str, Any]:
+    draw = random.Random(seed)
+    changes = {
+        "run": {"seed": seed, "steps": steps},
+        "devices": {"num": 8, "per_cell": 1},
+        "workload__prompts_per_step": prompts,
+        "workload__group_size": 4,
+        "workload__prompt_tokens": 300,
+        "workload__judge_prompt_tokens": 500,
+        "workload__response": {
+            "median": draw.uniform(100, 600),
+            "sigma": draw.uniform(0.3, 0.7),
+            "tail_frac": draw.uniform(0.01, 0.1),
+            "tail_alpha": draw.uniform(1.2, 2.5),
+            "max_tokens": 4096,
+            "prompt_correlation": draw.uniform(0, 0.6),
+        },
+        "workload__verdict": {"median": draw.uniform(30, 300), "sigma": 0.4, "max_tokens": 1024},
+        "workload__signal_frac": 0.7,
+        "rollout": engine(
+            decode_fixed_s=0.01,
+            decode_per_sequence_s=draw.uniform(1e-4, 1e-3),
+            prefill_per_token_s=1e-4,
+            max_num_seqs=draw.choice([16, 64]),
+            sleep_s=0.5,
+            wake_s=draw.uniform(0.5, 3),
+        ),
+        "genrm": engine(
+            decode_fixed_s=draw.uniform(0.01, 0.03),
+            decode_per_sequence_s=draw.uniform(1e-4, 1e-3),
+            prefill_per_token_s=5e-4,
+            max_num_seqs=draw.choice([16, 64]),
+            sleep_s=0.5,
+            wake_s=draw.uniform(0.5, 3),
+        ),
+    }
+    return tree(**changes)
+
+
+def test_on_a_workload_that_drifts_the_dynamic_split_beats_every_static_one() -> None:
+    config = load_simulation(CONFIGS / "drift.yaml")
+    dynamic = partial_dynamic(config)
+    static = [partial_static(config, r) for r in range(1, config.num_cells)]
+    assert dynamic.step_s < min(result.step_s for result in static)
+    assert dynamic.rollout_s < min(result.rollout_s for result in static)
+
+
+# ---------------------------------------------------------------- parts and the command
+
+
+def test_lengths_have_the_median_and_the_tail_that_were_asked_for() -> None:
+    lengths = simulation(
+        workload__response={"median": 200, "sigma": 0.5, "tail_frac": 0.1, "tail_alpha": 1.5, "max_tokens": 10**6},
+        training__max_tokens_per_microbatch=10**7,
+    ).workload.response
+    draw = np.random.default_rng(0)
+    tokens = draw_lengths(lengths, draw.standard_normal(40000), draw.standard_normal(40000))
+    assert np.median(tokens) == pytest.approx(200, rel=0.02)
+    start = np.quantile(tokens, 0.9)
+    assert np.mean(tokens > 4 * start) == pytest.approx(0.1 * 4**-1.5, rel=0.15)
+
+
+def test_a_search_with_few_tries_finds_the_valley() -> None:
+    found = find_best(range(1000), lambda x: abs(x - 637), float, max_tries=24)
+    assert abs(found.choice - 637) <= 5 and not found.is_exhaustive
+    assert find_best(range(9), lambda x: abs(x - 6), float, max_tries=9).choice == 6
+
+
+def test_a_wrong_key_and_an_impossible_shape_are_named() -> None:
+    with pytest.raises(ConfigError, match=r"genrm.wake is not a known key; did you mean genrm.wake_s"):
+        parse_simulation(tree(genrm__wake=1))
+    with pytest.raises(ConfigError, match=r"rollout.decode_fixed_s is 0; a step takes some time"):
+        parse_simulation(tree(rollout=engine()))
+    with pytest.raises(ConfigError, match=r"rollout.devices is 2; it must divide devices.per_cell, which is 1"):
+        parse_simulation(tree(rollout=engine(decode_fixed_s=1.0, devices=2)))
+
+
+def test_the_command_prints_the_seven_layouts_as_json_and_draws_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "small.yaml"
+    file.write_text(yaml.safe_dump(tree(devices={"num": 4, "per_cell": 1})))
+    assert main([str(file), "--json", "run.steps=2"]) == 0
+    layouts = json.loads(capsys.readouterr().out)["layouts"]
+    assert tuple(layout["name"] for layout in layouts) == NAMES
+    assert all({"step_s", "rollout_s", "busy_frac"} <= set(layout) for layout in layouts)
+    assert main([str(file), "genrm.wake=1"]) == 2
+    pytest.importorskip("matplotlib", reason="the picture needs the extra `simulate`")
+    assert main([str(file), "--gantt", str(tmp_path / "picture.png")]) == 0
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", ["yatt_paper", "drift", "scale_4096"])
+def test_the_configs_that_come_with_it_name_a_source_for_every_number(name: str) -> None:
+    config = load_simulation(CONFIGS / f"{name}.yaml")
+    assert "given without a source" not in str(config.model_dump())
+    assert len(NAMES) == 7 and callable(compare)

@@ -1,0 +1,95 @@
+"""Compare layouts of devices: `python -m yatt_mm.simulate CONFIG [--json] [--gantt FILE] [key=value ...]`.
+
+Discrete events, with the real placement policy, the real sampling rule and the real balance of updates; the speeds of
+engines and training are numbers of the config, each with its source. docs/simulator.md says what is modelled.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from yatt_mm.errors import YattError
+from yatt_mm.simulator.config import SimulationConfig, load_simulation
+from yatt_mm.simulator.gantt import draw
+from yatt_mm.simulator.layouts import NAMES, compare
+from yatt_mm.simulator.report import as_object, as_table, assumed_keys
+from yatt_mm.simulator.results import LayoutResult
+
+EXAMPLES = """examples:
+  python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml
+  python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml --gantt /tmp/yatt.png workload.verdict.median=100
+  python -m yatt_mm.simulate configs/simulate/drift.yaml --decisions
+  python -m yatt_mm.simulate configs/simulate/scale_4096.yaml --json
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    options = _parser().parse_intermixed_args(arguments)
+    console = Console(stderr=options.json)
+    try:
+        config = load_simulation(options.config, options.overrides)
+        started = time.perf_counter()
+        results = _run(config, console)
+        seconds = time.perf_counter() - started
+        if options.gantt:
+            draw(results, options.gantt)
+    except YattError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    _show(config, results, seconds, options.decisions, console)
+    if options.json:
+        print(json.dumps(as_object(results)))
+    return 0
+
+
+def _run(config: SimulationConfig, console: Console) -> list[LayoutResult]:
+    results: list[LayoutResult] = []
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(NAMES[0], total=None)
+        for result in compare(config):
+            results.append(result)
+            progress.update(task, description=NAMES[min(len(results), len(NAMES) - 1)])
+    return results
+
+
+def _show(
+    config: SimulationConfig, results: list[LayoutResult], seconds: float, with_decisions: bool, console: Console
+) -> None:
+    title = f"{config.devices.num} devices, {config.run.steps} steps, simulated in {seconds:.1f} s"
+    console.print(as_table(results, title))
+    if with_decisions:
+        for decision in (line for result in results for line in result.decisions):
+            console.print(decision, highlight=False)
+    assumed = assumed_keys(config)
+    if assumed:
+        console.print(f"assumed, not measured or published: {', '.join(assumed)}", highlight=False)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m yatt_mm.simulate",
+        description="Simulate training steps in seven layouts of the same devices.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="YAML file of the simulation (see configs/simulate/ and docs/simulator.md)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, such as genrm.wake_s=5")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; the table goes to stderr")
+    parser.add_argument("--gantt", metavar="FILE", help="write a picture (png, pdf, svg); needs matplotlib")
+    parser.add_argument("--decisions", action="store_true", help="print what the placement policy decided, and why")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Training steps in discrete events: the real rules (placement, sampling, balance) on modelled devices."""

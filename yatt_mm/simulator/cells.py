@@ -1,0 +1,60 @@
+"""The devices: which role is awake on each cell, from when to when. Two awake roles on a cell are an error here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Use(StrEnum):
+    """What a cell does."""
+
+    ROLLOUT = "rollout"
+    GENRM = "genrm"
+    TRAIN = "train"
+    PUBLISH = "publish"
+    SWITCH = "switch"
+    """One role falls asleep, another wakes."""
+    IDLE = "idle"
+
+
+AWAKE = (Use.ROLLOUT, Use.GENRM, Use.TRAIN)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """A stretch of a cell's time."""
+
+    cell: int
+    use: Use
+    start_s: float
+    end_s: float
+
+
+class Cells:
+    """Which role has which cell, and the history of it."""
+
+    def __init__(self, num_cells: int) -> None:
+        self.num = num_cells
+        self.spans: list[Span] = []
+        self._use = [Use.IDLE] * num_cells
+        self._since_s = [0.0] * num_cells
+
+    def put(self, cell: int, use: Use, now_s: float) -> None:
+        """From now on the cell does something else; between two awake roles lies SWITCH or IDLE."""
+        before = self._use[cell]
+        assert before is not use, f"cell {cell} is already at {use}"
+        assert not (before in AWAKE and use in AWAKE), f"{before} and {use} would both be awake on cell {cell}"
+        if now_s > self._since_s[cell]:
+            self.spans.append(Span(cell=cell, use=before, start_s=self._since_s[cell], end_s=now_s))
+        self._use[cell], self._since_s[cell] = use, now_s
+
+    def use_of(self, cell: int) -> Use:
+        """What the cell does now."""
+        return self._use[cell]
+
+    def close(self, now_s: float) -> None:
+        """End the history."""
+        for cell in range(self.num):
+            if self._use[cell] is not Use.IDLE:
+                self.put(cell, Use.IDLE, now_s)

@@ -1,0 +1,260 @@
+"""The configuration of a simulation: one YAML file; every modelled speed has its value and the source of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
+
+from yatt_mm.config import Count, Section, explain, read_tree
+from yatt_mm.errors import ConfigError
+from yatt_mm.sampling import Tail
+
+NO_SOURCE = "given without a source"
+
+
+class SourcedNumber(Section):
+    value: float
+    """The number."""
+    source: str
+    """Where it comes from: a paper, a data sheet, a measurement, or the word assumed and why."""
+
+
+def _with_source(value: object) -> object:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return {"value": value, "source": NO_SOURCE}
+    return value
+
+
+Sourced = Annotated[SourcedNumber, BeforeValidator(_with_source)]
+
+
+def sourced(value: float) -> SourcedNumber:
+    """A default that switches something off, and so needs no source."""
+    return SourcedNumber(value=value, source="switched off")
+
+
+class RunSection(Section):
+    seed: Annotated[int, Field(ge=0)] = 0
+    """Everything that is drawn at random follows from it; all layouts get the same prompts and lengths."""
+    steps: Count = 3
+    """Training steps to simulate; figures are means over them."""
+
+
+class DevicesSection(Section):
+    num: Count
+    """All devices."""
+    per_cell: Count
+    """Devices of a cell, the unit that changes role: whole engines of both roles fit."""
+
+
+class ControllersSection(Section):
+    num: Count = 1
+    """Parallel controllers."""
+    meeting_s: Sourced = sourced(0)
+    """Seconds of a meeting of all controllers, whatever is said there."""
+    meeting_per_controller_s: Sourced = sourced(0)
+    """Seconds that each controller adds to a meeting."""
+    plan_per_sample_s: Sourced = sourced(0)
+    """Seconds per sample of the step for gathering its numbers and planning."""
+
+
+class LengthSection(Section):
+    median: Sourced
+    """Tokens that half of the samples exceed."""
+    sigma: Sourced
+    """Standard deviation of the logarithm."""
+    tail_frac: Sourced = sourced(0)
+    """Share of the samples in the Pareto tail."""
+    tail_alpha: Sourced = sourced(1.5)
+    """Exponent of the tail; smaller is heavier."""
+    max_tokens: Sourced
+    """Where lengths are cut off."""
+    prompt_correlation: Sourced = sourced(0)
+    """Share of the variance that the samples of a prompt have in common, from 0 to 1."""
+
+
+class WorkloadSection(Section):
+    prompts_per_step: Count
+    """Groups of a full batch."""
+    group_size: Count
+    """Responses per prompt."""
+    prompt_tokens: Sourced
+    """Of the policy's prompt, images expanded."""
+    judge_prompt_tokens: Sourced
+    """Of the judge's instructions and question, images expanded, without the response."""
+    patches_per_prompt: Sourced = sourced(0)
+    """Rows that a vision tower reads per prompt, in both models."""
+    response: LengthSection
+    """Tokens that the policy samples."""
+    verdict: LengthSection
+    """Tokens that the judge samples per verdict."""
+    verdicts_per_response: Count = 1
+    """Judgements of each response."""
+    signal_frac: Sourced = sourced(1)
+    """Share of the prompts whose rewards differ."""
+    drift: Sourced = sourced(1)
+    """What verdict lengths are multiplied by at the last step; it changes evenly (in ratio) from 1 at the first."""
+
+
+class SamplingSection(Section):
+    replaces_groups: bool = False
+    """True replaces groups without signal (DAPO)."""
+    max_prompts_factor: Annotated[float, Field(ge=1)] = 10.0
+    """Most prompts a step may use, as a multiple of the batch."""
+    over_dispatch: Annotated[float, Field(ge=1)] = 1.0
+    """Groups under way per group still missing."""
+    tail: Tail = Tail.DROP
+    """What becomes of groups that are under way when the batch is full."""
+
+
+class EngineSection(Section):
+    devices: Count
+    """Devices of one engine."""
+    decode_fixed_s: Sourced
+    """Seconds of a decode step, whatever the batch: reading the weights."""
+    decode_per_sequence_s: Sourced
+    """Seconds that each sequence adds to a decode step: reading its keys and values, computing."""
+    prefill_per_token_s: Sourced
+    """Seconds per prompt token that is not cached."""
+    vision_per_patch_s: Sourced = sourced(0)
+    """Seconds per patch that the vision tower reads."""
+    max_num_seqs: Count
+    """Sequences that an engine works on at the same time."""
+    kv_tokens: Sourced
+    """Tokens that its key-value cache holds."""
+    sleep_s: Sourced
+    """Seconds to fall asleep."""
+    wake_s: Sourced
+    """Seconds to wake, weights loaded."""
+
+
+class TrainingSection(Section):
+    flops_per_token: Sourced
+    """Operations per trained token, forward, backward and recompute."""
+    flops_per_patch: Sourced = sourced(0)
+    """Operations per patch in the vision tower."""
+    peak_flops: Sourced
+    """Of one device, per second."""
+    mfu: Sourced
+    """Share of the peak that is reached at `reference_devices`."""
+    reference_devices: Count
+    """Devices at which `mfu` holds."""
+    scaling_exponent: Sourced = sourced(1)
+    """Throughput grows with this power of the number of devices; 1 is perfect."""
+    devices_per_replica: Count
+    """Tensor, context and pipeline ranks of a data-parallel replica."""
+    max_tokens_per_microbatch: Count
+    """As in a run; the real balance code uses it."""
+    sleep_s: Sourced
+    """Seconds to move the training state off the devices."""
+    wake_s: Sourced
+    """Seconds to bring it back."""
+
+
+class PlacementSection(Section):
+    min_gain_frac: Annotated[float, Field(ge=0)] = 0.03
+    """The policy's hysteresis."""
+    decide_every_s: Annotated[float, Field(gt=0)] = 2.0
+    """Seconds between decisions inside a generation phase."""
+
+
+class ExternalSection(Section):
+    streams: bool = False
+    """True judges each response when it is there; False after all of them (verl's batch reward manager)."""
+    streams_source: str = "verl recipe/genrm_remote: reward_model.reward_manager=batch"
+    """Source of `streams`."""
+    paper_genrm_frac: Sourced
+    """Share of the devices that the paper's external layout gives to GenRM."""
+
+
+class AsyncSection(Section):
+    staleness: Annotated[int, Field(ge=0)] = 1
+    """Steps by which rollouts may be older than the policy that trains on them."""
+
+
+class SearchSection(Section):
+    max_splits: Count = 64
+    """Splits to try in a search; with fewer possible ones it is exhaustive."""
+    steps: Count | None = None
+    """Steps per try; all of the run's by default."""
+
+
+class SimulationConfig(Section):
+    """A whole simulation."""
+
+    run: RunSection = RunSection()
+    devices: DevicesSection
+    controllers: ControllersSection = ControllersSection()
+    workload: WorkloadSection
+    sampling: SamplingSection = SamplingSection()
+    rollout: EngineSection
+    genrm: EngineSection
+    training: TrainingSection
+    placement: PlacementSection = PlacementSection()
+    external: ExternalSection
+    asynchronous: AsyncSection = AsyncSection()
+    search: SearchSection = SearchSection()
+    publish_s: Sourced
+    """Seconds in which the trained weights reach the engines."""
+    handover_s: Sourced = sourced(0)
+    """Seconds from a finished response to the judge's queue."""
+
+    @property
+    def num_cells(self) -> int:
+        """Units that change role."""
+        return self.devices.num // self.devices.per_cell
+
+    @model_validator(mode="after")
+    def _check_shapes(self) -> SimulationConfig:
+        num, cell = self.devices.num, self.devices.per_cell
+        if num % cell or num < 2 * cell:
+            raise ValueError(f"devices.num is {num} and devices.per_cell {cell}; there must be two or more whole cells")
+        for name, devices in (
+            ("rollout.devices", self.rollout.devices),
+            ("genrm.devices", self.genrm.devices),
+            ("training.devices_per_replica", self.training.devices_per_replica),
+        ):
+            if cell % devices:
+                raise ValueError(f"{name} is {devices}; it must divide devices.per_cell, which is {cell}")
+        for name, engine in (("rollout", self.rollout), ("genrm", self.genrm)):
+            if engine.decode_fixed_s.value <= 0:
+                raise ValueError(f"{name}.decode_fixed_s is {engine.decode_fixed_s.value:g}; a step takes some time")
+            longest = self._longest(name)
+            if longest > engine.kv_tokens.value:
+                raise ValueError(
+                    f"{name}.kv_tokens is {engine.kv_tokens.value:g}, but one request may need {longest:g}: "
+                    "raise it, or lower max_tokens"
+                )
+        longest = self.workload.prompt_tokens.value + self.workload.response.max_tokens.value
+        if longest > self.training.max_tokens_per_microbatch:
+            raise ValueError(
+                f"a sample may have {longest:g} tokens; training.max_tokens_per_microbatch is "
+                f"{self.training.max_tokens_per_microbatch}: raise it"
+            )
+        return self
+
+    def _longest(self, name: str) -> float:
+        work = self.workload
+        response = work.response.max_tokens.value
+        if name == "rollout":
+            return work.prompt_tokens.value + response
+        return work.judge_prompt_tokens.value + response + work.verdict.max_tokens.value * max(1.0, work.drift.value)
+
+
+def load_simulation(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> SimulationConfig:
+    """Read a YAML file, apply `dotted.key=value` overrides, check everything.
+
+    Raises:
+        ConfigError: with every problem found, one a line.
+    """
+    return parse_simulation(read_tree(path, overrides))
+
+
+def parse_simulation(tree: dict[str, Any]) -> SimulationConfig:
+    """The same from a tree of plain values."""
+    try:
+        return SimulationConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem, SimulationConfig) for problem in error.errors())) from error

@@ -1,0 +1,27 @@
+"""The clock: what happens when, in order of time and, at the same time, of planning."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+
+
+class Events:
+    """A heap of planned calls."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_planned = 0
+
+    def plan(self, time_s: float, call: Callable[[], None]) -> None:
+        """Have `call` called at a time, which must not be past."""
+        assert time_s >= self.now_s, f"planned for {time_s} s at {self.now_s} s"
+        self._num_planned += 1
+        heapq.heappush(self._heap, (time_s, self._num_planned, call))
+
+    def run(self, is_over: Callable[[], bool]) -> None:
+        """Call what is planned, in order, until `is_over` or nothing is left."""
+        while self._heap and not is_over():
+            self.now_s, _, call = heapq.heappop(self._heap)
+            call()

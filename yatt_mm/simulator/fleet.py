@@ -1,0 +1,186 @@
+"""All awake engines of one role, and the requests that wait for them.
+
+A request goes to the engine with the fewest sequences if that has room; otherwise it waits, first come first served.
+The samples of a group start together as far as there is room, so that their prompt is read once.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from yatt_mm.simulator.config import EngineSection
+from yatt_mm.simulator.engine import Engine, Request, Speed
+from yatt_mm.simulator.events import Events
+
+
+class Fleet:
+    """State of a role."""
+
+    def __init__(
+        self, speed: EngineSection, devices_per_cell: int, events: Events, on_end: Callable[[Request], None]
+    ) -> None:
+        self.speed = Speed.of(speed)
+        self.waiting: deque[Request] = deque()
+        self.num_ended = 0
+        self.idle_since_s: float | None = 0.0
+        """Since when the role has had fewer requests than its cells take; None while they are full."""
+        self._engines_per_cell = devices_per_cell // speed.devices
+        self._requests_per_cell = self._engines_per_cell * self.speed.knee
+        self._events = events
+        self._on_end = on_end
+        self._engines: dict[int, list[Engine]] = {}
+        self._by_load: list[tuple[int, int, Engine]] = []
+        self._num_engines_made = 0
+        self._num_running = 0
+        self._gone_active_s = 0.0
+        self._gone_work_s = 0.0
+        self._held_since_s: dict[int, float] = {}
+        self._gone_held_s = 0.0
+
+    @property
+    def requests_per_cell(self) -> float:
+        """Sequences at which a cell is full."""
+        return self._requests_per_cell
+
+    @property
+    def cells(self) -> list[int]:
+        """Cells that the role has, in order."""
+        return sorted(self._engines)
+
+    @property
+    def num_running(self) -> int:
+        """Requests at work."""
+        return self._num_running
+
+    @property
+    def num_present(self) -> int:
+        """Requests at work or waiting."""
+        return self._num_running + len(self.waiting)
+
+    def times(self) -> tuple[float, float, float]:
+        """Cell-seconds so far: with requests, of work (see `Engine.work_s`), and held."""
+        now_s = self._events.now_s
+        engines = [engine for group in self._engines.values() for engine in group]
+        for engine in engines:
+            engine.advance(now_s)
+        active_s = self._gone_active_s + sum(engine.active_s for engine in engines)
+        work_s = self._gone_work_s + sum(engine.work_s for engine in engines)
+        held_s = self._gone_held_s + sum(now_s - since_s for since_s in self._held_since_s.values())
+        return active_s / self._engines_per_cell, work_s / self._engines_per_cell, held_s
+
+    def emptiest(self, count: int) -> list[int]:
+        """The cells with the fewest requests at work."""
+        return sorted(self._engines, key=lambda cell: (sum(e.num_running for e in self._engines[cell]), cell))[:count]
+
+    def wake(self, cell: int) -> None:
+        """The role's engines on a cell are awake from now on."""
+        now_s = self._events.now_s
+        assert cell not in self._engines
+        self._engines[cell] = [Engine(self.speed, clock_s=now_s) for _ in range(self._engines_per_cell)]
+        self._held_since_s[cell] = now_s
+        for engine in self._engines[cell]:
+            self._offer(engine)
+        self.fill()
+
+    def sleep(self, cell: int) -> None:
+        """The engines on a cell fall asleep; their requests continue elsewhere and are the first to."""
+        now_s = self._events.now_s
+        cut: list[Request] = []
+        for engine in self._engines.pop(cell):
+            cut += engine.drain(now_s)
+            engine.version = -1  # whatever was planned for it is void
+            self._gone_active_s += engine.active_s
+            self._gone_work_s += engine.work_s
+        self._gone_held_s += now_s - self._held_since_s.pop(cell)
+        self._num_running -= len(cut)
+        self.waiting.extendleft(reversed(cut))
+        self.fill()
+
+    def submit(self, requests: Iterable[Request]) -> None:
+        """Requests that are ready to be worked on."""
+        self.waiting.extend(requests)
+        self.fill()
+
+    def drop(self, groups: set[int]) -> int:
+        """Abort all requests of some groups; returns how many."""
+        num = len(self.waiting)
+        self.waiting = deque(request for request in self.waiting if request.group not in groups)
+        num -= len(self.waiting)
+        for engines in self._engines.values():
+            for engine in engines:
+                dropped = engine.drop(groups, self._events.now_s)
+                if dropped:
+                    num += dropped
+                    self._num_running -= dropped
+                    self._changed(engine)
+        self.fill()
+        return num
+
+    def pause(self, seconds: float) -> None:
+        """All engines stand still for a while."""
+        for engines in self._engines.values():
+            for engine in engines:
+                engine.pause(self._events.now_s, seconds)
+                self._plan(engine)
+
+    def fill(self) -> None:
+        """Start what waits and has room; then see whether the cells are full."""
+        if self.waiting:
+            self._start_waiting()
+        is_full = self.num_present >= self._requests_per_cell * len(self._engines)
+        if is_full:
+            self.idle_since_s = None
+        elif self.idle_since_s is None:
+            self.idle_since_s = self._events.now_s
+
+    def _start_waiting(self) -> None:
+        touched: dict[int, Engine] = {}
+        while self.waiting:
+            engine = self._least_loaded()
+            if engine is None or not engine.has_room(self.waiting[0]):
+                break
+            group = self.waiting[0].group
+            while self.waiting and self.waiting[0].group == group and engine.has_room(self.waiting[0]):
+                engine.add(self.waiting.popleft(), self._events.now_s)
+                self._num_running += 1
+            touched[id(engine)] = engine
+            self._offer(engine)
+        for engine in touched.values():
+            self._plan(engine)
+
+    def _least_loaded(self) -> Engine | None:
+        while self._by_load:
+            load, _, engine = self._by_load[0]
+            if engine.version >= 0 and engine.num_running == load:
+                return engine
+            heapq.heappop(self._by_load)
+        return None
+
+    def _offer(self, engine: Engine) -> None:
+        self._num_engines_made += 1
+        heapq.heappush(self._by_load, (engine.num_running, self._num_engines_made, engine))
+
+    def _changed(self, engine: Engine) -> None:
+        self._offer(engine)
+        self._plan(engine)
+
+    def _plan(self, engine: Engine) -> None:
+        end_s = engine.next_end_s()
+        if end_s is not None:
+            version = engine.version
+            self._events.plan(max(end_s, self._events.now_s), lambda: self._end(engine, version))
+
+    def _end(self, engine: Engine, version: int) -> None:
+        if engine.version != version:
+            return
+        ended = engine.pop_ended(self._events.now_s)
+        self._num_running -= len(ended)
+        self._changed(engine)
+        for request in ended:
+            assert not request.is_over, "a request ended twice"
+            request.is_over = True
+            self.num_ended += 1
+            self._on_end(request)
+        self.fill()

@@ -1,0 +1,240 @@
+"""Who moves cells between rollout and GenRM during a generation phase: nobody, turns, or the real placement policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
+from yatt_mm.simulator.cells import Cells, Use
+from yatt_mm.simulator.config import SimulationConfig
+from yatt_mm.simulator.events import Events
+from yatt_mm.simulator.fleet import Fleet
+from yatt_mm.simulator.generation import Generation
+
+
+class Mover(Protocol):
+    """Decides on cells."""
+
+    def first_split(self) -> Split:
+        """Cells of each role at the start of the phase that comes."""
+
+    def begin(self) -> None:
+        """The phase has begun."""
+
+    def changed(self) -> None:
+        """A request ended."""
+
+    def end(self) -> None:
+        """The phase is over."""
+
+
+class Hands:
+    """Moves one cell from role to role; it is out of work meanwhile."""
+
+    def __init__(self, config: SimulationConfig, generation: Generation, events: Events, cells: Cells) -> None:
+        self.num_moving = 0
+        self.num_moves = 0
+        self._generation, self._events, self._cells = generation, events, cells
+        self._phase = 0
+        self.to_genrm_s = config.rollout.sleep_s.value + config.genrm.wake_s.value
+        self.to_rollout_s = config.genrm.sleep_s.value + config.rollout.wake_s.value
+
+    def end_phase(self) -> None:
+        """What is on its way does not arrive in this phase."""
+        self._phase += 1
+        self.num_moving = 0
+
+    def move(self, cell: int, use: Use) -> None:
+        """Wake the other role on a cell."""
+        generation = self._generation
+        is_to_genrm = use is Use.GENRM
+        giver, taker = (generation.rollout, generation.genrm) if is_to_genrm else (generation.genrm, generation.rollout)
+        giver.sleep(cell)
+        self._cells.put(cell, Use.SWITCH, self._events.now_s)
+        self.num_moving += 1
+        self.num_moves += 1
+        seconds = self.to_genrm_s if is_to_genrm else self.to_rollout_s
+        phase = self._phase
+        self._events.plan(self._events.now_s + seconds, lambda: self._arrive(cell, use, taker, phase))
+
+    def _arrive(self, cell: int, use: Use, taker: Fleet, phase: int) -> None:
+        if phase != self._phase:
+            return
+        self.num_moving -= 1
+        self._cells.put(cell, use, self._events.now_s)
+        taker.wake(cell)
+
+
+class Fixed:
+    """The same split all the time."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def first_split(self) -> Split:
+        """As configured."""
+        return self._split
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def changed(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class Turns:
+    """Full colocation: all cells answer, then all judge, and again while groups are replaced."""
+
+    def __init__(self, generation: Generation, hands: Hands, num_cells: int) -> None:
+        self._generation, self._hands, self._num_cells = generation, hands, num_cells
+
+    def first_split(self) -> Split:
+        """All cells answer."""
+        return Split(rollout=self._num_cells, genrm=0)
+
+    def begin(self) -> None:
+        """A phase that begins with unjudged responses alone has nothing to answer."""
+        self.changed()
+
+    def changed(self) -> None:
+        """Changes sides when one has nothing left and the other has."""
+        rollout, genrm = self._generation.rollout, self._generation.genrm
+        if self._hands.num_moving or self._generation.num_handing_over:
+            return
+        if rollout.cells and rollout.num_present == 0 and genrm.waiting:
+            for cell in rollout.cells:
+                self._hands.move(cell, Use.GENRM)
+        elif genrm.cells and genrm.num_present == 0 and rollout.waiting:
+            for cell in genrm.cells:
+                self._hands.move(cell, Use.ROLLOUT)
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class ByPolicy:
+    """Partial colocation, moved by `yatt_mm.placement_policy`."""
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        generation: Generation,
+        hands: Hands,
+        events: Events,
+        log: Callable[[Decision], None],
+    ) -> None:
+        self._config, self._generation, self._hands, self._events, self._log = config, generation, hands, events, log
+        num = config.num_cells
+        self._bounds = Bounds(max_rollout=num, max_genrm=num, min_gain_frac=config.placement.min_gain_frac)
+        self._split = Split(rollout=(num + 1) // 2, genrm=num // 2)
+        self._first_split = self._split
+        self._is_on = False
+        self._phase = 0
+        self._start: dict[Fleet, tuple[float, float, float, int]] = {}
+        self._before: dict[Fleet, tuple[float, int]] = {}
+        """Work and requests of the last phase: at the start of a phase little has ended yet."""
+
+    def first_split(self) -> Split:
+        """What the last phase says; one half before there was any."""
+        generation = self._generation
+        if self._start:
+            observation = Observation(
+                moment=Moment.STEP,
+                rollout=self._load(generation.rollout),
+                genrm=self._load(generation.genrm),
+            )
+            decision = decide(self._first_split, observation, self._bounds)
+            self._log(decision)
+            self._first_split = decision.split
+        self._split = self._first_split
+        return self._split
+
+    def begin(self) -> None:
+        """Decides now and then from here on."""
+        self._is_on = True
+        self._phase += 1
+        for fleet in (self._generation.rollout, self._generation.genrm):
+            self._start[fleet] = (*fleet.times(), fleet.num_ended)
+        self._plan()
+
+    def changed(self) -> None:
+        """Waits for the next decision."""
+
+    def end(self) -> None:
+        """Keeps what was measured."""
+        self._is_on = False
+        for fleet in (self._generation.rollout, self._generation.genrm):
+            self._before[fleet] = self._work(fleet)
+
+    def _plan(self) -> None:
+        phase = self._phase
+        self._events.plan(self._events.now_s + self._config.placement.decide_every_s, lambda: self._tick(phase))
+
+    def _tick(self, phase: int) -> None:
+        if not self._is_on or phase != self._phase:
+            return
+        if not self._hands.num_moving:
+            self._decide()
+        self._plan()
+
+    def _decide(self) -> None:
+        generation = self._generation
+        observation = Observation(
+            moment=Moment.GENERATION,
+            rollout=self._load(generation.rollout),
+            genrm=self._load(generation.genrm),
+            move_s=max(self._hands.to_genrm_s, self._hands.to_rollout_s),
+            planned=self._first_split,
+        )
+        decision = decide(self._split, observation, self._bounds)
+        num_to_genrm = decision.split.genrm - self._split.genrm
+        if num_to_genrm == 0:
+            return
+        self._log(decision)
+        self._split = decision.split
+        giver, use = (generation.rollout, Use.GENRM) if num_to_genrm > 0 else (generation.genrm, Use.ROLLOUT)
+        for cell in giver.emptiest(abs(num_to_genrm)):
+            self._hands.move(cell, use)
+
+    def _work(self, fleet: Fleet) -> tuple[float, int]:
+        """Cell-seconds and requests of this phase so far.
+
+        Of rollout all time with a request counts: its responses take as long as they take, however many cells there
+        are. Of GenRM, which waits for them, only what its requests would need in full engines.
+        """
+        active_s, work_s, _ = (now - then for now, then in zip(fleet.times(), self._start[fleet][:3]))
+        num_ended = fleet.num_ended - self._start[fleet][3]
+        return (active_s if fleet is self._generation.rollout else work_s), num_ended
+
+    def _load(self, fleet: Fleet) -> RoleLoad:
+        work_s, num_ended = self._work(fleet)
+        work_before_s, num_ended_before = self._before.get(fleet, (0.0, 0))
+        num_ended += num_ended_before
+        held_s = fleet.times()[2] - self._start[fleet][2]
+        is_genrm = fleet is self._generation.genrm
+        idle_since_s = fleet.idle_since_s
+        return RoleLoad(
+            busy_frac=work_s / held_s if held_s else 0.0,
+            held_s=held_s,
+            num_running=fleet.num_running,
+            num_waiting=len(fleet.waiting),
+            num_coming=self._num_verdicts_coming() if is_genrm else self._num_responses_coming(),
+            requests_per_cell=fleet.requests_per_cell,
+            request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
+            idle_s=0.0 if idle_since_s is None else self._events.now_s - idle_since_s,
+        )
+
+    def _num_responses_coming(self) -> int:
+        """Of the groups that will have to be replaced."""
+        if not self._config.sampling.replaces_groups:
+            return 0
+        sampling = self._generation.sampling
+        return round(sampling.num_flying * (1 / max(sampling.signal_frac, 0.05) - 1) * self._config.workload.group_size)
+
+    def _num_verdicts_coming(self) -> int:
+        num_responses = self._generation.rollout.num_present + self._generation.num_handing_over
+        return (num_responses + self._num_responses_coming()) * self._config.workload.verdicts_per_response

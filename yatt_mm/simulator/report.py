@@ -1,0 +1,78 @@
+"""The layouts as a table for people and as an object for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+
+from yatt_mm.simulator.config import NO_SOURCE, SimulationConfig, SourcedNumber
+from yatt_mm.simulator.results import LayoutResult
+
+
+def as_object(results: Sequence[LayoutResult]) -> dict[str, Any]:
+    """What `--json` prints."""
+    return {
+        "layouts": [
+            {
+                "name": result.name,
+                "step_s": result.step_s,
+                "rollout_s": result.rollout_s,
+                "busy_frac": result.busy_frac,
+                "split": result.split,
+                "num_moves": result.num_moves,
+                "steps_s": [step.step_s for step in result.steps],
+                "train_s": [step.train_s for step in result.steps],
+                "num_prompts_used": [step.num_prompts_used for step in result.steps],
+            }
+            for result in results
+        ]
+    }
+
+
+def as_table(results: Sequence[LayoutResult], title: str) -> Table:
+    """A row a layout; savings say how much less time full colocation and the dynamic split take."""
+    table = Table(title=title)
+    table.add_column("layout")
+    for heading in ("step_s", "rollout_s", "busy_frac", "full saves", "dynamic saves", "dynamic saves (rollout)"):
+        table.add_column(heading, justify="right")
+    table.add_column("devices")
+    by_name = {result.name: result for result in results}
+    full, dynamic = by_name.get("full"), by_name.get("partial_dynamic")
+    for result in results:
+        table.add_row(
+            result.name,
+            f"{result.step_s:.1f}",
+            f"{result.rollout_s:.1f}",
+            f"{result.busy_frac:.3f}",
+            _saving(full.step_s if full else None, result.step_s),
+            _saving(dynamic.step_s if dynamic else None, result.step_s),
+            _saving(dynamic.rollout_s if dynamic else None, result.rollout_s),
+            result.split,
+        )
+    return table
+
+
+def assumed_keys(config: SimulationConfig) -> list[str]:
+    """Keys whose source says that they are assumed, or that have none."""
+    return [
+        key
+        for key, number in _numbers(config.model_dump())
+        if number.source.lower().startswith("assumed") or number.source == NO_SOURCE
+    ]
+
+
+def _saving(new_s: float | None, old_s: float) -> str:
+    return "" if new_s is None else f"{1 - new_s / old_s:+.1%}"
+
+
+def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, SourcedNumber]]:
+    found = []
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            if set(value) == {"value", "source"}:
+                found.append((f"{prefix}{key}", SourcedNumber(**value)))
+            else:
+                found += _numbers(value, f"{prefix}{key}.")
+    return found

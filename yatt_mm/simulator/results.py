@@ -1,0 +1,51 @@
+"""What a simulation says: times of steps, means of a layout."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean
+
+from yatt_mm.simulator.cells import Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """One training step."""
+
+    step_s: float
+    rollout_s: float
+    """The generation phase: from the first prompt until the batch is full, verdicts included."""
+    train_s: float
+    num_prompts_used: int
+    num_groups: int
+    """Groups that were trained on."""
+    imbalance: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayoutResult:
+    """One layout over all steps."""
+
+    name: str
+    split: str
+    """Which devices do what, in words."""
+    steps: tuple[StepTimes, ...]
+    busy_frac: float
+    """Share of all devices' time in which a request or an update was at work on them."""
+    num_moves: int
+    """Changes of a cell's role inside generation phases."""
+    decisions: tuple[str, ...]
+    """What the placement policy said when it moved cells."""
+    spans: tuple[Span, ...]
+    policy_times: tuple[float, float] = (0.0, 0.0)
+    """Cell-seconds of work of rollout and of GenRM, for layouts that divide cells by it."""
+
+    @property
+    def step_s(self) -> float:
+        """Mean seconds of a step."""
+        return mean(step.step_s for step in self.steps)
+
+    @property
+    def rollout_s(self) -> float:
+        """Mean seconds of a generation phase."""
+        return mean(step.rollout_s for step in self.steps)
