@@ -12,9 +12,9 @@ import torch
 from models.checkpoint_files import CheckpointFiles
 from models.cutting import Shapes
 from models.freeze import Part, freeze
+from models.media_tokens import TokenLayout
 from models.megatron import parallel_state
 from models.mrope import MRope
-from models.packing import TokenLayout
 from models.parallel import Parallel
 from models.parallel_settings import Recompute, set_recompute
 from models.registry import load_family, load_recipe
@@ -92,6 +92,7 @@ def build(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,
         merge_size=hf_config.vision_config.spatial_merge_size,
+        tokens_per_second=family.tokens_per_second(hf_config) if family.tokens_per_second else None,
     )
     return Built(model=model.to(device), weights=weights, files=files, layout=layout)
 

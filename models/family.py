@@ -31,3 +31,5 @@ class Family:
     """How that tower is called."""
     has_interleaved_mrope: bool
     """Frequencies of time, height and width alternate; otherwise each axis has one section."""
+    tokens_per_second: Callable[[Any], float] | None = None
+    """Temporal positions of a second of video; None where the frames of a video are spans of their own."""

@@ -1,11 +1,12 @@
 """M-RoPE: three positions per token (time, height, width), and the frequencies they turn into.
 
-Positions are per sample and numpy, frequencies are torch. Images only: a video's time step is left out.
+Positions are per sample and numpy, frequencies are torch. Which tokens make a span is `models.media_tokens`' part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,22 +15,34 @@ import torch
 Grid = tuple[int, int, int]
 
 
-def mrope_positions(is_image: np.ndarray, grids: Sequence[Grid]) -> np.ndarray:
-    """[3, T] int64 positions as transformers' get_rope_index gives them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Span:
+    """Neighbouring tokens that stand for an image, a video, or a frame of one."""
 
-    is_image: [T] bool, True on image tokens. grids: (t, h, w) of each image, in merged tokens.
-    """
-    positions = np.empty((3, len(is_image)), dtype=np.int64)
+    begin: int
+    """Its first token."""
+    grid: Grid
+    """(t, h, w) in merged tokens."""
+    step: float = 1.0
+    """Temporal positions from one t to the next; rounded down after multiplying."""
+
+
+def mrope_positions(num_tokens: int, spans: Sequence[Span]) -> np.ndarray:
+    """[3, T] int64 positions as transformers' get_rope_index gives them; `spans` in the order of their tokens."""
+    positions = np.empty((3, num_tokens), dtype=np.int64)
     cursor, position = 0, 0
-    for t, h, w in grids:
-        start = cursor + int(np.argmax(is_image[cursor:]))
-        stop = start + t * h * w
-        positions[:, cursor:start] = position + np.arange(start - cursor)
-        position += start - cursor
-        positions[:, start:stop] = position + np.indices((t, h, w)).reshape(3, -1)
+    for span in spans:
+        t, h, w = span.grid
+        end = span.begin + t * h * w
+        positions[:, cursor : span.begin] = position + np.arange(span.begin - cursor)
+        position += span.begin - cursor
+        visual = np.indices((t, h, w)).reshape(3, -1)
+        # in float32, like transformers, where a product may fall just below a whole number
+        visual[0] = visual[0].astype(np.float32) * np.float32(span.step)
+        positions[:, span.begin : end] = position + visual
         position += max(h, w)
-        cursor = stop
-    positions[:, cursor:] = position + np.arange(len(is_image) - cursor)
+        cursor = end
+    positions[:, cursor:] = position + np.arange(num_tokens - cursor)
     return positions
 
 

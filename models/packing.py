@@ -15,6 +15,7 @@ import torch
 from models.attention import Segments
 from models.context_share import Share
 from models.media import DistinctMedia, HasMedia, distinct_media
+from models.media_tokens import TokenLayout, media_spans
 from models.mrope import Grid, mrope_positions
 
 
@@ -23,21 +24,15 @@ class Sample(HasMedia, Protocol):
 
     @property
     def token_ids(self) -> np.ndarray:
-        """[T] int64, image tokens expanded."""
+        """[T] int64, image and video tokens expanded."""
 
     @property
     def loss_mask(self) -> np.ndarray:
         """[T] bool, True on tokens to score."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenLayout:
-    """What a model family says about its tokens."""
-
-    image_token_id: int
-    video_token_id: int
-    merge_size: int
-    """Patches per visual token, along each side."""
+    @property
+    def seconds_per_grid(self) -> tuple[float, ...]:
+        """Seconds from one t of a video to the next, per medium (any number for images); empty for one each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +108,21 @@ def pack(
 def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
     tokens = sample.token_ids
     given = ~sample.loss_mask  # a policy may sample any token; only those of the prompt stand for media
-    is_image = given & (tokens == layout.image_token_id)
-    merged = [(t, h // layout.merge_size, w // layout.merge_size) for t, h, w in sample.grid_thw]
-    num_wanted = sum(t * h * w for t, h, w in merged)
-    if int(is_image.sum()) != num_wanted:
-        raise ValueError(
-            f"sample {number} has {int(is_image.sum())} image tokens and images {sample.grid_thw} that make "
-            f"{num_wanted}; expand one image token to t * h * w / {layout.merge_size**2} of them per image"
-        )
-    if (given & (tokens == layout.video_token_id)).any():
-        raise ValueError(f"sample {number} holds video tokens; this version trains on images and text only")
+    is_visual = given & ((tokens == layout.image_token_id) | (tokens == layout.video_token_id))
+    slots = np.flatnonzero(is_visual)
+    try:
+        spans = media_spans(tokens, slots, sample.grid_thw, sample.seconds_per_grid, layout)
+    except ValueError as error:
+        raise ValueError(f"sample {number} has {error}") from error
     scored = np.flatnonzero(sample.loss_mask)
     if len(scored) and scored[0] == 0:
         raise ValueError(f"sample {number} scores its first token, which nothing predicts; mask it out")
     return {
         "tokens": tokens,
-        "positions": mrope_positions(is_image, merged) if merged else _text_positions(len(tokens)),
+        "positions": mrope_positions(len(tokens), spans),
         "predict_rows": scored - 1,
         "labels": tokens[scored],
-        "visual_slots": np.flatnonzero(is_image),
+        "visual_slots": slots,
     }
 
 

@@ -9,6 +9,12 @@ from models.qwen2_5_vl.config import transformer_config
 from models.qwen2_5_vl.mapping import rules
 from models.qwen2_5_vl.tower import Tower, make_visual
 
+
+def tokens_per_second(hf_config: Qwen2_5_VLConfig) -> float:
+    """How far a second of video moves the temporal position."""
+    return float(hf_config.vision_config.tokens_per_second)
+
+
 FAMILY = Family(
     config=Qwen2_5_VLConfig,
     transformer_config=transformer_config,
@@ -16,4 +22,5 @@ FAMILY = Family(
     make_visual=make_visual,
     tower=Tower,
     has_interleaved_mrope=False,
+    tokens_per_second=tokens_per_second,
 )

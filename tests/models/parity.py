@@ -17,7 +17,7 @@ from transformers import AutoModelForImageTextToText
 from models.megatron import parallel_state
 from models.parallel import Parallel
 from tests.training import jobs
-from tests.training.tiny import IMAGE_TOKEN, MEAN, PATCH_VALUES, STD, make_samples
+from tests.training.tiny import IMAGE_TOKEN, MEAN, PATCH_VALUES, STD, VIDEO_TOKEN, make_samples
 from yatt_mm.training.samples import TrainSample
 
 OBSERVED: dict[tuple[str, str], Differences] = {}
@@ -56,8 +56,9 @@ def write_reference(folder: Path) -> Path:
     """Compute the reference of a model folder, for `compare` to read; returns the folder."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     logprobs, entropies, loss = [], [], torch.zeros(())
-    for sample in make_samples():
-        distribution = model(**model_inputs(sample)).logits[0, :-1].log_softmax(-1)
+    frames_apart = model.config.model_type != "qwen2_5_vl"
+    for sample in make_samples(frames_apart=frames_apart):
+        distribution = model(**model_inputs(sample, frames_apart=frames_apart)).logits[0, :-1].log_softmax(-1)
         labels = torch.from_numpy(sample.token_ids[1:])
         mask = torch.from_numpy(sample.loss_mask[1:])
         scored = distribution.gather(1, labels[:, None])[:, 0][mask]
@@ -74,17 +75,32 @@ def write_reference(folder: Path) -> Path:
     return folder
 
 
-def model_inputs(sample: TrainSample) -> dict[str, torch.Tensor]:
-    """Inputs of the Hugging Face model for one sample."""
+def model_inputs(sample: TrainSample, *, frames_apart: bool) -> dict[str, torch.Tensor]:
+    """Inputs of the Hugging Face model for one sample: images and videos apart, each in the order of the tokens."""
     tokens = torch.from_numpy(sample.token_ids)[None]
-    inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE_TOKEN).int()}
-    if sample.patches:
-        raw = np.concatenate(sample.patches).reshape(-1, 3, PATCH_VALUES // 3)
-        mean, std = (np.array(values)[:, None] for values in (MEAN, STD))
-        pixels = ((raw / 255 - mean) / std).reshape(-1, PATCH_VALUES)
-        inputs["pixel_values"] = torch.from_numpy(pixels.astype(np.float32))
-        inputs["image_grid_thw"] = torch.tensor(sample.grid_thw)
+    inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE_TOKEN).int() + 2 * (tokens == VIDEO_TOKEN)}
+    seen = tokens[0][(tokens[0] == IMAGE_TOKEN) | (tokens[0] == VIDEO_TOKEN)].tolist()
+    media: dict[int, list[int]] = {IMAGE_TOKEN: [], VIDEO_TOKEN: []}
+    for number, (t, h, w) in enumerate(sample.grid_thw):
+        media[seen[0]].append(number)
+        del seen[: t * h * w // 4]
+    for token, names in NAMES.items():
+        if media[token]:
+            inputs[names[0]] = _pixels([sample.patches[number] for number in media[token]])
+            inputs[names[1]] = torch.tensor([sample.grid_thw[number] for number in media[token]])
+    if media[VIDEO_TOKEN] and not frames_apart:
+        inputs["second_per_grid_ts"] = torch.tensor([sample.seconds_per_grid[number] for number in media[VIDEO_TOKEN]])
     return inputs
+
+
+NAMES = {IMAGE_TOKEN: ("pixel_values", "image_grid_thw"), VIDEO_TOKEN: ("pixel_values_videos", "video_grid_thw")}
+"""What transformers calls the pixels and grids of either kind."""
+
+
+def _pixels(patches: list[np.ndarray]) -> torch.Tensor:
+    raw = np.concatenate(patches).reshape(-1, 3, PATCH_VALUES // 3)
+    mean, std = (np.array(values)[:, None] for values in (MEAN, STD))
+    return torch.from_numpy(((raw / 255 - mean) / std).reshape(-1, PATCH_VALUES).astype(np.float32))
 
 
 def compare(rank: int, folder: Path, parallel: Parallel) -> Differences:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,17 +14,20 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import Qwen2_5_VLConfig
+from transformers import Qwen2_5_VLConfig, Qwen3VLConfig, Qwen3VLMoeConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel, Qwen2_5_VLModel
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeModel
 
 from models import logprob
 from models.attention import Segments, packed_attention
 from models.compat.adam import GroupStepAdam
 from models.cutting import Kind, Shapes, common_parts, full_shapes
 from models.media import deal_media, distinct_media, own_media
+from models.media_tokens import TokenLayout, media_spans
 from models.mrope import Grid, mrope_positions
-from models.packing import TokenLayout, pack
+from models.packing import pack
 from models.qwen2_5_vl.tower import Tower
 
 IMAGE, VIDEO = 6, 7
@@ -37,26 +41,60 @@ class Sample:
     grid_thw: tuple[Grid, ...] = ()
     patches: tuple[np.ndarray | None, ...] = ()
     media_keys: tuple[str, ...] = ()
+    seconds_per_grid: tuple[float, ...] = ()
 
 
 def make_sample(tokens: list[int], scored: set[int], **images: tuple) -> Sample:
     return Sample(np.array(tokens), np.array([i in scored for i in range(len(tokens))]), **images)
 
 
+VISION = {"vision_config": {"depth": 1, "hidden_size": 8, "num_heads": 2}, "text_config": {"num_hidden_layers": 0}}
+POSITIONS = {
+    "qwen2_5_vl": (Qwen2_5_VLModel, Qwen2_5_VLConfig, 4.0),
+    "qwen3_vl": (Qwen3VLModel, Qwen3VLConfig, None),
+    "qwen3_vl_moe": (Qwen3VLMoeModel, Qwen3VLMoeConfig, None),
+}
+"""family -> (model and config of transformers, temporal positions per second)"""
+SIZES = st.integers(1, 4)
+MEDIA = st.tuples(st.booleans(), SIZES, SIZES, SIZES, st.sampled_from([0.3, 1, 2.5]))
+
+
 @settings(max_examples=40, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5), st.integers(1, 4)), max_size=3), st.integers(1, 5))
-def test_positions_equal_transformers(images: list[tuple[int, int, int]], num_text: int) -> None:
-    tokens = [10]
-    for h, w, gap in images:
-        tokens += [3] + [IMAGE] * (h * w) + [4] * gap
-    tokens += [20] * num_text
+@given(st.lists(st.tuples(MEDIA, st.integers(1, 4)), max_size=4), st.integers(1, 5))
+def test_positions_equal_transformers(media: list[Any], num_text: int) -> None:
+    for family, (model_class, config_class, tokens_per_second) in POSITIONS.items():
+        tokens, image_grids, video_grids, seconds = [10], [], [], []
+        for (is_video, t, h, w, step), gap in media:
+            t = t if is_video else 1
+            frames = t if is_video and tokens_per_second is None else 1
+            for _ in range(frames):
+                tokens += [3] + [VIDEO if is_video else IMAGE] * (t // frames * h * w) + [4] * gap
+            (video_grids if is_video else image_grids).append((t, 2 * h, 2 * w))
+            seconds += [step] if is_video else []
+        tokens += [20] * num_text
+        wanted = _rope_index(family, model_class, config_class, tokens, image_grids, video_grids, seconds)
+        layout = TokenLayout(
+            image_token_id=IMAGE, video_token_id=VIDEO, merge_size=2, tokens_per_second=tokens_per_second
+        )
+        grids = tuple((t if is_video else 1, 2 * h, 2 * w) for (is_video, t, h, w, _), _ in media)
+        steps = tuple(step for (_, _, _, _, step), _ in media)
+        ids = np.array(tokens)
+        spans = media_spans(ids, np.flatnonzero(np.isin(ids, (IMAGE, VIDEO))), grids, steps, layout)
+        assert np.array_equal(mrope_positions(len(tokens), spans), wanted), family
+
+
+def _rope_index(family: str, model_class: Any, config_class: Any, tokens: list[int], *media: list[Any]) -> np.ndarray:
     ids = torch.tensor([tokens])
-    grids = torch.tensor([(1, 2 * h, 2 * w) for h, w, _ in images]) if images else None
+    images, videos, seconds = (torch.tensor(values) if values else None for values in media)
     with torch.device("meta"):
-        model = Qwen2_5_VLModel(Qwen2_5_VLConfig(image_token_id=IMAGE, text_config={"num_hidden_layers": 0}))
-    wanted, _ = model.get_rope_index(ids, mm_token_type_ids=(ids == IMAGE).int(), image_grid_thw=grids)
-    found = mrope_positions(np.array(tokens) == IMAGE, [(1, h, w) for h, w, _ in images])
-    assert np.array_equal(found, wanted[:, 0].numpy())
+        model = model_class(config_class(image_token_id=IMAGE, video_token_id=VIDEO, **VISION))
+    timed = {} if family.startswith("qwen3") else {"second_per_grid_ts": seconds}
+    kinds = (ids == IMAGE).int() + 2 * (ids == VIDEO).int()
+    positions, _ = model.get_rope_index(
+        ids, mm_token_type_ids=kinds, image_grid_thw=images, video_grid_thw=videos, **timed
+    )
+    found: np.ndarray = positions[:, 0].numpy()
+    return found
 
 
 @pytest.mark.parametrize("lengths", [[5, 5, 5], [3, 7, 3, 1, 7], [4]])
@@ -251,8 +289,13 @@ PATCHES = np.zeros((4, 6), np.uint8)
 @pytest.mark.parametrize(
     ("sample", "message"),
     [
-        (make_sample([10, IMAGE, 11], {2}), "1 image tokens and images .* make 0"),
-        (make_sample([10, VIDEO, 11], {2}), "video tokens"),
+        (make_sample([10, IMAGE, 11], {2}), "sample 0 has 1 image and video tokens, and media .* make 0"),
+        (make_sample([10, VIDEO, 11], {2}), "sample 0 has 1 image and video tokens, and media .* make 0"),
+        (
+            make_sample([10, IMAGE, 11, IMAGE, 12], {4}, grid_thw=((1, 2, 4),)),
+            "sample 0 has medium 0 .* needs 2 equal tokens in a row from token 1",
+        ),
+        (make_sample([10, VIDEO, IMAGE, 12], {3}, grid_thw=((2, 2, 2),)), "medium 0 .* needs 1 equal tokens in a row"),
         (make_sample([10, 11], {0}), "scores its first token"),
         (
             make_sample([10, IMAGE, 11], {2}, grid_thw=((1, 2, 2),), patches=(PATCHES, None)),

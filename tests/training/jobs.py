@@ -19,8 +19,8 @@ from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
 
-GROUPS = ((0, 1), (2,), (3, 4), (5,))
-"""Samples of four microbatches: two images, text alone, ..."""
+GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
+"""Samples of four microbatches: images and a video, text alone, images, all kinds."""
 
 
 def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
@@ -33,7 +33,7 @@ def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32",
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
     """This replica's microbatches, every dp-th group, with the patches of those images that this rank encodes."""
-    samples = make_samples()
+    samples = make_samples(frames_apart=engine._layout.tokens_per_second is None)
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     return [own_part(engine, [samples[i] for i in group]) for group in groups[rank::size]]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -138,20 +138,33 @@ DEEP = {"qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4)}
 """Further ones, that parity with transformers needs not be held for."""
 
 
-def make_samples() -> list[TrainSample]:
-    """Six samples: images of several sizes, one shared by two samples, two samples of text alone."""
+def make_samples(*, frames_apart: bool = False) -> list[TrainSample]:
+    """Images of several sizes, one shared by two samples; text alone (2 and 5); a video; a video between two images.
+
+    `frames_apart`: every frame of a video is a span of its own, as Qwen3-VL wants it.
+    """
     random = np.random.default_rng(0)
     shared = _patches(random, (1, 4, 4))
-    images = [
-        [((1, 8, 6), None)],
-        [((1, 4, 4), shared), ((1, 6, 8), None)],
+    media = [
+        [_Medium((1, 8, 6))],
+        [_Medium((1, 4, 4), shared), _Medium((1, 6, 8))],
         [],
-        [((1, 10, 4), None)],
-        [((1, 4, 4), shared)],
+        [_Medium((1, 10, 4))],
+        [_Medium((1, 4, 4), shared)],
         [],
+        [_Medium((3, 4, 6), seconds=1.25)],
+        [_Medium((1, 4, 4)), _Medium((2, 6, 4), seconds=0.7), _Medium((1, 4, 4), shared)],
     ]
-    lengths = [13, 9, 17, 30, 5, 21]
-    return [_sample(random, grids, length) for grids, length in zip(images, lengths)]
+    lengths = [13, 9, 17, 30, 5, 21, 11, 8]
+    return [_sample(random, parts, length, frames_apart) for parts, length in zip(media, lengths)]
+
+
+@dataclass(frozen=True)
+class _Medium:
+    grid: tuple[int, int, int]
+    patches: np.ndarray | None = None
+    seconds: float | None = None
+    """From one t to the next; None is an image."""
 
 
 def with_patches_of(sample: TrainSample, is_own: Sequence[bool]) -> TrainSample:
@@ -164,19 +177,23 @@ def _patches(random: np.random.Generator, grid: tuple[int, int, int]) -> np.ndar
     return random.integers(0, 256, (int(np.prod(grid)), PATCH_VALUES), dtype=np.uint8)
 
 
-def _sample(random: np.random.Generator, images: list, num_text: int) -> TrainSample:
-    tokens, patches, grids = [10, 11], [], []
-    for grid, given in images:
-        tokens += [VISION_START] + [IMAGE_TOKEN] * (int(np.prod(grid)) // 4) + [VISION_END, 20]
-        patches.append(_patches(random, grid) if given is None else given)
-        grids.append(grid)
+def _sample(random: np.random.Generator, media: list[_Medium], num_text: int, frames_apart: bool) -> TrainSample:
+    tokens, patches = [10, 11], []
+    for medium in media:
+        t, h, w = medium.grid
+        token = IMAGE_TOKEN if medium.seconds is None else VIDEO_TOKEN
+        num_spans = t if frames_apart and medium.seconds is not None else 1
+        for _ in range(num_spans):
+            tokens += [VISION_START] + [token] * (t // num_spans * h * w // 4) + [VISION_END, 20]
+        patches.append(_patches(random, medium.grid) if medium.patches is None else medium.patches)
     num_prompt = len(tokens) + 2
     tokens += random.integers(30, VOCAB_SIZE, num_text).tolist()
     num_sampled = len(tokens) - num_prompt
     return TrainSample(
         token_ids=np.array(tokens, dtype=np.int64),
         loss_mask=np.arange(len(tokens)) >= num_prompt,
-        grid_thw=tuple(grids),
+        grid_thw=tuple(medium.grid for medium in media),
+        seconds_per_grid=tuple(medium.seconds or 1.0 for medium in media),
         patches=tuple(patches),
         media_keys=tuple(hashlib.sha256(array.tobytes()).hexdigest() for array in patches),
         columns={"weights": random.random(num_sampled).astype(np.float32) / 50},

@@ -17,7 +17,9 @@ class TrainSample:
     loss_mask: np.ndarray
     """[T] bool, True on tokens the policy sampled; prompt, image and tool tokens are False."""
     grid_thw: tuple[tuple[int, int, int], ...]
-    """(t, h, w) in patches, one per image, in the order of the tokens."""
+    """(t, h, w) in patches, one per image or video, in the order of the tokens."""
+    seconds_per_grid: tuple[float, ...] = ()
+    """Seconds from one t of a video to the next, one per medium (any number for images); () is one for all."""
     patches: tuple[np.ndarray | None, ...]
     """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
     that need no pixels."""

@@ -171,6 +171,8 @@ class TrainWorker:
             token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
             loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
             grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in step.plan.groups[group].media),
+            # images have no time; only the data plane's videos say how far their frames are apart
+            seconds_per_grid=tuple(ref.meta.get("second_per_grid_t", 1.0) for ref in step.plan.groups[group].media),
             patches=tuple(step.patches[group]),
             media_keys=tuple(ref.name for ref in step.plan.groups[group].media),
             columns={

@@ -1,0 +1,72 @@
+"""Which tokens of a sample stand for its images and videos. What kind a medium is, its tokens say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from models.mrope import Grid, Span
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLayout:
+    """What a model family says about its tokens."""
+
+    image_token_id: int
+    video_token_id: int
+    merge_size: int
+    """Patches per visual token, along each side."""
+    tokens_per_second: float | None = None
+    """Temporal positions per second of video; None where the frames of a video are spans of their own, with their
+    times as text before them."""
+
+
+def media_spans(
+    tokens: np.ndarray,
+    slots: np.ndarray,
+    grids: Sequence[Grid],
+    seconds_per_grid: Sequence[float],
+    layout: TokenLayout,
+) -> list[Span]:
+    """The spans of a sample's media, in order.
+
+    `slots`: the visual tokens. `grids`: (t, h, w) in patches, per medium in the order of the tokens;
+    `seconds_per_grid`: of each medium, the seconds from one t to the next (unused for images). Raises ValueError where
+    tokens and grids contradict each other.
+    """
+    merged = [(t, h // layout.merge_size, w // layout.merge_size) for t, h, w in grids]
+    num_wanted = sum(t * h * w for t, h, w in merged)
+    if len(slots) != num_wanted:
+        raise ValueError(
+            f"{len(slots)} image and video tokens, and media {tuple(grids)} that make {num_wanted}; expand each "
+            f"medium's token to t * h * w / {layout.merge_size**2} of them"
+        )
+    spans: list[Span] = []
+    cursor = 0
+    for number, grid in enumerate(merged):
+        kind = tokens[slots[cursor]]
+        seconds = seconds_per_grid[number] if seconds_per_grid else 1.0
+        for part, step in _parts(grid, bool(kind == layout.video_token_id), seconds, layout.tokens_per_second):
+            size = int(np.prod(part))
+            run = slots[cursor : cursor + size]
+            if run[-1] - run[0] != size - 1 or (tokens[run] != kind).any():
+                raise ValueError(
+                    f"medium {number} with grid {tuple(grids[number])} needs {size} equal tokens in a row from token "
+                    f"{run[0]} on, and there are fewer; its grid is not that of its tokens"
+                )
+            spans.append(Span(begin=int(run[0]), grid=part, step=step))
+            cursor += size
+    return spans
+
+
+def _parts(grid: Grid, is_video: bool, seconds: float, tokens_per_second: float | None) -> Iterator[tuple[Grid, float]]:
+    """(grid, temporal step) of each span of a medium."""
+    t, h, w = grid
+    if not is_video:
+        yield grid, 1.0
+    elif tokens_per_second is None:
+        yield from [((1, h, w), 1.0)] * t
+    else:
+        yield grid, tokens_per_second * seconds
