@@ -21,7 +21,7 @@ from models.registry import load_family, load_recipe
 from models.vision import VisionTower
 from models.vlm import VisionLanguageModel
 from models.weight_source import ShardedWeights
-from models.weights import WeightTable, check_names
+from models.weights import WeightTable, check_finite, check_names
 
 VOCAB_MULTIPLE = 8
 """Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
@@ -86,8 +86,7 @@ def build(
     table = WeightTable(family.rules(hf_config, files), shapes)
     weights = ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
-    for chunk in model:
-        table.load(chunk, files)
+    check_finite([name for chunk in model for name in table.load(chunk, files)], files)
     layout = TokenLayout(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,

@@ -84,19 +84,24 @@ class WeightTable:
         assert isinstance(shard, torch.Tensor)
         return common_parts(match.kind, shard, full, self.shapes, rank, num_ranks)
 
-    def load(self, model: torch.nn.Module, files: CheckpointFiles) -> None:
-        """Fill this rank's parameters from a checkpoint."""
-        for name, param in global_names(model):
+    def load(self, model: torch.nn.Module, files: CheckpointFiles) -> list[str]:
+        """Fill this rank's parameters from a checkpoint; returns the names of tensors that are not finite there."""
+        spoilt: list[str] = []
+        for name, held in global_names(model):
             match = self.match(name)
             group = shard_group(is_expert=match.experts is not None)
             full = [files.read(hf_name) for hf_name in match.names]
-            _check_shapes(name, match, param, full, self.full_shapes(match, tuple(param.shape), group.size()))
+            _check_shapes(name, match, held, full, self.full_shapes(match, tuple(held.shape), group.size()))
             with torch.no_grad():
                 if match.kind == "vocab":
-                    assert isinstance(param, torch.Tensor)
-                    param.zero_()  # its last rows may be padding
-                for part, full_part in self.common_parts(match, param, full, group.rank(), group.size()):
+                    assert isinstance(held, torch.Tensor)
+                    held.zero_()  # its last rows may be padding
+                for part, full_part in self.common_parts(match, held, full, group.rank(), group.size()):
                     part.copy_(full_part)
+            params = held.params if isinstance(held, ExpertStack) else [held]
+            if not all(bool(param.isfinite().all()) for param in params):
+                spoilt += (hf_name for hf_name, tensor in zip(match.names, full) if not tensor.isfinite().all())
+        return spoilt
 
 
 def shard_group(*, is_expert: bool) -> dist.ProcessGroup:
@@ -117,6 +122,18 @@ def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
                 f"the checkpoint at {files.model_dir} {what}: {', '.join(sorted(names)[:3])} ({len(names)} in "
                 "all); its config.json and weights do not belong together, so choose a complete model folder"
             )
+
+
+def check_finite(spoilt: Collection[str], files: CheckpointFiles) -> None:
+    """Raise ValueError, on all ranks alike, where any rank found NaN or infinite weights. Collective over the world."""
+    found: list[Collection[str]] = [()] * dist.get_world_size()
+    dist.all_gather_object(found, list(spoilt))
+    names = sorted({name for part in found for name in part})
+    if names:
+        raise ValueError(
+            f"the checkpoint at {files.model_dir} holds weights that are NaN or infinite: {', '.join(names[:3])} "
+            f"({len(names)} tensors in all); choose a folder from before they were spoilt"
+        )
 
 
 def global_names(model: torch.nn.Module) -> Iterator[tuple[str, Held]]:

@@ -246,6 +246,15 @@ def learning_rates(rank: int, model_dir: Path) -> list[float]:
     return rates
 
 
+def refusal(rank: int, model_dir: Path, parallel: Parallel) -> str:
+    """What an engine says of a folder that it does not take."""
+    try:
+        build_engine(model_dir, parallel)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"rank {rank} took {model_dir}")
+
+
 def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bool]:
     """(replica, wants pixels, counts for the loss) of this rank."""
     engine = build_engine(model_dir, parallel)
