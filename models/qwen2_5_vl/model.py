@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import Qwen2_5_VLConfig
 
 from models.family import Family
@@ -12,7 +14,8 @@ from models.qwen2_5_vl.tower import Tower, make_visual
 
 def tokens_per_second(hf_config: Qwen2_5_VLConfig) -> float:
     """How far a second of video moves the temporal position."""
-    return float(hf_config.vision_config.tokens_per_second)
+    vision: Any = hf_config.vision_config
+    return float(vision.tokens_per_second)
 
 
 FAMILY = Family(

@@ -17,6 +17,8 @@ def transformer_config(hf_config: Qwen3VLMoeConfig, parallel: Parallel, dtype: t
     text: Any = hf_config.text_config
     if text.attention_bias:
         raise ValueError("attention_bias is true in config.json; no released Qwen3-VL has these biases, nor has ours")
+    if not vars(text).get("norm_topk_prob", True):
+        raise ValueError("norm_topk_prob is false in config.json; this version's router gives weights that sum to one")
     experts = Experts(
         num=text.num_experts,
         per_token=text.num_experts_per_tok,
