@@ -176,9 +176,15 @@ class _Side:
 
     @property
     def num_missing(self) -> int:
-        """Cells that were lent and would be filled by what waits; one where there is work and no cell at all."""
+        """Cells that were lent and would be filled again; one where there is work and no cell at all.
+
+        Cells that are back get what waits and what comes, not what others work on already.
+        """
+        if not self.load.num_waiting and not self.load.num_coming:
+            return 0
         least = 1 if self.load.num_waiting and not self.num_cells else 0
-        return max(least, min(self.planned - self.num_cells, self.num_wanted))
+        unfilled = max(self.num_wanted, self.load.num_cells_filled - self.num_cells)
+        return max(least, min(self.planned - self.num_cells, unfilled))
 
     @property
     def num_spare(self) -> int:
@@ -214,7 +220,8 @@ def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> De
         num_back = min(taker.num_missing, giver.num_cells - giver.least, taker.most - taker.num_cells)
         if num_back > 0:
             new = Split(rollout=split.rollout - sign * num_back, genrm=split.genrm + sign * num_back)
-            facts = f"{taker.name} has {taker.load.num_waiting} waiting and {taker.num_cells} of {taker.planned} cells"
+            num_present = taker.load.num_running + taker.load.num_waiting
+            facts = f"{taker.name} has {num_present} requests and {taker.num_cells} of {taker.planned} cells"
             return Decision(split=new, reason=f"{facts}; {giver.name} gives {num_back} back: {new}")
     for giver, taker, sign in pairs:
         num_moved = min(giver.num_spare, taker.num_wanted, taker.most - taker.num_cells)

@@ -128,7 +128,7 @@ def test_two_cells_go_from_rollout_alone_over_one_each_to_the_judge_alone() -> N
     long_tail = inside(rollout=load(6), genrm=load(0, 42, coming=6))
     decision = decide(split, long_tail, bounds)
     assert decision.split == Split(rollout=1, genrm=1)
-    assert "GenRM has 42 waiting and 0 of 0 cells; rollout gives 1 back: 1+1" in decision.reason
+    assert "GenRM has 42 requests and 0 of 0 cells; rollout gives 1 back: 1+1" in decision.reason
     all_answered = inside(rollout=load(), genrm=load(8, 20))
     assert decide(decision.split, all_answered, bounds).split == Split(rollout=0, genrm=2)
 
@@ -143,6 +143,8 @@ def test_lent_cells_come_back_as_far_as_waiting_requests_fill_them() -> None:
     lent = replace(inside(rollout=load(24, 40), genrm=load(8, 9)), planned=Split(rollout=1, genrm=3))
     assert decide(Split(rollout=3, genrm=1), lent, bounds_of(4)).split == Split(rollout=1, genrm=3)
     few = replace(inside(rollout=load(24, 40), genrm=load(8, 5)), planned=Split(rollout=1, genrm=3))
+    crowded = replace(inside(rollout=load(24, 40), genrm=load(16, 0, coming=40)), planned=Split(rollout=1, genrm=3))
+    assert decide(Split(rollout=3, genrm=1), crowded, bounds_of(4)).split == Split(rollout=2, genrm=2)
     assert decide(Split(rollout=3, genrm=1), few, bounds_of(4)).split == Split(rollout=2, genrm=2)
 
 
