@@ -220,6 +220,8 @@ class CheckpointSection(Section):
     """Steps between checkpoints; 0 saves only at the end."""
     keep: Count = 2
     """Newest checkpoints that stay on disk."""
+    asynchronous: bool = True
+    """True copies the training state to host memory and writes it during the next step; it counts after that step."""
 
 
 class Config(Section):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -14,6 +17,7 @@ from models.freeze import Part
 from models.megatron import parallel_state
 from models.parallel import Parallel
 from tests.training.tiny import make_samples, with_patches_of
+from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
@@ -155,6 +159,66 @@ def train_and_save(
     engine.save(directory / "checkpoint")
     engine.save_hf(directory / "hf")
     return {"saved": exported(engine)} | _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def save_both_ways(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
+    """Two updates, a checkpoint at once and one that is written only after the two updates that follow."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    _steps(engine, 2)
+    engine.save(directory / "at once")
+    trained = threading.Event()
+    write = checkpoint._write_buckets
+
+    def write_later(*arguments: Any) -> None:
+        trained.wait(60)
+        write(*arguments)
+
+    with mock.patch.object(checkpoint, "_write_buckets", write_later):
+        engine.save(directory / "later", asynchronous=True)
+    done = _steps(engine, 2) | {"weights": exported(engine)}
+    dist.barrier()
+    done["was_complete"] = (directory / "later" / "metadata.json").exists()
+    trained.set()
+    engine.finish_save()
+    return done
+
+
+def load_both(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, dict[str, Any]]:
+    """Continue from each of the checkpoints of `save_both_ways`, one after the other, with two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    found = {}
+    for name in ("at once", "later"):
+        engine.load(directory / name)
+        found[name] = _steps(engine, 2) | {"weights": exported(engine)}
+    return found
+
+
+def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> str:
+    """What `finish_save` says when a file's place is taken by a folder while the ranks train."""
+    engine = build_engine(model_dir, parallel)
+    trained = threading.Event()
+    write = checkpoint._write_buckets
+
+    def write_later(*arguments: Any) -> None:
+        trained.wait(60)
+        write(*arguments)
+
+    with mock.patch.object(checkpoint, "_write_buckets", write_later):
+        engine.save(directory / "checkpoint", asynchronous=True)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(directory / "checkpoint")
+    dist.barrier()
+    trained.set()
+    try:
+        engine.finish_save()
+    except OSError as error:
+        return str(error)
+    return "no error"
 
 
 def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:

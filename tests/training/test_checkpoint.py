@@ -16,27 +16,61 @@ from models.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 
+TP2, PP2, DP2 = Parallel(tp=2), Parallel(pp=2), Parallel(dp=2)
 MOVES = {
-    "tp2-to-tp1": (Parallel(tp=2), Parallel()),
-    "dp2-to-tp2-sp": (Parallel(dp=2), Parallel(tp=2, sp=True)),
-    "pp2-to-dp2": (Parallel(pp=2), Parallel(dp=2)),
-    "tp1-to-pp2": (Parallel(), Parallel(pp=2)),
+    "dp2 to dp2": (DP2, DP2),
+    "dp2 to tp2 sp": (DP2, Parallel(tp=2, sp=True)),
+    "dp2 to one rank": (DP2, Parallel()),
+    "tp2 to tp2": (TP2, TP2),
+    "tp2 to one rank": (TP2, Parallel()),
+    "tp2 to pp2": (TP2, PP2),
+    "pp2 to pp2": (PP2, PP2),
+    "pp2 to dp2": (PP2, DP2),
+    "one rank to pp2": (Parallel(), PP2),
+    "tp2 pp2 to dp2": (Parallel(tp=2, pp=2), DP2),
+    "tp2 dp2 to tp2 pp2": (Parallel(tp=2, dp=2), Parallel(tp=2, pp=2)),
 }
+"""Where a checkpoint is saved, and where it is loaded."""
 
 
-@pytest.mark.parametrize("name", MOVES)
-def test_a_checkpoint_continues_exactly_and_loads_in_another_layout(
-    name: str, ranks: RankPool, untied_folder: Path, tmp_path: Path
+class Saves:
+    """Checkpoints by (model, layout, dtype), each saved once: at once and while training went on."""
+
+    def __init__(self, ranks: RankPool, root: Path) -> None:
+        self._ranks = ranks
+        self._root = root
+        self._done: dict[tuple, tuple[Path, dict[str, Any]]] = {}
+
+    def of(self, folder: Path, layout: Parallel, dtype: str = "float32") -> tuple[Path, dict[str, Any]]:
+        """(folder of both checkpoints, what the saving ranks did in the two updates after them)."""
+        key = (folder, layout, dtype)
+        if key not in self._done:
+            directory = self._root / str(len(self._done))
+            results = self._ranks.run(layout.world_size, jobs.save_both_ways, folder, layout, directory, dtype)
+            self._done[key] = directory, results[0]
+        return self._done[key]
+
+
+@pytest.fixture(scope="module")
+def saves(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Saves:
+    return Saves(ranks, tmp_path_factory.mktemp("saves"))
+
+
+@pytest.mark.parametrize("move", MOVES)
+def test_a_checkpoint_continues_in_any_layout_however_it_was_written(
+    move: str, ranks: RankPool, untied_folder: Path, saves: Saves
 ) -> None:
-    first, second = MOVES[name]
-    wanted = ranks.run(first.world_size, jobs.train_and_save, untied_folder, first, tmp_path)[0]
-    again = ranks.run(first.world_size, jobs.load_and_train, untied_folder, first, tmp_path)[0]
-    assert again["losses"] == wanted["losses"]
-    assert again["norms"] == wanted["norms"]
-    check_same_bits(again["weights"], wanted["weights"])
-    moved = ranks.run(second.world_size, jobs.load_and_train, untied_folder, second, tmp_path)[0]
-    assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
-    assert moved["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
+    first, second = MOVES[move]
+    directory, wanted = saves.of(untied_folder, first)
+    assert not wanted["was_complete"]  # it was written after the updates that it must not contain
+    for found in ranks.run(second.world_size, jobs.load_both, untied_folder, second, directory)[0].values():
+        if first == second:
+            assert found["losses"] == wanted["losses"]
+            assert found["norms"] == wanted["norms"]
+            check_same_bits(found["weights"], wanted["weights"])
+        else:
+            assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+            assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
 
 
 def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: Path, tmp_path: Path) -> None:
@@ -46,16 +80,19 @@ def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: P
 
 
 def test_bfloat16_continues_exactly_from_its_float32_main_weights(
+    ranks: RankPool, untied_folder: Path, saves: Saves
+) -> None:
+    directory, wanted = saves.of(untied_folder, DP2, "bfloat16")
+    for found in ranks.run(2, jobs.load_both, untied_folder, DP2, directory, "bfloat16")[0].values():
+        assert found["losses"] == wanted["losses"]
+        check_same_bits(found["weights"], wanted["weights"])
+
+
+def test_a_save_that_fails_while_ranks_train_says_where_and_why(
     ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
-    layout = Parallel(dp=2)
-    wanted = ranks.run(2, jobs.train_and_save, untied_folder, layout, tmp_path, "bfloat16")[0]
-    again = ranks.run(2, jobs.load_and_train, untied_folder, layout, tmp_path, "bfloat16")[0]
-    assert again["losses"] == wanted["losses"]
-    check_same_bits(again["weights"], wanted["weights"])
-    # the folder keeps the dtype of the one it came from
-    saved = load_file(tmp_path / "hf" / "model.safetensors")
-    assert all(tensor.dtype == np.float32 for tensor in saved.values())
+    for said in ranks.run(2, jobs.save_where_it_cannot, untied_folder, DP2, tmp_path):
+        assert f"the checkpoint in {tmp_path / 'checkpoint'} could not be written" in said
 
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(
@@ -84,10 +121,12 @@ def test_a_tied_head_that_the_folder_saved_too_is_written_again(
     ranks: RankPool, tied_folder: Path, tmp_path: Path
 ) -> None:
     folder = with_tensor(tied_folder, tmp_path / "model", "lm_head.weight", like="model.embed_tokens.weight")
-    ranks.run(2, jobs.train_and_save, folder, Parallel(pp=2), tmp_path)
+    ranks.run(2, jobs.train_and_save, folder, PP2, tmp_path, "bfloat16")
     saved = load_file(tmp_path / "hf" / "model.safetensors")
     assert saved.keys() == load_file(folder / "model.safetensors").keys()
     assert np.array_equal(saved["lm_head.weight"], saved["model.embed_tokens.weight"])
+    # the folder keeps the dtype of the one it came from
+    assert all(tensor.dtype == np.float32 for tensor in saved.values())
 
 
 def test_a_folder_with_tensors_that_the_model_lacks_is_refused_at_the_start_on_every_rank(

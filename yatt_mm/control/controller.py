@@ -43,6 +43,7 @@ class Controller:
         self._generation = Generation(index, config, team, self._client)
         self._states = {Role.ROLLOUT: State.AWAKE, Role.TRAIN: State.AWAKE}
         self._meter = Meter()
+        self._saving: dict[str, Any] | None = None
         self._sequence = 0
         self._phase = "start"
         self._step_started = time.perf_counter()
@@ -65,6 +66,7 @@ class Controller:
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
             self._report()  # before the checkpoint: what resumes after it finds the step's record
+            self.finish_checkpoint()  # of an earlier step: written while this one ran
             if is_last or _is_due(self.step, self.config.checkpoint.every):
                 self.checkpoint()
 
@@ -174,11 +176,24 @@ class Controller:
         """Save the run so that it can go on from exactly here."""
         with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
-            self._on_my_ranks("save", str(directory))
+            self._on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
+            cursor = self._call("cursor_state") if self.index == 0 else None
+            self._saving = {"step": self.step, "cursor": cursor}
+        if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
+            self.finish_checkpoint()
+
+    def finish_checkpoint(self) -> None:
+        """Make the checkpoint that ranks are writing, if any, count."""
+        if self._saving is None:
+            return
+        state, self._saving = self._saving, None
+        self._phase = "checkpoint"
+        with self._meter.timed("time/checkpoint_s"):
+            self._on_my_ranks("finish_save")
             self._meet(None)
             if self.index == 0:
-                cursor = self._call("cursor_state")
-                self._team.checkpoints.commit(self.step, {"step": self.step, "cursor": cursor})
+                self._team.checkpoints.commit(state["step"], state)
+            self._meet(None)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

@@ -54,9 +54,13 @@ class TrainActor:
         """Write the weights for the engines."""
         self._started().publish(path)
 
-    def save(self, directory: str) -> None:
+    def save(self, directory: str, asynchronous: bool) -> None:
         """Write a checkpoint."""
-        self._started().save(directory)
+        self._started().save(directory, asynchronous)
+
+    def finish_save(self) -> None:
+        """Wait for the checkpoint under way."""
+        self._started().finish_save()
 
     def load(self, directory: str) -> None:
         """Continue from a checkpoint."""

@@ -1,12 +1,20 @@
 """Checkpoints of a training world with megatron's dist_checkpointing: loadable in another parallel layout.
 
-Weights, optimizer state, and the number of updates. Synchronous. Leaves out naming, committing and pruning of
+Weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a thread
+while training goes on; `PendingSave.finish` makes it complete. Leaves out naming, committing and pruning of
 checkpoints, and everything that is not the engine's (data position, metrics).
+
+Of the optimizer only tensors are kept, under their parameters' names. The rest (settings, how many optimizers megatron
+chains for this layout, which order its groups have) belongs to the run that loads: megatron nests it differently with
+and without expert parallelism.
 """
 
 from __future__ import annotations
 
 import queue
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,28 +27,66 @@ from models.megatron import (
     AsyncRequest,
     MegatronModule,
     MegatronOptimizer,
+    ShardedBase,
     TorchDistSaveShardedStrategy,
     dist_checkpointing,
+    extract_matching_values,
     filesystem_async,
+    merge,
     parallel_state,
 )
 from yatt_mm.training.optimizer import make_state
 
 
-def save_checkpoint(
+class PendingSave:
+    """A checkpoint whose state was copied: training may go on while a thread writes this rank's part.
+
+    It does not exist, for `load_checkpoint`, before `finish` returned on every rank.
+    """
+
+    def __init__(self, directory: Path, request: AsyncRequest) -> None:
+        self._directory = directory
+        self._finalize: list[Callable[[], None]] = request.finalize_fns
+        self._thread: threading.Thread | None = None
+        if request.async_fn is None:  # this rank has nothing that another does not write
+            return
+        rank, write_buckets, results = request.async_fn_args
+        arguments = (rank, _host_copies(write_buckets), results)
+        self._thread = threading.Thread(target=request.async_fn, args=arguments, name=f"save {directory}", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> None:
+        """Wait for the thread, then complete the checkpoint. Collective.
+
+        Raises:
+            OSError: a rank could not write its part; rank 0's message says which and why.
+        """
+        if self._thread is not None:
+            self._thread.join()
+        with _named_failure(self._directory):
+            for finalize in self._finalize:
+                finalize()
+
+
+def start_save(
     directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, num_updates: int
-) -> None:
-    """Write the training state into `directory` (made if missing). Every rank calls it, with the same path."""
+) -> PendingSave:
+    """Begin to write the training state into `directory` (made if missing). Every rank calls it, with the same path.
+
+    Whatever happens to the weights afterwards, the checkpoint holds those of now.
+    """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
     dist.barrier()
     if num_updates == 0:
         make_state(optimizer)
-    state = _sharded_state(model, optimizer, is_loading=False) | {"num_updates": num_updates}
-    try:
-        dist_checkpointing.save(state, str(directory), _InProcessSave("torch_dist", 1, thread_count=1))
-    except CheckpointException as error:  # a BaseException, and only rank 0 has the reason
-        raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
+    state = _sharded_state(model, optimizer, is_loading=False)
+    tensors, _ = _split(state["optimizer"])
+    whole = {"model": state["model"], "optimizer": tensors, "num_updates": num_updates}
+    with _named_failure(directory):
+        strategy = _ThreadSave("torch_dist", 1, thread_count=1)
+        request = dist_checkpointing.save(whole, str(directory), strategy, async_sharded_save=True)
+    return PendingSave(directory, request)
 
 
 def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
@@ -50,13 +96,40 @@ def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: Mega
             f"no finished checkpoint in {directory} (its last file, metadata.json, is missing); "
             "resume from another checkpoint"
         )
-    wanted = _sharded_state(model, optimizer, is_loading=True) | {"num_updates": 0}
+    state = _sharded_state(model, optimizer, is_loading=True)
+    tensors, rest = _split(state["optimizer"])
+    wanted = {"model": state["model"], "optimizer": tensors, "num_updates": 0}
     found: dict[str, Any] = dist_checkpointing.load(wanted, str(directory))
     for number, chunk in enumerate(model):
         chunk.load_state_dict(found["model"][str(number)])
     with torch.no_grad():
-        optimizer.load_state_dict(found["optimizer"])
-    return int(found["num_updates"])
+        optimizer.load_state_dict(merge(rest, found["optimizer"]))
+    num_updates = int(found["num_updates"])
+    for chained in optimizer.chained_optimizers:
+        for group in chained.optimizer.param_groups:
+            group["step"] = num_updates
+    return num_updates
+
+
+def _split(optimizer_state: Any) -> tuple[Any, Any]:
+    """(what has a name of its own in the checkpoint, what depends on the layout), both nested as before."""
+    tensors, rest = extract_matching_values(optimizer_state, lambda value: isinstance(value, ShardedBase))
+    return tensors, rest
+
+
+@contextmanager
+def _named_failure(directory: Path) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointException as error:  # a BaseException, and only rank 0 has the reason
+        raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
+
+
+def _host_copies(write_buckets: list[Any]) -> list[Any]:
+    return [
+        (file, key, (data, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors]))
+        for file, key, (data, tensors) in write_buckets
+    ]
 
 
 def _sharded_state(model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
@@ -74,8 +147,8 @@ def _sharded_state(model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, 
     }
 
 
-class _InProcessSave(TorchDistSaveShardedStrategy):
-    """Writes in the calling process.
+class _ThreadSave(TorchDistSaveShardedStrategy):
+    """Writes in a thread of the calling process.
 
     megatron's own forks writers and starts a manager process for their results: a second or more of start-up,
     and forking is unsafe in a process with as many threads as a Ray actor has.

@@ -104,6 +104,7 @@ class TrainEngine:
         self.memory = TrainMemory(self._ddp, self._optimizer)
         """What of this rank's state is on its device; work without what it needs is refused."""
         self._num_updates = 0
+        self._pending_save: checkpoint.PendingSave | None = None
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
         """True on ranks that must be given patches, of the media that `own_media` names."""
         self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
@@ -154,10 +155,22 @@ class TrainEngine:
         self.memory.require([Holding.WEIGHTS], "export")
         return self._weights
 
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint from which `load` continues, bit for bit in the same layout."""
+    def save(self, directory: Path, *, asynchronous: bool = False) -> None:
+        """Write a checkpoint from which `load` continues, bit for bit in the same layout.
+
+        An asynchronous one holds the state of now, but is complete only after `finish_save`.
+        """
         self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
-        checkpoint.save_checkpoint(directory, self._model, self._optimizer, self._num_updates)
+        self.finish_save()
+        self._pending_save = checkpoint.start_save(directory, self._model, self._optimizer, self._num_updates)
+        if not asynchronous:
+            self.finish_save()
+
+    def finish_save(self) -> None:
+        """Wait until the save that is under way, if any, is on disk on every rank. Raises OSError where it failed."""
+        pending, self._pending_save = self._pending_save, None
+        if pending is not None:
+            pending.finish()
 
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""

@@ -117,10 +117,15 @@ class TrainWorker:
             for _ in self._engine.weights:
                 pass
 
-    def save(self, directory: str) -> None:
-        """Write a checkpoint that `load` continues from exactly. All ranks must be called."""
+    def save(self, directory: str, asynchronous: bool) -> None:
+        """Write a checkpoint that `load` continues from exactly; an asynchronous one is complete after `finish_save`.
+        All ranks must be called."""
         self._require(State.AWAKE, "save")
-        self._engine.save(Path(directory))
+        self._engine.save(Path(directory), asynchronous=asynchronous)
+
+    def finish_save(self) -> None:
+        """Wait until the checkpoint under way is on disk, in any state. All ranks must be called."""
+        self._engine.finish_save()
 
     def load(self, directory: str) -> None:
         """Continue from a checkpoint. All ranks must be called."""
