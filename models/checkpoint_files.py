@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -61,26 +60,39 @@ class CheckpointFiles:
         return torch.empty(0, dtype=_DTYPES[first.get_dtype()]).dtype
 
     def write_like(self, directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write a folder of the same files: names, dtypes, shards and companions as here, values from `tensors`.
+        """Write a folder of the same files: names, shapes, dtypes, shards, companions as here, values from `tensors`.
 
-        All of `tensors` is taken before anything is written. The folder appears whole or not at all: an older one in
-        its place is replaced when the new one is complete.
+        Each tensor goes to its place as it comes, so one at a time is in memory. The folder appears whole or not at
+        all: an older one in its place is replaced when the new one is complete. Where that fails `tensors` is still
+        taken to its end, for ranks that give their parts of them.
         """
-        contents: dict[str, dict[str, torch.Tensor]] = {file: {} for file in self.file_of.values()}
-        for name, tensor in tensors:
-            contents[self.file_of[name]][name] = tensor.detach().to("cpu", self.dtype(name), copy=True).contiguous()
-        missing = set(self.file_of) - {name for tensors_of_file in contents.values() for name in tensors_of_file}
+        coming = iter(tensors)
+        try:
+            with _replaced_whole(directory) as partial:
+                self._write_each(partial, coming)
+                for companion in (INDEX, *COMPANIONS):
+                    if (self.model_dir / companion).is_file():
+                        shutil.copyfile(self.model_dir / companion, partial / companion)
+        except Exception:
+            for _ in coming:
+                pass
+            raise
+
+    def _write_each(self, directory: Path, tensors: Iterator[tuple[str, torch.Tensor]]) -> None:
+        missing = set(self.file_of)
+        with ExitStack() as stack:
+            files = {
+                name: stack.enter_context(_SameLayout(self.model_dir / name, directory / name))
+                for name in sorted(set(self.file_of.values()))
+            }
+            for name, tensor in tensors:
+                files[self.file_of[name]].write(name, tensor.detach().to("cpu", self.dtype(name), copy=True))
+                missing.discard(name)
         if missing:
             raise ValueError(
                 f"the checkpoint at {self.model_dir} holds {sorted(missing)[:3]} and {len(missing)} such tensors in "
                 "all, which the model does not have; remove them from the folder"
             )
-        with _replaced_whole(directory) as partial:
-            for file, tensors_of_file in contents.items():
-                save_file(tensors_of_file, partial / file, metadata={"format": "pt"})
-            for companion in (INDEX, *COMPANIONS):
-                if (self.model_dir / companion).is_file():
-                    shutil.copyfile(self.model_dir / companion, partial / companion)
 
     def _file_with(self, name: str) -> safe_open:
         if name not in self.file_of:
@@ -92,6 +104,38 @@ class CheckpointFiles:
         if file not in self._open:
             self._open[file] = safe_open(self.model_dir / file, "pt")
         return self._open[file]
+
+
+class _SameLayout:
+    """A safetensors file with the header of another, whose tensors are written in any order.
+
+    The format: eight bytes with the header's length, the header as JSON with each tensor's range of bytes behind it.
+    """
+
+    def __init__(self, like: Path, path: Path) -> None:
+        with like.open("rb") as file:
+            length = file.read(8)
+            header = file.read(int.from_bytes(length, "little"))
+        self._entries = json.loads(header)
+        self._begin = 8 + len(header)
+        self._file = path.open("wb")
+        self._file.write(length + header)
+        self._file.truncate(like.stat().st_size)
+
+    def write(self, name: str, tensor: torch.Tensor) -> None:
+        """One tensor, of the shape and dtype that the header says."""
+        wanted = self._entries[name]["shape"]
+        if list(tensor.shape) != wanted:
+            raise ValueError(f"{name} has shape {list(tensor.shape)}, but the model's folder keeps {wanted}")
+        self._file.seek(self._begin + self._entries[name]["data_offsets"][0])
+        self._file.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
+        self._file.flush()
+
+    def __enter__(self) -> _SameLayout:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._file.close()
 
 
 @contextmanager

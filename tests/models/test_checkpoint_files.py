@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models import checkpoint_files
 from models.checkpoint_files import INDEX, SINGLE, CheckpointFiles
 
 
@@ -43,24 +43,39 @@ def test_a_written_folder_replaces_an_older_one_and_leaves_nothing_beside_it(
 
 
 def test_an_interrupted_write_leaves_the_older_folder_as_it_was_and_the_next_one_cleans_up(
-    source: CheckpointFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    source: CheckpointFiles, tmp_path: Path
 ) -> None:
     folder = tmp_path / "out" / "hf"
     source.write_like(folder, filled(1))
 
-    def interrupted(tensors: dict[str, torch.Tensor], path: Path, **settings: object) -> None:
-        if path.name == "2.safetensors":
-            raise KeyboardInterrupt
-        save_file(tensors, path)
+    def interrupted() -> Iterator[tuple[str, torch.Tensor]]:
+        yield from filled(2)[:1]
+        raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(checkpoint_files, "save_file", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            source.write_like(folder, filled(2))
+    with pytest.raises(KeyboardInterrupt):
+        source.write_like(folder, interrupted())
     assert load_file(folder / "1.safetensors")["a"].tolist() == [1, 1]
     source.write_like(folder, filled(3))
     assert load_file(folder / "1.safetensors")["a"].tolist() == [3, 3]
     assert list(folder.parent.iterdir()) == [folder]
+
+
+def test_tensors_are_taken_one_by_one_and_to_the_end_where_writing_fails(
+    source: CheckpointFiles, tmp_path: Path
+) -> None:
+    taken = []
+
+    def watched(tensors: list[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in tensors:
+            yield name, tensor
+            taken.append((name, load_file(tmp_path / ".hf.partial" / source.file_of[name])[name].tolist()))
+
+    source.write_like(tmp_path / "hf", watched(filled(1)))
+    assert taken == [("a", [1, 1]), ("b", [1, 1, 1])]  # each is in its file before the next one is asked for
+    given = iter([("a", torch.zeros(5)), *filled(1)])
+    with pytest.raises(ValueError, match=r"a has shape \[5\], but the model's folder keeps \[2\]"):
+        source.write_like(tmp_path / "hf", given)
+    assert list(given) == []
 
 
 def test_nothing_is_written_when_a_tensor_is_missing(source: CheckpointFiles, tmp_path: Path) -> None:
