@@ -22,6 +22,12 @@ def tied_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with experts."""
+    return build_folder(tmp_path_factory.mktemp("experts"), "qwen3_vl_moe")
+
+
+@pytest.fixture(scope="session")
 def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with four layers and a tied head, for stages that are uneven or cut once more."""
     return build_folder(tmp_path_factory.mktemp("deep"), "qwen2_5_vl_deep", is_head_tied=True)

@@ -31,6 +31,12 @@ MOVES = {
     "tp2 dp2 to tp2 pp2": (Parallel(tp=2, dp=2), Parallel(tp=2, pp=2)),
 }
 """Where a checkpoint is saved, and where it is loaded."""
+EP2 = Parallel(ep=2, dp=2)
+EXPERT_MOVES = {
+    "ep2 to ep2": (EP2, EP2),
+    "ep2 to one rank": (EP2, Parallel()),
+}
+"""The same for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
 
 
 class Saves:
@@ -60,10 +66,20 @@ def saves(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Saves:
 def test_a_checkpoint_continues_in_any_layout_however_it_was_written(
     move: str, ranks: RankPool, untied_folder: Path, saves: Saves
 ) -> None:
-    first, second = MOVES[move]
-    directory, wanted = saves.of(untied_folder, first)
+    check_move(ranks, saves, untied_folder, *MOVES[move])
+
+
+@pytest.mark.parametrize("move", EXPERT_MOVES)
+def test_experts_move_between_layouts_with_and_without_expert_parallelism(
+    move: str, ranks: RankPool, experts_folder: Path, saves: Saves
+) -> None:
+    check_move(ranks, saves, experts_folder, *EXPERT_MOVES[move])
+
+
+def check_move(ranks: RankPool, saves: Saves, folder: Path, first: Parallel, second: Parallel) -> None:
+    directory, wanted = saves.of(folder, first)
     assert not wanted["was_complete"]  # it was written after the updates that it must not contain
-    for found in ranks.run(second.world_size, jobs.load_both, untied_folder, second, directory)[0].values():
+    for found in ranks.run(second.world_size, jobs.load_both, folder, second, directory)[0].values():
         if first == second:
             assert found["losses"] == wanted["losses"]
             assert found["norms"] == wanted["norms"]
