@@ -6,6 +6,7 @@ has a process group of its own over the first `world_size` ranks.
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import tempfile
 import time
@@ -88,6 +89,7 @@ def _collect(pipes: list[Connection]) -> dict[int, tuple[bool, Any]]:
 def _serve(rank: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
+    from models.megatron import parallel_state
     from yatt_mm.training.distributed import init_distributed
 
     while True:
@@ -101,5 +103,8 @@ def _serve(rank: int, pipe: Connection) -> None:
         except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
         finally:
+            if parallel_state.model_parallel_is_initialized():
+                parallel_state.destroy_model_parallel()
             if dist.is_initialized():
                 dist.destroy_process_group()
+            gc.collect()  # else the threads of the job's groups go on, a hundred wake-ups a second each
