@@ -22,6 +22,7 @@ from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
+from yatt_mm.weights.segment import write_segment
 
 GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
 """Samples of four microbatches: images and a video, text alone, images, all kinds."""
@@ -104,6 +105,16 @@ def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[di
     """What is exported, and this replica's log-probabilities."""
     engine = build_engine(model_dir, parallel)
     return exported(engine), [values for part in engine.logprobs(microbatches(engine)) for values in part]
+
+
+def publish(rank: int, model_dir: Path, parallel: Parallel, path: str) -> None:
+    """Write the weights for engines, as a training rank does."""
+    weights = build_engine(model_dir, parallel).weights
+    if rank == 0:
+        write_segment(Path(path), ([named] for named in weights))
+    else:
+        for _ in weights:
+            pass
 
 
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:

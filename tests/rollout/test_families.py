@@ -1,0 +1,72 @@
+"""vLLM serves Qwen3-VL too: its numbers are transformers', and weights from the trainer equal those of the folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForImageTextToText
+
+from models.parallel import Parallel
+from models.registry import load_recipe
+from tests.rollout.conftest import GRID, Prompts, Run, engine_config
+from tests.rollout.families import build_served_folder
+from tests.training import jobs
+from tests.training.ranks import RankPool
+from yatt_mm.rollout.engine import Engine, GenerateRequest, Sampled
+
+IMAGES = range(3)
+
+
+def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
+    prompts: Prompts, run: Run, ranks: RankPool, tmp_path: Path
+) -> None:
+    first, second = (build_served_folder(tmp_path / str(seed), seed) for seed in (0, 1))
+    segments = [str(tmp_path / f"{folder.name}.segment") for folder in (first, second)]
+    for folder, path in zip((first, second), segments, strict=True):
+        ranks.run(2, jobs.publish, folder, Parallel(tp=2), path)
+    requests = prompts.requests(IMAGES, num_samples=2, max_tokens=6)
+
+    async def answers() -> list[list[list[Sampled]]]:
+        engine = await Engine.start(engine_config(first, name="qwen3"))
+        try:
+            from_folder = await engine.generate_batch(requests)
+            await engine.update_weights(segments[1], 1)
+            other = await engine.generate_batch(requests)
+            await engine.update_weights(segments[0], 2)
+            return [from_folder, other, await engine.generate_batch(requests)]
+        finally:
+            await engine.shutdown()
+
+    from_folder, other, from_trainer = run(answers())
+    assert numbers(from_trainer) == numbers(from_folder)
+    assert numbers(other) != numbers(from_folder)
+    for folder, groups in ((first, from_folder), (second, other)):
+        for request, group in zip(requests, groups, strict=True):
+            for sampled in group:
+                assert sampled.logprobs == pytest.approx(of_transformers(folder, request, sampled.token_ids), abs=1e-4)
+
+
+def numbers(groups: list[list[Sampled]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
+    return [(sampled.token_ids, sampled.logprobs) for group in groups for sampled in group]
+
+
+def of_transformers(folder: Path, request: GenerateRequest, sampled: Sequence[int]) -> list[float]:
+    """Log-probabilities of the sampled tokens, in one pass over prompt and response."""
+    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+    tokens = torch.tensor([[*request.prompt_token_ids, *sampled]])
+    mean, std = (np.array(values)[:, None] for values in load_recipe(folder).pixel_affine(folder))
+    patches = request.media[0].patches
+    pixels = (patches.reshape(len(patches), 3, -1) / 255 - mean) / std
+    logits = model(
+        input_ids=tokens,
+        mm_token_type_ids=(tokens == model.config.image_token_id).int(),
+        pixel_values=torch.from_numpy(pixels.reshape(patches.shape).astype(np.float32)),
+        image_grid_thw=torch.tensor([GRID]),
+    ).logits
+    distribution = logits[0, -len(sampled) - 1 : -1].log_softmax(-1)
+    found: list[float] = distribution.gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+    return found
