@@ -46,6 +46,7 @@ def build(
     *,
     recompute: Recompute = "none",
     frozen: Collection[Part] = (),
+    tower_always_runs: bool = False,
 ) -> Built:
     """The model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls it."""
     family = load_family(model_dir)
@@ -63,6 +64,7 @@ def build(
             group=parallel_state.get_tensor_and_context_parallel_group(),
             sum_group=parallel_state.get_context_parallel_group(),
         )
+        tower.always_runs = tower_always_runs
     config = family.transformer_config(hf_config, parallel, dtype)
     set_recompute(config, recompute)
     rope = MRope(

@@ -57,6 +57,9 @@ class VisionTower(torch.nn.Module):
         self.config._attn_implementation = ATTENTION
         self.group = group
         self.sum_group = sum_group
+        self.always_runs = False
+        """True: a rank without an image of its own encodes a blank one times zero, so that every microbatch gives every
+        parameter a gradient. megatron counts on that where it reduces gradients during the backward pass."""
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None], persistent=False)
 
@@ -74,7 +77,7 @@ class VisionTower(torch.nn.Module):
         shares = deal_media(grids, self.group.size())
         mine = shares[self.group.rank()]
         local = self._encode([_given(images[i], grids[i]) for i in mine], [grids[i] for i in mine])
-        if self.group.size() == 1:
+        if self.group.size() == 1 or not grids:
             return local
         sizes = [sum(merged[i] for i in share) for share in shares]
         gathered = gather_rows(local, sizes, self.group, self.sum_group)
@@ -92,12 +95,20 @@ class VisionTower(torch.nn.Module):
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
         weight = self.visual.patch_embed.proj.weight
         if not images:
-            empty = weight.new_zeros(0, (1 + self.num_deepstack) * self.config.out_hidden_size)
-            # a backward pass has collectives behind this one, which all ranks of the group must enter
-            is_trained = any(param.requires_grad for param in self.visual.parameters())
-            return empty.requires_grad_(is_trained and torch.is_grad_enabled())
+            return self._encode_none(weight)
         patches = torch.from_numpy(np.concatenate(images)).to(weight.device)
         return self.encode(self.normalise(patches).to(weight.dtype), grids)
+
+    def _encode_none(self, weight: torch.Tensor) -> torch.Tensor:
+        """[0, (1 + num_deepstack) * h], for a backward pass that has collectives which all ranks must enter."""
+        is_trained = torch.is_grad_enabled() and any(param.requires_grad for param in self.visual.parameters())
+        if is_trained and self.always_runs:
+            side = self.config.spatial_merge_size
+            size = self.config.in_channels * self.config.temporal_patch_size * self.config.patch_size**2
+            blank = self.encode(weight.new_zeros(side * side, size), [(1, side, side)])
+            return blank[:0] + 0 * blank.sum()
+        empty = weight.new_zeros(0, (1 + self.num_deepstack) * self.config.out_hidden_size)
+        return empty.requires_grad_(is_trained)
 
 
 def _given(patches: np.ndarray | None, grid: Grid) -> np.ndarray:

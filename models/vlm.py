@@ -94,8 +94,8 @@ class VisionLanguageModel(MegatronModule):
         """
         embedded = self.language_model.embedding(batch.token_ids[None], None)
         deepstack = None
-        if batch.grids:
-            assert self.vision_model is not None
+        assert self.vision_model is not None
+        if batch.grids or self.vision_model.always_runs:
             visual = self.vision_model(batch.images, batch.grids)
             visual = visual.to(embedded.dtype).index_select(0, batch.visual_rows)[:, None]
             visual, features = visual.split([embedded.shape[-1], visual.shape[-1] - embedded.shape[-1]], -1)

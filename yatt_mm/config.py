@@ -207,6 +207,8 @@ class TrainSection(Section):
     freeze: Annotated[list[Literal["tower", "merger", "language"]], Field(max_length=2)] = []
     """Parts that are not trained, two at most: the vision tower, its merger (which makes tokens of patches), the
     language model."""
+    overlap_grad_reduce: bool = False
+    """True sums gradients over replicas while the backward pass goes on; pays with many replicas on GPUs."""
     parallel: ParallelSection = ParallelSection()
 
 

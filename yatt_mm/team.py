@@ -164,6 +164,7 @@ def _create_ranks(site: _Site) -> list[Any]:
         timeout_s=config.dataplane.timeout_s,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
+        overlap_grad_reduce=train.overlap_grad_reduce,
     )
     return [
         site.create(TrainActor, devices[0], concurrency=1)(

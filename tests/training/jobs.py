@@ -24,14 +24,20 @@ from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
 from yatt_mm.weights.segment import write_segment
 
+OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
+"""Settings that are not the optimizer's."""
 GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
 """Samples of four microbatches: images and a video, text alone, images, all kinds."""
+TEXT_LAST = ((0, 1, 6), (2,), (3, 4, 7), (5,))
+"""The same with a last microbatch of text alone; the second of two replicas has no image at all."""
 
 
 def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
     """An engine without weight decay or clipping, unless told."""
     defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
-    of_engine = {name: settings.pop(name) for name in ("recompute", "freeze") if name in settings}
+    of_engine = {
+        name: settings.pop(name) for name in ("recompute", "freeze", "overlap_grad_reduce") if name in settings
+    }
     optim = AdamSettings(**(defaults | settings))
     return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1, **of_engine)
 
@@ -159,6 +165,13 @@ def train_with_releases(
         "refusals": refusals,
         "at_end": held,
     }
+
+
+def curves(
+    rank: int, model_dir: Path, cases: dict[str, tuple[Parallel, dict[str, Any]]], num_steps: int
+) -> dict[str, dict[str, list[float]]]:
+    """Losses and gradient norms of each case, one after the other."""
+    return {name: _steps(build_engine(model_dir, layout, **its), num_steps, TEXT_LAST) for name, (layout, its) in cases.items()}
 
 
 def train_and_save(

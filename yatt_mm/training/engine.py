@@ -82,12 +82,21 @@ class TrainEngine:
         seed: int,
         recompute: Recompute = "none",
         freeze: Collection[Part] = (),
+        overlap_grad_reduce: bool = False,
     ) -> None:
         """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks."""
         check_layout(parallel, read_config(model_dir))
         init_model_parallel(parallel, seed)
         self._device = device()
-        built = build(model_dir, parallel, DTYPES[dtype], self._device, recompute=recompute, frozen=freeze)
+        built = build(
+            model_dir,
+            parallel,
+            DTYPES[dtype],
+            self._device,
+            recompute=recompute,
+            frozen=freeze,
+            tower_always_runs=overlap_grad_reduce,
+        )
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights = built.weights
         self._optim = optim
@@ -99,7 +108,7 @@ class TrainEngine:
         )
         self._multiple_of = self._context.stream_multiple(parallel.tp if parallel.sequence_parallel else 1)
         self._microbatch_multiple = parallel.pp if parallel.vpp > 1 else 1
-        self._ddp = wrap(self._model)
+        self._ddp = wrap(self._model, overlap_grad_reduce=overlap_grad_reduce)
         self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
         self.memory = TrainMemory(self._ddp, self._optimizer)
         """What of this rank's state is on its device; work without what it needs is refused."""

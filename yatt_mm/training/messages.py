@@ -30,6 +30,8 @@ class TrainSpec:
     recompute: Recompute
     freeze: tuple[Part, ...]
     """Parts of the model that are not trained."""
+    overlap_grad_reduce: bool
+    """True sums gradients over replicas during the backward pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

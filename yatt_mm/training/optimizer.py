@@ -21,21 +21,25 @@ from models.megatron import (
 from yatt_mm.training.adam_settings import AdamSettings
 
 
-def wrap(chunks: Iterable[MegatronModule]) -> list[DistributedDataParallel]:
+def wrap(chunks: Iterable[MegatronModule], *, overlap_grad_reduce: bool = False) -> list[DistributedDataParallel]:
     """The model's chunks with flat gradient buffers that are summed (not averaged) over data-parallel ranks.
 
-    Reductions do not overlap with the backward pass: a microbatch without images gives the vision tower no
-    gradient, and megatron's overlapped reduction waits for one of every parameter.
+    With overlap, buckets are reduced while the last microbatch's backward pass goes on; each of its parameters must
+    get a gradient then (`VisionTower.always_runs`).
     """
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
         grad_reduce_in_fp32=True,
-        overlap_grad_reduce=False,
+        overlap_grad_reduce=overlap_grad_reduce,
         overlap_param_gather=False,
         average_in_collective=False,
     )
     wrapped = [DistributedDataParallel(chunk.config, ddp_config, chunk) for chunk in chunks]
-    wrapped[0].config.finalize_model_grads_func = finish_gradients
+    config = wrapped[0].config
+    config.finalize_model_grads_func = finish_gradients
+    if overlap_grad_reduce:
+        pauses = [chunk.no_sync for chunk in wrapped]
+        config.no_sync_func = pauses if len(pauses) > 1 else pauses[0]
     return wrapped
 
 

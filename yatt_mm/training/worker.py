@@ -76,6 +76,7 @@ class TrainWorker:
             seed=spec.seed,
             recompute=spec.recompute,
             freeze=spec.freeze,
+            overlap_grad_reduce=spec.overlap_grad_reduce,
         )
 
     def set_state(self, state: State) -> Moved:
