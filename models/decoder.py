@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from models.megatron import (
     TransformerConfig,
     VocabParallelEmbedding,
     get_gpt_layer_local_spec,
+    get_gpt_layer_with_transformer_engine_spec,
     get_num_layers_to_build,
     get_transformer_layer_offset,
     set_tensor_model_parallel_attributes,
@@ -71,7 +73,17 @@ def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodu
     return TransformerBlockSubmodules(layer_specs=specs, layer_norm=RMSNorm)
 
 
+def uses_transformer_engine() -> bool:
+    """True where layers are Transformer Engine's: it is installed and there is a GPU to run it."""
+    return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
+
+
 def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
+    if uses_transformer_engine():
+        # norms are fused into the linear layers behind them (models.rules has both names); experts stay one by one
+        fused = get_gpt_layer_with_transformer_engine_spec(num_experts, qk_layernorm=config.qk_layernorm)
+        fused.submodules.self_attention.submodules.core_attention = PackedCoreAttention
+        return fused
     spec = get_gpt_layer_local_spec(num_experts, normalization="RMSNorm", qk_layernorm=config.qk_layernorm)
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = RMSNorm
     attention = spec.submodules.self_attention.submodules

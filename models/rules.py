@@ -54,6 +54,9 @@ def layer_rules(prefixes: Prefixes) -> list[Rule]:
     return [
         Rule(DECODER + "input_layernorm.weight", [layer + "input_layernorm.weight"], "rep"),
         Rule(DECODER + "pre_mlp_layernorm.weight", [layer + "post_attention_layernorm.weight"], "rep"),
+        # Transformer Engine's linear layers have the norm before them inside
+        Rule(DECODER + "self_attention.linear_qkv.layer_norm_weight", [layer + "input_layernorm.weight"], "rep"),
+        Rule(DECODER + "mlp.linear_fc1.layer_norm_weight", [layer + "post_attention_layernorm.weight"], "rep"),
         Rule(DECODER + "self_attention.linear_qkv.weight", [name + "weight" for name in qkv], "qkv"),
         Rule(DECODER + "self_attention.linear_qkv.bias", [name + "bias" for name in qkv], "qkv"),
         Rule(DECODER + "self_attention.q_layernorm.weight", [attention + "q_norm.weight"], "rep"),

@@ -29,6 +29,8 @@ from models.media_tokens import TokenLayout, media_spans
 from models.mrope import Grid, mrope_positions
 from models.packing import pack
 from models.qwen2_5_vl.tower import Tower
+from models.rules import Prefixes, layer_rules
+from models.weights import WeightTable
 
 IMAGE, VIDEO = 6, 7
 CPU = torch.device("cpu")
@@ -308,3 +310,15 @@ PATCHES = np.zeros((4, 6), np.uint8)
 def test_samples_that_contradict_themselves_are_refused(sample: Sample, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         pack([sample], LAYOUT, multiple_of=1, device=CPU, with_pixels=True)
+
+
+def test_norms_inside_transformer_engines_layers_have_the_same_source() -> None:
+    shapes = Shapes(num_heads=4, num_groups=2, vocab_size=13, padded_vocab_size=16)
+    prefixes = Prefixes(text="model.", visual="visual.")
+    table = WeightTable(layer_rules(prefixes), shapes)
+    for fused, apart in (
+        ("self_attention.linear_qkv.layer_norm_weight", "input_layernorm.weight"),
+        ("mlp.linear_fc1.layer_norm_weight", "pre_mlp_layernorm.weight"),
+    ):
+        layer = "language_model.decoder.layers.3."
+        assert table.match(layer + fused).names == table.match(layer + apart).names

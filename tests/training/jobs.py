@@ -364,3 +364,16 @@ def frozen_parts(rank: int, model_dir: Path, parallel: Parallel, parts: Sequence
     num_trained = sum(param.numel() for param in engine._model.parameters() if param.requires_grad)
     num_states = sum(buffer.numel for chunk in engine._ddp for buffer in chunk.buffers)
     return result | {"before": before, "after": after, "num_trained": num_trained, "num_states": num_states}
+
+
+def owned_media(rank: int, model_dir: Path, parallel: Parallel) -> list[list[tuple[bool, ...]]]:
+    """[microbatch][sample][medium] what this rank asks for, told by keys and grids alone."""
+    engine = build_engine(model_dir, parallel)
+    without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]
+    return [engine.own_media([without[i] for i in group]) for group in GROUPS]
+
+
+def logprobs_without_pixels(rank: int, model_dir: Path) -> None:
+    """What happens to a rank that was not given what it encodes."""
+    engine = build_engine(model_dir, Parallel())
+    engine.logprobs([[with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]])

@@ -44,6 +44,21 @@ def test_replicas_stay_equal_when_images_are_dealt_to_ranks(ranks: RankPool, unt
     assert all(np.array_equal(left[name], right[name]) for name in left)
 
 
+def test_an_image_is_asked_for_by_one_rank_of_the_first_stage_alone(ranks: RankPool, untied_folder: Path) -> None:
+    asked = ranks.run(4, jobs.owned_media, untied_folder, Parallel(tp=2, pp=2))
+    for micro, first in enumerate(asked[0]):
+        for sample, wanted in enumerate(first):
+            for medium in range(len(wanted)):
+                assert sum(of_rank[micro][sample][medium] for of_rank in asked[:2]) == 1
+                assert not any(of_rank[micro][sample][medium] for of_rank in asked[2:])
+    assert any(any(any(own) for own in micro) for micro in asked[1])
+
+
+def test_a_rank_without_the_pixels_that_it_encodes_says_so(ranks: RankPool, untied_folder: Path) -> None:
+    with pytest.raises(AssertionError, match=r"patches of an image of \(1, 8, 6\) patches are missing.*own_media"):
+        ranks.run(1, jobs.logprobs_without_pixels, untied_folder)
+
+
 @pytest.mark.parametrize("parallel", [Parallel(), Parallel(pp=2), Parallel(tp=2, sp=True)])
 def test_numbers_do_not_depend_on_microbatches_nor_on_empty_ones(
     parallel: Parallel, ranks: RankPool, untied_folder: Path
