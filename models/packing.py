@@ -70,12 +70,11 @@ def pack(
     multiple_of: int,
     sample_multiple: int = 1,
     device: torch.device,
-    with_pixels: bool,
 ) -> PackedBatch:
     """Pack samples one after another, padded to a multiple of `multiple_of` tokens; no samples give padding alone.
 
-    Each sample is padded to a multiple of `sample_multiple`, which must divide `multiple_of`. With pixels, each
-    distinct medium has its patches, or None where another rank encodes it; without, no media are looked at.
+    Each sample is padded to a multiple of `sample_multiple`, which must divide `multiple_of`. Media need no patches
+    here: only a rank that encodes a medium must be given them.
     """
     parts = [_padded(_sample_arrays(number, sample, layout), sample_multiple) for number, sample in enumerate(samples)]
     lengths = [len(part["tokens"]) for part in parts]
@@ -84,7 +83,7 @@ def pack(
         lengths.append(padding)
         parts.append({"tokens": np.zeros(padding, np.int64), "positions": _text_positions(padding)})
     begins = np.concatenate([[0], np.cumsum(lengths)])
-    media = distinct_media(samples if with_pixels else [])
+    media = distinct_media(samples)
 
     def stream(name: str, *, shifted: bool = False) -> torch.Tensor:
         arrays = [part[name] + (begin if shifted else 0) for part, begin in zip(parts, begins) if name in part]

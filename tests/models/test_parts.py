@@ -256,7 +256,7 @@ def test_packing_by_hand() -> None:
     image = np.zeros((8, 6), np.uint8)
     first = make_sample([10, IMAGE, IMAGE, 11, 12], {3, 4}, grid_thw=((1, 2, 4),), patches=(image,))
     second = make_sample([13, IMAGE, IMAGE, 14], {3}, grid_thw=((1, 2, 4),), patches=(image,))
-    batch = pack([first, second], LAYOUT, multiple_of=4, device=CPU, with_pixels=True)
+    batch = pack([first, second], LAYOUT, multiple_of=4, device=CPU)
     assert batch.token_ids.tolist() == [10, IMAGE, IMAGE, 11, 12, 13, IMAGE, IMAGE, 14, 0, 0, 0]
     assert batch.segments.bounds == (0, 5, 9, 12)
     assert batch.predict_rows.tolist() == [2, 3, 7]
@@ -274,13 +274,13 @@ def test_packing_by_hand() -> None:
 
 
 def test_a_sampled_image_token_is_text() -> None:
-    batch = pack([make_sample([10, IMAGE, VIDEO], {1, 2})], LAYOUT, multiple_of=1, device=CPU, with_pixels=True)
+    batch = pack([make_sample([10, IMAGE, VIDEO], {1, 2})], LAYOUT, multiple_of=1, device=CPU)
     assert batch.labels.tolist() == [IMAGE, VIDEO]
     assert batch.visual_slots.tolist() == [] and batch.position_ids[0, 0].tolist() == [0, 1, 2]
 
 
 def test_no_samples_pack_to_padding_alone() -> None:
-    batch = pack([], LAYOUT, multiple_of=2, device=CPU, with_pixels=True)
+    batch = pack([], LAYOUT, multiple_of=2, device=CPU)
     assert batch.token_ids.tolist() == [0, 0]
     assert batch.labels.tolist() == [] and batch.num_scored == ()
 
@@ -309,7 +309,7 @@ PATCHES = np.zeros((4, 6), np.uint8)
 )
 def test_samples_that_contradict_themselves_are_refused(sample: Sample, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        pack([sample], LAYOUT, multiple_of=1, device=CPU, with_pixels=True)
+        pack([sample], LAYOUT, multiple_of=1, device=CPU)
 
 
 def test_norms_inside_transformer_engines_layers_have_the_same_source() -> None:

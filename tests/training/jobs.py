@@ -171,7 +171,10 @@ def curves(
     rank: int, model_dir: Path, cases: dict[str, tuple[Parallel, dict[str, Any]]], num_steps: int
 ) -> dict[str, dict[str, list[float]]]:
     """Losses and gradient norms of each case, one after the other."""
-    return {name: _steps(build_engine(model_dir, layout, **its), num_steps, TEXT_LAST) for name, (layout, its) in cases.items()}
+    return {
+        name: _steps(build_engine(model_dir, layout, **its), num_steps, TEXT_LAST)
+        for name, (layout, its) in cases.items()
+    }
 
 
 def train_and_save(
@@ -261,10 +264,10 @@ def load_and_train(
     return _steps(engine, 2) | {"weights": exported(engine)}
 
 
-def _steps(engine: TrainEngine, num_steps: int) -> dict[str, Any]:
+def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] = GROUPS) -> dict[str, Any]:
     losses, norms = [], []
     for _ in range(num_steps):
-        result = engine.step(microbatches(engine), weighted_loss)
+        result = engine.step(microbatches(engine, groups), weighted_loss)
         total = torch.tensor([result.loss_metrics["loss"] if engine.is_loss_rank else 0.0], dtype=torch.float64)
         dist.all_reduce(total)
         losses.append(float(total))

@@ -211,7 +211,6 @@ class TrainEngine:
                 multiple_of=self._multiple_of,
                 sample_multiple=self._context.sample_multiple,
                 device=self._device,
-                with_pixels=self.needs_pixels,
             )
             batch = cut(batch, self._context)
             return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
