@@ -180,7 +180,7 @@ class Client:
     ) -> list[Ref | BadMedia]:
         """Have the node make what the recipe says of each source; BadMedia in the place of what cannot be decoded.
 
-        What is in an open scope is not evicted.
+        A derived ref stands for its source. What is in an open scope is not evicted.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe), "timeout_s": self.timeout_s}
         body["scope"] = scope

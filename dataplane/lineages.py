@@ -13,10 +13,12 @@ from dataplane.refs import Lineage, Ref
 
 
 def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
-    """The name of what will be made; its shape is not known yet."""
+    """The name of what will be made; its shape is not known yet. A derived ref stands for its source."""
     lineage = source.lineage
-    if source.kind != "source" or lineage is None:
-        raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on source refs")
+    if source.kind == "plain" or lineage is None:
+        raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on refs of media")
+    if source.kind == "derived":
+        source = source_ref(lineage, source.node)
     if source.name != source_name(lineage.source):
         raise BadRequestError(
             f"{source.name} does not match its lineage (source {lineage.source}); refs are not edited"

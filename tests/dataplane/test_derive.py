@@ -94,8 +94,9 @@ def test_a_source_put_by_hand_can_be_derived_until_it_is_lost(client: Client, re
     lost = Ref.from_dict(source.to_dict() | {"name": "s/" + "0" * 32})
     with pytest.raises(BadRequestError, match="does not match its lineage"):
         client.derive([lost], RECIPE)
-    with pytest.raises(BadRequestError, match="derive works on source refs"):
-        client.derive([ref], RECIPE)
+    assert client.derive([ref], RECIPE) == [ref], "a derived ref stands for its source"
+    with pytest.raises(BadRequestError, match="derive works on refs of media"):
+        client.derive([client.put(b"plain", name="plain")], RECIPE)
 
 
 @pytest.fixture

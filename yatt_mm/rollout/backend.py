@@ -95,7 +95,8 @@ def sampling_params(request: GenerateRequest, seed: int) -> SamplingParams:
         top_p=1.0,
         top_k=0,
         seed=None if request.greedy else seed,
-        logprobs=0,  # the sampled token's own
+        logprobs=len(request.scored_token_ids),  # of these, and always the sampled token's own
+        logprob_token_ids=list(request.scored_token_ids) or None,
         output_kind=RequestOutputKind.FINAL_ONLY,
         detokenize=False,
     )
@@ -105,6 +106,14 @@ def logprobs_of(output: CompletionOutput) -> tuple[float, ...]:
     """[T] log-probability of each sampled token."""
     rows = cast(list[dict[int, Logprob]], output.logprobs)
     return tuple(row[token].logprob for token, row in zip(output.token_ids, rows, strict=True))
+
+
+def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probability of each of the tokens as the first of the response."""
+    if not token_ids:
+        return ()
+    first = cast(list[dict[int, Logprob]], output.logprobs)[0]
+    return tuple(first[token].logprob for token in token_ids)
 
 
 def versions_of(output: CompletionOutput) -> tuple[int, ...]:

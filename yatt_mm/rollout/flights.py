@@ -20,9 +20,10 @@ if TYPE_CHECKING:
 class Flight:
     """One group."""
 
-    def __init__(self, prefix: str, digests: tuple[str, ...]) -> None:
+    def __init__(self, prefix: str, request: GenerateRequest) -> None:
         self.prefix = prefix
-        self.digests = digests
+        self.digests = tuple(medium.digest for medium in request.media)
+        self.scored_token_ids = request.scored_token_ids
         self.queues: list[RequestOutputCollector] = []
 
 
@@ -59,7 +60,7 @@ class Flights:
     async def send(self, request: GenerateRequest, flights: list[Flight]) -> None:
         """Hand the group's samples to the core, in order."""
         prefix = f"{self._name}-{next(self._request_ids)}"
-        flight = Flight(prefix, tuple(medium.digest for medium in request.media))
+        flight = Flight(prefix, request)
         flights.append(flight)
         try:
             for index, seed in enumerate(request.seeds):
@@ -95,4 +96,5 @@ class Flights:
             text=self._llm.get_tokenizer().decode(completion.token_ids, skip_special_tokens=True),
             finish_reason=str(completion.finish_reason),
             policy_versions=self._backend.versions_of(completion),
+            scored_logprobs=self._backend.scored_logprobs_of(completion, flight.scored_token_ids),
         )

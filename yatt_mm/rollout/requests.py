@@ -88,6 +88,8 @@ class GenerateRequest:
     temperature: float = 1.0
     greedy: bool = False
     """True takes the most likely token, whatever the seed and temperature."""
+    scored_token_ids: tuple[int, ...] = ()
+    """Tokens whose log-probability as the first of the response is wanted, sampled or not; vLLM takes up to 20."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,3 +106,5 @@ class Sampled:
     """"stop", "length" or "abort"."""
     policy_versions: tuple[int, ...] = field(default=())
     """[T] version of the weights that gave each token."""
+    scored_logprobs: tuple[float, ...] = ()
+    """One per token of the request's `scored_token_ids`, at the first position."""

@@ -128,7 +128,7 @@ class RolloutWorker:
         return [
             GenerateRequest(
                 prompt_token_ids=prompt,
-                media=tuple(_medium(ref, next(views)) for ref in task.media),
+                media=tuple(medium_of(ref, next(views)) for ref in task.media),
                 seeds=tuple(sample_seed(task.seed, sample) for sample in range(task.num_samples)),
                 max_tokens=sampling.max_tokens,
                 temperature=sampling.temperature,
@@ -176,7 +176,8 @@ def sample_seed(group_seed: int, sample: int) -> int:
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
-def _medium(ref: Ref, view: np.ndarray) -> Medium:
+def medium_of(ref: Ref, view: np.ndarray) -> Medium:
+    """What an engine is told of a resolved medium. Raises ValueError where the ref is not one of derived patches."""
     temporal, height, width = _meta(ref, "grid_thw")
     return Medium(digest=ref.name, patches=view, grid_thw=(temporal, height, width))
 

@@ -1,0 +1,49 @@
+"""What a judge says, as a score."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from yatt_mm.genrm.verdicts import JsonScore, RegexScore, YesNo
+
+
+def test_yes_against_no_is_the_share_of_their_probabilities() -> None:
+    # 0.3 + 0.1 of yes against 0.1 of no, whatever else the judge might have said
+    assert YesNo().score([math.log(0.3), math.log(0.1)], [math.log(0.1)]) == pytest.approx(0.8)
+    assert YesNo().score([float("-inf")], [math.log(0.5)]) == 0.0
+
+
+def test_a_judge_that_can_say_neither_gives_no_verdict() -> None:
+    assert YesNo().score([float("-inf")], [float("-inf")]) is None
+
+
+def test_the_last_match_of_a_pattern_counts() -> None:
+    verdict = RegexScore(pattern=r"score:\s*(\d+)", scale=10)
+    assert verdict.score("score: 3 would be too low, so\nscore: 7") == 0.7
+
+
+@pytest.mark.parametrize("text", ["", "no number", "score: 11", "score: "])
+def test_what_cannot_be_read_by_a_pattern_is_no_verdict(text: str) -> None:
+    assert RegexScore(pattern=r"score:\s*(\d*)", scale=10).score(text) is None
+
+
+def test_the_last_json_object_counts_whatever_stands_around_it() -> None:
+    text = 'First {"score": 1}, no: {"why": "a } in text", "score": 4} as I {said}'
+    assert JsonScore(scale=5).score(text) == 0.8
+    assert JsonScore(field="ok").score('{"ok": true}') == 1.0
+
+
+@pytest.mark.parametrize("text", ["", "{", '{"score": "high"}', '{"score": null}', '{"score": 9}', '{"score": NaN}', "[1]"])
+def test_what_is_no_score_in_json_is_no_verdict(text: str) -> None:
+    assert JsonScore(scale=5).score(text) is None
+
+
+def test_a_pattern_without_its_one_group_is_refused() -> None:
+    with pytest.raises(ValueError, match="has 0 groups; wanted one"):
+        RegexScore(pattern=r"\d+")
+    with pytest.raises(ValueError, match="not a regular expression"):
+        RegexScore(pattern="(")
+    with pytest.raises(ValueError, match="scale is 0"):
+        JsonScore(scale=0)

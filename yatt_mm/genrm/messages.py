@@ -1,0 +1,62 @@
+"""What controllers and judges say to each other: refs, texts and numbers. Imported in controllers: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from yatt_mm.genrm.template import JudgeTemplate
+from yatt_mm.genrm.verdicts import Verdict, YesNo
+from yatt_mm.rollout.messages import GroupRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeSpec:
+    """How a judge is asked, wherever it runs."""
+
+    name: str
+    """Names the judge in metrics and errors."""
+    template: JudgeTemplate = JudgeTemplate()
+    verdict: Verdict = YesNo()
+    max_tokens: int = 256
+    """Of the judge's own answer; with `YesNo` one token is enough, whatever stands here."""
+    temperature: float = 0.0
+    """0 takes the most likely token: a second attempt then says the same, and is not made."""
+    num_votes: int = 1
+    """Verdicts per answer, whose mean counts; above 1 only with a temperature."""
+    max_attempts: int = 2
+    """How often a verdict is asked for while it cannot be read, or the judge fails."""
+    score_on_failure: float = 0.0
+    """What an answer gets whose verdict could not be had."""
+
+    def __post_init__(self) -> None:
+        if self.num_votes > 1 and not self.temperature:
+            raise ValueError(
+                f"judge {self.name}: num_votes is {self.num_votes} with temperature 0, which gives the same verdict "
+                "each time; set a temperature, or num_votes=1"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgeTask:
+    """A finished group and what its answers are judged by."""
+
+    group: GroupRef
+    question: str
+    answer: str
+    fields: Mapping[str, Any]
+    seed: int
+    """Every vote's seed follows from it and the vote's place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JudgedGroup:
+    """A judge's verdicts on one group."""
+
+    scores: tuple[float, ...]
+    """[G] in [0, 1], or `score_on_failure`."""
+    num_retried: int
+    """Verdicts that were asked for again."""
+    num_failed: int
+    """Answers without any verdict."""

@@ -1,0 +1,52 @@
+"""What a judge is asked: a text with places for the question, the answer given, and the sample's fields.
+
+Media come before the text, as in the policy's prompts. Imported in controllers: no torch.
+"""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+DEFAULT = """Question: {question}
+Answer given: {response}
+Is the answer right? Say yes or no."""
+
+PLACES = ("question", "response", "answer")
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeTemplate:
+    """A text in which `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in."""
+
+    text: str = DEFAULT
+
+    def __post_init__(self) -> None:
+        try:
+            parts = list(string.Formatter().parse(self.text))
+        except ValueError as error:
+            raise ValueError(f"the template cannot be read ({error}); write {{{{ and }}}} for braces") from error
+        names = [name for _, name, _, _ in parts if name is not None]
+        unknown = [name for name in names if name not in PLACES and not _is_field(name)]
+        if unknown:
+            raise ValueError(
+                f"the template names {{{unknown[0]}}}; it may name {{question}}, {{response}}, {{answer}} and "
+                "{fields[name]} (write {{ and }} for braces)"
+            )
+        if "response" not in names:
+            raise ValueError("the template does not name {response}; a judge must see what it judges")
+
+    def fill(self, *, question: str, response: str, answer: str, fields: Mapping[str, Any]) -> str:
+        """The user's turn for the judge. Raises ValueError where the sample lacks a field that the template names."""
+        try:
+            return self.text.format(question=question, response=response, answer=answer, fields=fields)
+        except KeyError as error:
+            raise ValueError(f"the template wants fields[{error.args[0]}]; the sample has {sorted(fields)}") from error
+
+
+def _is_field(name: str) -> bool:
+    """`fields[name]` and no more: nothing that reaches into objects."""
+    inside = name.removeprefix("fields[").removesuffix("]")
+    return name == f"fields[{inside}]" and inside != "" and not set(inside) & set("[].")

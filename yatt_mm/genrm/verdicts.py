@@ -1,0 +1,106 @@
+"""From what a judge says to a score: three ways, each pure. Imported in controllers: no torch.
+
+A verdict that cannot be read is None; who asked decides whether to ask again.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class YesNo:
+    """The probability of yes among yes and no as the first token: no text is read, and no luck is involved."""
+
+    yes: tuple[str, ...] = ("yes", "Yes", " yes", " Yes")
+    """Texts that mean yes; those that are a single token of the judge's tokenizer count."""
+    no: tuple[str, ...] = ("no", "No", " no", " No")
+
+    def score(self, logprobs_yes: Sequence[float], logprobs_no: Sequence[float]) -> float | None:
+        """p(yes) / (p(yes) + p(no)) in [0, 1]; None where the judge holds both for impossible."""
+        yes, no = (math.fsum(map(math.exp, values)) for values in (logprobs_yes, logprobs_no))
+        total = yes + no
+        return yes / total if total > 0 and math.isfinite(total) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegexScore:
+    """A number that a regular expression captures, over `scale`; the last match counts, after all reasoning."""
+
+    pattern: str
+    """With one group around the number."""
+    scale: float = 1.0
+    """The best number that the template asks for; it becomes 1."""
+
+    def __post_init__(self) -> None:
+        try:
+            num_groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"the pattern {self.pattern!r} is not a regular expression: {error}") from error
+        if num_groups != 1:
+            raise ValueError(f"the pattern {self.pattern!r} has {num_groups} groups; wanted one, around the number")
+        _check_scale(self.scale)
+
+    def score(self, text: str) -> float | None:
+        """In [0, 1]; None where nothing matches, or what matches is no number in 0..scale."""
+        found = re.findall(self.pattern, text, flags=re.DOTALL)
+        return _scaled(found[-1], self.scale) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonScore:
+    """A field of the last JSON object in the text, over `scale`; true and false count as 1 and 0 of it."""
+
+    field: str = "score"
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        _check_scale(self.scale)
+
+    def score(self, text: str) -> float | None:
+        """In [0, 1]; None where there is no such object, or its field is no number in 0..scale."""
+        found = None
+        for value in _objects(text):
+            if self.field in value:
+                found = value[self.field]
+        if isinstance(found, bool):
+            return float(found)
+        return _scaled(found, self.scale)
+
+
+Verdict = YesNo | RegexScore | JsonScore
+
+
+def _check_scale(scale: float) -> None:
+    if not (math.isfinite(scale) and scale > 0):
+        raise ValueError(f"scale is {scale}; it is the best score the judge can give, so it must be above 0")
+
+
+def _scaled(value: object, scale: float) -> float | None:
+    if not isinstance(value, str | int | float):
+        return None
+    try:
+        number = float(value)
+    except ValueError:
+        return None
+    return number / scale if 0.0 <= number <= scale else None
+
+
+def _objects(text: str) -> list[dict[str, object]]:
+    """Every JSON object that begins somewhere in the text and is not inside another one."""
+    decoder = json.JSONDecoder()
+    objects: list[dict[str, object]] = []
+    place = text.find("{")
+    while place >= 0:
+        try:
+            value, end = decoder.raw_decode(text, place)
+        except (json.JSONDecodeError, RecursionError):
+            end = place + 1
+        else:
+            objects.append(value)
+        place = text.find("{", end)
+    return objects
