@@ -6,6 +6,7 @@ Nothing heavy is imported here, and nothing is opened: what needs the disk is ch
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from models.parallel import Parallel
 from yatt_mm.errors import ConfigError
+from yatt_mm.sampling import SamplingRule
 
 SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
@@ -150,6 +152,15 @@ class AlgorithmSection(Section):
     """Weight of an entropy bonus in the loss."""
 
 
+class SamplingSection(Section):
+    replace_groups: bool = False
+    """True replaces groups whose rewards are all equal, which teach nothing, by other prompts' until the batch is full
+    (DAPO's dynamic sampling)."""
+    max_prompts_factor: Annotated[float, Field(ge=1)] = 4.0
+    """Most prompts that a step may use, as a multiple of `train.prompts_per_step`; what the batch then still lacks is
+    filled with groups without signal."""
+
+
 class ParallelSection(Section):
     tp: Count = 1
     """Tensor-parallel ranks."""
@@ -239,6 +250,7 @@ class Config(Section):
     rollout: RolloutSection = RolloutSection()
     reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
+    sampling: SamplingSection = SamplingSection()
     train: TrainSection
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -247,6 +259,15 @@ class Config(Section):
     def run_dir(self) -> Path:
         """Where everything that the run writes goes."""
         return Path(self.run.dir) / self.run.name
+
+    def sampling_rule(self) -> SamplingRule:
+        """How a step's batch is filled."""
+        num_groups = self.train.prompts_per_step
+        return SamplingRule(
+            num_groups=num_groups,
+            replaces_groups=self.sampling.replace_groups,
+            max_prompts=math.ceil(num_groups * self.sampling.max_prompts_factor),
+        )
 
     def parallel(self) -> Parallel:
         """The layout of the training ranks, with `dp` filled in from the devices.

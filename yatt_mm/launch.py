@@ -27,6 +27,7 @@ from yatt_mm import run_dir
 from yatt_mm.checkpoints import find_checkpoint, read_state
 from yatt_mm.cluster import ray_session
 from yatt_mm.config import Config
+from yatt_mm.control.batch import Batches
 from yatt_mm.control.calls import fetch, wait_all
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.control.fields import take_field
@@ -86,7 +87,7 @@ def _run(
     scratch = stack.enter_context(_scratch())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
-    start, cursor = _start_point(config, node.uri, checkpoint, state)
+    start, batches = _start_point(config, node.uri, checkpoint, state)
     run_dir.prepare(config, checkpoint, start.step, console)
     console.print(_plan_of(config, start), highlight=False, soft_wrap=True)
     session = ray_session(
@@ -100,7 +101,7 @@ def _run(
         stack.enter_context(session)
     interrupt_on_signals()  # Ray has put a handler of its own
     with console.status("starting engines and training ranks"):
-        team = build_team(stack, config, run_id=run_id, node=node, cursor=cursor, weights_dir=scratch.weights)
+        team = build_team(stack, config, run_id=run_id, node=node, batches=batches, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(
@@ -155,7 +156,7 @@ def _check_fields(client: Client, config: Config, key: str, name: str) -> None:
 
 def _start_point(
     config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
-) -> tuple[RunStart, PromptCursor]:
+) -> tuple[RunStart, Batches]:
     embedded = config.dataplane.uri is None
     train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
@@ -168,12 +169,13 @@ def _start_point(
         raise bad_media_error(**flaws[0])
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
-    cursor = PromptCursor(num_samples=num_train, seed=config.run.seed)
+    rule = config.sampling_rule()
+    batches = Batches(rule, PromptCursor(num_samples=num_train, seed=config.run.seed))
     if state is not None:
-        cursor = PromptCursor.from_state(state["cursor"])
-        if cursor.num_samples != num_train:
+        batches = Batches.from_state(rule, state)
+        if batches.cursor.num_samples != num_train:
             raise ConfigError(
-                f"--resume: the checkpoint was made with {cursor.num_samples} training samples, data.train has "
+                f"--resume: the checkpoint was made with {batches.cursor.num_samples} training samples, data.train has "
                 f"{num_train}; use the same data"
             )
     start = RunStart(
@@ -185,7 +187,7 @@ def _start_point(
         num_eval=num_eval,
         flaws=tuple(flaws),
     )
-    return start, cursor
+    return start, batches
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.cluster import on_device, reserved_devices
 from yatt_mm.config import Config
 from yatt_mm.control.actor import ControllerActor
+from yatt_mm.control.batch import Batches
 from yatt_mm.control.calls import wait_all
-from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
 from yatt_mm.control.router import Router
@@ -35,7 +35,7 @@ STOP_DEADLINE_S = 30.0
 
 
 def build_team(
-    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, cursor: PromptCursor, weights_dir: Path
+    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: Batches, weights_dir: Path
 ) -> Team:
     """Every actor but the controllers, started and ready; `stack` ends them.
 
@@ -56,7 +56,7 @@ def build_team(
     engines, ranks = _create_engines(site), _create_ranks(site)
     rewards = _create_reward_workers(stack, config, node.uri)
     rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
-        num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, cursor=cursor
+        num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches
     )
     router = _create(stack, Router, concurrency=1)(num_engines=len(engines))
     address = ("training rank 0", ranks[0].address.remote())

@@ -28,9 +28,7 @@ def train(controller: Controller) -> None:
     """Run GRPO (arXiv 2402.03300) from the start, or the checkpoint, to the last step."""
     controller.resume()
     for _step in controller.steps():
-        prompts = controller.next_prompts()
-        with controller.phase(Phase.ROLLOUT):
-            groups = controller.generate(prompts)
+        groups = controller.generate()
         plans = controller.plan(groups)
         with controller.phase(Phase.TRAIN):
             controller.update(plans, groups)

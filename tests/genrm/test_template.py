@@ -14,7 +14,9 @@ def test_question_response_answer_and_fields_are_filled_in_as_they_stand() -> No
     assert filled == "q|{answer}|a|7|{json}"
 
 
-@pytest.mark.parametrize("text", ["{response} {reply}", "{response} {fields[a].__class__}", "{response.text}", "{response} {0}"])
+@pytest.mark.parametrize(
+    "text", ["{response} {reply}", "{response} {fields[a].__class__}", "{response.text}", "{response} {0}"]
+)
 def test_a_place_that_there_is_not_is_named(text: str) -> None:
     with pytest.raises(ValueError, match="the template names"):
         JudgeTemplate(text)

@@ -35,7 +35,9 @@ def test_the_last_json_object_counts_whatever_stands_around_it() -> None:
     assert JsonScore(field="ok").score('{"ok": true}') == 1.0
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"score": "high"}', '{"score": null}', '{"score": 9}', '{"score": NaN}', "[1]"])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"score": "high"}', '{"score": null}', '{"score": 9}', '{"score": NaN}', "[1]"]
+)
 def test_what_is_no_score_in_json_is_no_verdict(text: str) -> None:
     assert JsonScore(scale=5).score(text) is None
 

@@ -51,9 +51,7 @@ def make_group(client: Client, recipe: dict[str, object], *, side: int, texts: t
     assert isinstance(medium, Ref)
     empty = np.empty(0)
     samples = tuple(
-        record.SampleRecord(
-            token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop"
-        )
+        record.SampleRecord(token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop")
         for text in texts
     )
     stored = record.encode(record.GroupRecord(prompt_token_ids=empty, samples=samples))

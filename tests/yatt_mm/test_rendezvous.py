@@ -6,9 +6,11 @@ import asyncio
 
 import pytest
 
+from yatt_mm.control.batch import Batches
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.control.rendezvous import Key, Rendezvous
 from yatt_mm.errors import PhaseAbortedError
+from yatt_mm.sampling import SamplingRule
 
 
 def key(step: int = 1, phase: str = "train", sequence: int = 0, generation: int = 0) -> Key:
@@ -16,7 +18,8 @@ def key(step: int = 1, phase: str = "train", sequence: int = 0, generation: int 
 
 
 def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
-    return Rendezvous(num_controllers=num, deadline_s=deadline_s, cursor=PromptCursor(num_samples=100, seed=0))
+    batches = Batches(SamplingRule(num_groups=6, max_prompts=6), PromptCursor(num_samples=100, seed=0))
+    return Rendezvous(num_controllers=num, deadline_s=deadline_s, batches=batches)
 
 
 def test_a_gather_gives_everyone_all_values_in_controller_order() -> None:
@@ -72,7 +75,7 @@ def test_a_leftover_of_an_earlier_generation_is_turned_away() -> None:
 def test_prompts_are_dealt_in_turn_whoever_asks_first() -> None:
     async def run(order: tuple[int, ...]) -> list:
         meeting = make(2)
-        shares = await asyncio.gather(*(meeting.draw(key(), c, 3, []) for c in order))
+        shares = await asyncio.gather(*(meeting.draw(key(), c, []) for c in order))
         return [share for _, share in sorted(zip(order, shares), key=lambda pair: pair[0])]
 
     shares = asyncio.run(run((0, 1)))

@@ -37,7 +37,8 @@ REQUIRED_KEYS = {
 }
 CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
 NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 17
-PER_STEP = 8 * 4
+NUM_PROMPTS = 8
+PER_STEP = NUM_PROMPTS * 4
 """Responses of a step: prompts times group size."""
 
 
@@ -75,6 +76,9 @@ def test_every_step_has_the_promised_metrics(whole: runs.Finished, folder: Path)
         assert record["rollout/logprob_diff_mean"] < 1e-3
         assert record["rollout/logprob_diff_max"] < 1e-2
         assert record["rollout/staleness_max"] == 0
+        num_used = record["sampling/num_prompts_used"]
+        assert num_used * record["reward/has_signal_frac"] >= NUM_PROMPTS, "the batch is full of groups with signal"
+        assert record["sampling/num_rejected"] <= num_used - NUM_PROMPTS
     assert list((folder / "runs" / "whole" / "tensorboard").glob("events.*"))
     assert (folder / "runs" / "whole" / "config.yaml").exists()
 
@@ -143,7 +147,7 @@ def test_a_node_that_is_killed_twice_costs_time_only(
     whole: runs.Finished, folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = (NUM_EVAL + PER_STEP // 2, NUM_EVAL + 2 * PER_STEP)
-    """In the middle of the first step's generation, and just before the second step's training."""
+    """In the middle of the first step's generation, and in the second step's."""
     monkeypatch.setenv(VARIABLE, ",".join(map(str, kills)))
     killing = "reward.function=tests.yatt_mm.killing_reward:even_length_after_a_kill"
     killed = runs.run(runs.arguments(folder, tiny_dir, "killed", "train.steps=2", killing))

@@ -8,18 +8,27 @@ It holds refs, lengths and rewards. No pixel, token or weight passes through it.
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dataplane.client import Client
-from yatt_mm.algorithms.advantages import group_advantages
+from yatt_mm.algorithms.advantages import group_advantages, has_signal
 from yatt_mm.config import Config
 from yatt_mm.control.calls import wait_all
 from yatt_mm.control.generation import Generation
 from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
-from yatt_mm.control.metrics import Meter, add_groups, add_moves, add_update, merge, resident_bytes
+from yatt_mm.control.metrics import (
+    Meter,
+    add_groups,
+    add_moves,
+    add_sampling,
+    add_update,
+    merge,
+    resident_bytes,
+)
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.control.rendezvous import Key
 from yatt_mm.errors import DataError
@@ -81,31 +90,27 @@ class Controller:
 
     # ------------------------------------------------------------------ the loop's verbs
 
-    def next_prompts(self) -> list[Prompt]:
-        """This controller's share of the step's prompts, their patches made; unreadable media are replaced."""
-        self._phase = "prompts"
-        prompts: list[Prompt] = []
-        bad: list[int] = []
-        total, num = self.config.train.prompts_per_step, self.config.controllers.num
-        wanted = len(range(self.index, total, num))
-        while True:
-            share = self._call_rendezvous("draw", wanted - len(prompts), bad)
-            with self._meter.timed("time/prompts_s"):
-                found, notices = self._prompts.load(share)
-            prompts += found
-            bad = [notice["index"] for notice in notices]
-            self._tell(notices)
-            if not any(self._meet(len(bad))):
-                return prompts
+    def generate(self) -> list[ScoredGroup]:
+        """This controller's share of a full batch: prompts drawn, answered `group_size` times each, and scored.
 
-    def generate(self, prompts: Sequence[Prompt]) -> list[ScoredGroup]:
-        """Answer every prompt `group_size` times and score the answers as they finish."""
-        sampling = Sampling(max_tokens=self.config.rollout.max_tokens, temperature=self.config.rollout.temperature)
-        groups = self._generation.run(
-            prompts, sampling, num_samples=self.config.rollout.group_size, phase=f"step {self.step}"
-        )
+        With `sampling.replace_groups` further rounds follow until enough groups have signal.
+        """
+        groups: list[ScoredGroup] = []
+        for num_rounds in itertools.count(1):
+            prompts = self._next_prompts()
+            with self.phase(Phase.ROLLOUT):
+                answered = self._answer(prompts, num_rounds)
+                landed = [(group.prompt.slot.position, has_signal(group.rewards)) for group in answered]
+                outcome = self._call_rendezvous("finish_round", landed)
+            groups += answered
+            if outcome.is_full:
+                break
         add_groups(self._meter, groups, step=self.step)
-        return groups
+        if self.index == 0:
+            add_sampling(self._meter, outcome, num_rounds)
+        kept = set(outcome.kept)
+        self._client.release([group.group.ref for group in groups if group.prompt.slot.position not in kept])
+        return [group for group in groups if group.prompt.slot.position in kept]
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """[my replica] what its ranks train, balanced over all controllers' samples."""
@@ -177,8 +182,9 @@ class Controller:
         with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
             self._on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
-            cursor = self._call("cursor_state") if self.index == 0 else None
-            self._saving = {"step": self.step, "cursor": cursor}
+            self._saving = {"step": self.step}
+            if self.index == 0:
+                self._saving |= self._call("sampling_state")
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self.finish_checkpoint()
 
@@ -215,6 +221,30 @@ class Controller:
         self._call("abort", self.index, reason)
 
     # ------------------------------------------------------------------ helpers
+
+    def _next_prompts(self) -> list[Prompt]:
+        """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
+        self._phase = "prompts"
+        prompts: list[Prompt] = []
+        bad: list[int] = []
+        while True:
+            share = self._call_rendezvous("draw", bad)
+            with self._meter.timed("time/prompts_s"):
+                found, notices = self._prompts.load(share)
+            prompts += found
+            bad = [notice["index"] for notice in notices]
+            self._tell(notices)
+            if not any(self._meet(len(bad))):
+                return prompts
+
+    def _answer(self, prompts: Sequence[Prompt], num_rounds: int) -> list[ScoredGroup]:
+        rollout = self.config.rollout
+        return self._generation.run(
+            prompts,
+            Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature),
+            num_samples=rollout.group_size,
+            phase=f"step {self.step}" if num_rounds == 1 else f"step {self.step}, round {num_rounds}",
+        )
 
     def _enter(self, phase: Phase) -> None:
         for role, state in self._team.placement.transitions(self._states, phase):

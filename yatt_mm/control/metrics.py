@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.control.batch import RoundOutcome
 from yatt_mm.control.messages import ScoredGroup
 from yatt_mm.training.messages import Moved, UpdateReport
 
@@ -80,6 +81,13 @@ def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> Non
         meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
         meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
         meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
+
+
+def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
+    """How a step's batch was filled; told by one controller, since all know the same."""
+    meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
+    meter.add_sum("sampling/num_rejected", outcome.num_rejected)
+    meter.add_sum("sampling/num_rounds", num_rounds)
 
 
 def add_update(meter: Meter, report: UpdateReport) -> None:

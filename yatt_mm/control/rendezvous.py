@@ -14,7 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt_mm.control.cursor import PromptCursor, Slot
+from yatt_mm.control.batch import Batches, RoundOutcome
+from yatt_mm.control.cursor import Slot
 from yatt_mm.errors import PhaseAbortedError
 
 
@@ -50,10 +51,10 @@ class Rendezvous:
     Unblocked by: the last arrival, or `abort`.
     """
 
-    def __init__(self, *, num_controllers: int, deadline_s: float, cursor: PromptCursor, generation: int = 0) -> None:
+    def __init__(self, *, num_controllers: int, deadline_s: float, batches: Batches, generation: int = 0) -> None:
         self._num = num_controllers
         self._deadline_s = deadline_s
-        self._cursor = cursor
+        self._batches = batches
         self._generation = generation
         self._rooms: dict[int, _Room] = {}
         self._aborted: str | None = None
@@ -69,17 +70,22 @@ class Rendezvous:
         """
         return await self._meet(key, controller, value, lambda values: values)
 
-    async def draw(self, key: Key, controller: int, wanted: int, bad: list[int]) -> list[Slot]:
-        """`wanted` further prompts for this controller; `bad` are sample numbers to leave out from now on.
+    async def draw(self, key: Key, controller: int, bad: list[int]) -> list[Slot]:
+        """Further prompts for this controller; `bad` are sample numbers of its last share to leave out from now on.
 
         The prompts are dealt in turn, so each prompt's position does not depend on who asks first.
         """
-        shares = await self._meet(key, controller, (wanted, bad), self._deal)
+        shares = await self._meet(key, controller, bad, self._batches.deal)
         return shares[controller]
+
+    async def finish_round(self, key: Key, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
+        """Whether the batch is full, after this controller's (position, has signal) and all the others'."""
+        outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
+        return outcome
 
     async def peek(self, count: int) -> list[Slot]:
         """The prompts that will be drawn next, if none of them turns out to be bad."""
-        return self._cursor.peek(count)
+        return self._batches.cursor.peek(count)
 
     async def seen(self, controller: int) -> None:
         """A controller that is busy says so; the others' deadline counts from its last sign of life."""
@@ -92,9 +98,9 @@ class Rendezvous:
         for room in self._rooms.values():
             room.done.set()
 
-    async def cursor_state(self) -> dict[str, Any]:
-        """State of the prompt cursor, for a checkpoint."""
-        return self._cursor.state()
+    async def sampling_state(self) -> dict[str, Any]:
+        """Where the run is in its prompts, for a checkpoint between steps."""
+        return self._batches.state()
 
     async def put_record(self, record: dict[str, Any]) -> None:
         """Hand something to whoever watches the run (a step's metrics, a quarantined medium, a notice)."""
@@ -151,16 +157,3 @@ class Rendezvous:
             )
         if self._aborted is not None:
             raise PhaseAbortedError(self._aborted)
-
-    def _deal(self, requests: list[tuple[int, list[int]]]) -> list[list[Slot]]:
-        for _, bad in requests:
-            self._cursor.skipped.update(bad)
-        left = [wanted for wanted, _ in requests]
-        shares: list[list[Slot]] = [[] for _ in requests]
-        slots = iter(self._cursor.take(sum(left)))
-        while any(left):
-            for controller, wanted in enumerate(left):
-                if wanted:
-                    shares[controller].append(next(slots))
-                    left[controller] -= 1
-        return shares

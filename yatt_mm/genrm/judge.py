@@ -14,8 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
@@ -96,7 +94,9 @@ class Judge:
         made = await asyncio.to_thread(self._client.derive, refs, self._recipe)
         for ref in made:
             if isinstance(ref, BadMedia):
-                raise ValueError(f"a medium that the policy saw cannot be made for judge {self._spec.name}: {ref.reason}")
+                raise ValueError(
+                    f"a medium that the policy saw cannot be made for judge {self._spec.name}: {ref.reason}"
+                )
         return tuple(ref for ref in made if isinstance(ref, Ref))
 
     def _answer(self, task: JudgeTask, response: str, media: tuple[Ref, ...], place: int) -> _Answer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from yatt_mm.genrm.template import JudgeTemplate
@@ -17,8 +17,8 @@ class JudgeSpec:
 
     name: str
     """Names the judge in metrics and errors."""
-    template: JudgeTemplate = JudgeTemplate()
-    verdict: Verdict = YesNo()
+    template: JudgeTemplate = field(default_factory=JudgeTemplate)
+    verdict: Verdict = field(default_factory=YesNo)
     max_tokens: int = 256
     """Of the judge's own answer; with `YesNo` one token is enough, whatever stands here."""
     temperature: float = 0.0
