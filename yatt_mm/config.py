@@ -7,39 +7,17 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 
 from models.parallel import Parallel
+from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.errors import ConfigError
+from yatt_mm.genrm.section import JudgeSection
 from yatt_mm.sampling import SamplingRule
-
-SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-
-
-def parse_size(value: object) -> int:
-    """Bytes of `value`: an int, or a text such as `512MiB` or `1.5GiB`."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(value))
-    if not match or match[2].upper() not in SIZE_UNITS:
-        raise ValueError(f"found {value!r}; wanted a size such as 512MiB or 1.5GiB")
-    return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
-
-
-Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
-Count = Annotated[int, Field(ge=1)]
-Seconds = Annotated[float, Field(gt=0)]
-
-
-class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values never change."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class RunSection(Section):
@@ -139,6 +117,10 @@ class RewardSection(Section):
     """Reward processes."""
     deadline_s: Seconds = 60.0
     """How long the function may take over one response before it is interrupted and scored 0."""
+    weight: Annotated[float, Field(ge=0)] = 1.0
+    """Of the function's score in the reward; 0 leaves the reward to the judges, and the function to evaluation."""
+    judges: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JudgeSection] = {}
+    """Generative reward models by name; each adds its weighted score to the reward."""
 
 
 class AlgorithmSection(Section):
@@ -357,11 +339,18 @@ def explain(problem: Any, root: type[Section]) -> str:
     return f"{key} is {problem['input']!r}: {problem['msg']}"
 
 
+def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
+    """The section that a field holds, itself or by name, and what stands between its key and theirs; else None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, "."
+    inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    return (inside[0], ".<name>.") if inside else None
+
+
 def _all_keys(section: type[Section], prefix: str = "") -> list[str]:
     keys: list[str] = []
     for name, field in section.model_fields.items():
-        kind = field.annotation
         keys.append(f"{prefix}{name}")
-        if isinstance(kind, type) and issubclass(kind, Section):
-            keys += _all_keys(kind, f"{prefix}{name}.")
+        if (found := section_inside(field.annotation)) is not None:
+            keys += _all_keys(found[0], f"{prefix}{name}{found[1]}")
     return keys

@@ -2,24 +2,34 @@
 
 from __future__ import annotations
 
-import yaml
+import json
 
-from yatt_mm.config import Config, Section
+import yaml
+from pydantic.fields import FieldInfo
+
+from yatt_mm.config import Config, section_inside
+from yatt_mm.config_values import Section
 
 
 def reference(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
     """(key, default, meaning) of every value in the tree, in order."""
     rows: list[tuple[str, str, str]] = []
     for name, field in section.model_fields.items():
-        kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, Section):
-            rows += reference(kind, f"{prefix}{name}.")
-        else:
-            default = "" if field.is_required() else yaml.safe_dump(field.default, default_flow_style=True)
-            rows.append(
-                (f"{prefix}{name}", default.replace("\n...", "").strip(), " ".join(str(field.description).split()))
-            )
+        inside = section_inside(field.annotation)
+        if inside is None or inside[1] != ".":
+            rows.append((f"{prefix}{name}", _default(field), " ".join(str(field.description).split())))
+        if inside is not None:
+            rows += reference(inside[0], f"{prefix}{name}{inside[1]}")
     return rows
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ""
+    value = list(field.default) if isinstance(field.default, tuple) else field.default
+    if isinstance(value, str) and "\n" in value:
+        return json.dumps(value)
+    return yaml.safe_dump(value, default_flow_style=True, width=1000).replace("\n...", "").strip()
 
 
 def reference_page() -> str:

@@ -15,6 +15,7 @@ class Role(StrEnum):
     """A part that needs devices."""
 
     ROLLOUT = "rollout"
+    GENRM = "genrm"
     TRAIN = "train"
 
 
@@ -30,14 +31,17 @@ class Phase(StrEnum):
     """A stretch of a step during which no role changes its state."""
 
     ROLLOUT = "rollout"
+    JUDGE = "judge"
+    """Only where there are generative reward models."""
     TRAIN = "train"
     PUBLISH = "publish"
 
 
 FULL_COLOCATION: Mapping[Phase, Mapping[Role, State]] = {
-    Phase.ROLLOUT: {Role.ROLLOUT: State.AWAKE, Role.TRAIN: State.ASLEEP},
-    Phase.TRAIN: {Role.ROLLOUT: State.ASLEEP, Role.TRAIN: State.AWAKE},
-    Phase.PUBLISH: {Role.ROLLOUT: State.WEIGHTS_ONLY, Role.TRAIN: State.WEIGHTS_ONLY},
+    Phase.ROLLOUT: {Role.ROLLOUT: State.AWAKE, Role.GENRM: State.ASLEEP, Role.TRAIN: State.ASLEEP},
+    Phase.JUDGE: {Role.ROLLOUT: State.ASLEEP, Role.GENRM: State.AWAKE, Role.TRAIN: State.ASLEEP},
+    Phase.TRAIN: {Role.ROLLOUT: State.ASLEEP, Role.GENRM: State.ASLEEP, Role.TRAIN: State.AWAKE},
+    Phase.PUBLISH: {Role.ROLLOUT: State.WEIGHTS_ONLY, Role.GENRM: State.ASLEEP, Role.TRAIN: State.WEIGHTS_ONLY},
 }
 
 
@@ -47,6 +51,8 @@ class Placement:
 
     rollout: tuple[tuple[int, ...], ...]
     """[engine] device numbers."""
+    genrm: tuple[tuple[int, ...], ...] = ()
+    """[engine of any judge] device numbers."""
     train: tuple[tuple[int, ...], ...]
     """[rank] device numbers."""
     states: Mapping[Phase, Mapping[Role, State]]
@@ -64,20 +70,22 @@ class Placement:
 
     def devices(self, role: Role) -> set[int]:
         """Every device that a role may use."""
-        workers = self.rollout if role is Role.ROLLOUT else self.train
+        workers = {Role.ROLLOUT: self.rollout, Role.GENRM: self.genrm, Role.TRAIN: self.train}[role]
         return {device for devices in workers for device in devices}
 
     def transitions(self, before: Mapping[Role, State], phase: Phase) -> list[tuple[Role, State]]:
         """What must change to enter `phase`, in order: who gives memory up goes first."""
         rank = [State.ASLEEP, State.WEIGHTS_ONLY, State.AWAKE]
-        changes = [(role, state) for role, state in self.states[phase].items() if before[role] is not state]
+        wanted = self.states[phase]
+        changes = [(role, wanted[role]) for role, state in before.items() if wanted[role] is not state]
         return sorted(changes, key=lambda change: rank.index(change[1]) - rank.index(before[change[0]]))
 
 
-def full_colocation(*, num_devices: int, num_engines: int) -> Placement:
-    """One training rank on every device; engine e on device e modulo the devices."""
+def full_colocation(*, num_devices: int, num_engines: int, num_judge_engines: int = 0) -> Placement:
+    """One training rank on every device; engine e of either kind on device e modulo the devices."""
     return Placement(
         rollout=tuple((engine % num_devices,) for engine in range(num_engines)),
+        genrm=tuple((engine % num_devices,) for engine in range(num_judge_engines)),
         train=tuple((rank,) for rank in range(num_devices)),
         states=FULL_COLOCATION,
     )

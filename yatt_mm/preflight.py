@@ -13,6 +13,7 @@ from models.parallel import check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
 from yatt_mm.errors import ConfigError
+from yatt_mm.genrm.section import judge_spec
 from yatt_mm.rewards.loading import load_reward_function
 
 
@@ -32,6 +33,7 @@ def check_run(config: Config) -> None:
             f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
         )
+    check_judges(config)
     rollout, train = config.rollout, config.train
     if rollout.max_tokens >= rollout.max_model_len:
         raise ConfigError(
@@ -61,24 +63,50 @@ def check_model(config: Config) -> dict[str, Any]:
     Raises:
         ConfigError: no such folder, another family, or an impossible layout.
     """
-    folder = Path(config.model.path)
-    file = folder / "config.json"
-    if not file.is_file():
-        found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
-        raise ConfigError(
-            f"model.path is {config.model.path}: {found}; wanted a Hugging Face folder with config.json "
-            "(for the digits example: python -m examples.digits.prepare)"
-        )
-    hf_config = json.loads(file.read_text())
-    model_type = hf_config.get("model_type")
-    if model_type not in FAMILIES:
-        raise ConfigError(f"model.path is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
-    if not list(folder.glob("*.safetensors")):
-        raise ConfigError(f"model.path {folder} has no .safetensors file; convert the weights to safetensors")
+    hf_config = _check_folder("model.path", config.model.path)
     try:
         check_layout(config.parallel(), hf_config)
     except ValueError as error:
         raise ConfigError(f"train.parallel: {error}") from error
+    return hf_config
+
+
+def check_judges(config: Config) -> None:
+    """Their folders, templates and patterns, and a device for each of their engines.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    judges = config.reward.judges
+    for name, section in judges.items():
+        _check_folder(f"reward.judges.{name}.model", section.model)
+        judge_spec(name, section)
+    num_engines = sum(section.num_engines for section in judges.values())
+    if num_engines > config.placement.num_devices:
+        raise ConfigError(
+            f"the judges have {num_engines} engines (reward.judges.*.num_engines), but placement.num_devices is "
+            f"{config.placement.num_devices}; an engine needs a device of its own"
+        )
+    if not judges and not config.reward.weight:
+        raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
+
+
+def _check_folder(key: str, path: str) -> dict[str, Any]:
+    """The config.json of a model folder of a known family."""
+    folder = Path(path)
+    file = folder / "config.json"
+    if not file.is_file():
+        found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
+        raise ConfigError(
+            f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
+            "(for the digits example: python -m examples.digits.prepare)"
+        )
+    hf_config: dict[str, Any] = json.loads(file.read_text())
+    model_type = hf_config.get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(f"{key} is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
+    if not list(folder.glob("*.safetensors")):
+        raise ConfigError(f"{key} {folder} has no .safetensors file; convert the weights to safetensors")
     return hf_config
 
 

@@ -21,6 +21,8 @@ from yatt_mm.control.calls import wait_all
 from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
 from yatt_mm.control.router import Router
+from yatt_mm.genrm.actor import JudgeActor
+from yatt_mm.genrm.section import JudgeSection, judge_spec
 from yatt_mm.placement import Placement, full_colocation
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
@@ -49,11 +51,15 @@ def build_team(
         stack=stack,
         config=config,
         node=node,
-        placement=full_colocation(num_devices=num_devices, num_engines=config.rollout.num_engines),
+        placement=full_colocation(
+            num_devices=num_devices,
+            num_engines=config.rollout.num_engines,
+            num_judge_engines=sum(judge.num_engines for judge in config.reward.judges.values()),
+        ),
         group=stack.enter_context(reserved),
         use_gpus=use_gpus,
     )
-    engines, ranks = _create_engines(site), _create_ranks(site)
+    engines, ranks, judges = _create_engines(site), _create_ranks(site), _create_judges(site)
     rewards = _create_reward_workers(stack, config, node.uri)
     rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
         num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches
@@ -63,13 +69,15 @@ def build_team(
     (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
     calls = [(f"engine {e}", engine.start.remote()) for e, engine in enumerate(engines)]
     calls += [(f"training rank {r}", rank.start.remote(store)) for r, rank in enumerate(ranks)]
-    stack.callback(_stop_engines, engines)
+    calls += [(f"judge {name}", judge.start.remote()) for name, of_one in judges.items() for judge in of_one]
+    stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
     wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
     return Team(
         rendezvous=rendezvous,
         router=router,
         engines=tuple(engines),
         reward_workers=tuple(rewards),
+        judges=judges,
         ranks=tuple(ranks),
         parallel=config.parallel(),
         operations=count_operations(
@@ -139,6 +147,39 @@ def _create_engines(site: _Site) -> list[Any]:
         )
         for engine, devices in enumerate(site.placement.rollout)
     ]
+
+
+def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
+    config = site.config
+    devices = iter(site.placement.genrm)
+    return {
+        name: tuple(
+            site.create(JudgeActor, next(devices)[0], concurrency=1000)(
+                name=f"engine {engine} of judge {name}",
+                spec=judge_spec(name, section),
+                engine=_judge_engine(site, section),
+                dataplane_uri=site.node.uri,
+                num_controllers=config.controllers.num,
+                deadline_s=config.controllers.deadline_s,
+            )
+            for engine in range(section.num_engines)
+        )
+        for name, section in config.reward.judges.items()
+    }
+
+
+def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
+    return EngineSpec(
+        model_dir=str(Path(section.model).absolute()),
+        dtype=site.config.model.dtype,
+        max_model_len=section.max_model_len,
+        max_num_seqs=section.max_num_seqs,
+        kv_cache_bytes=section.kv_cache_memory,
+        max_images_per_prompt=site.config.rollout.max_images_per_prompt,
+        deadline_s=site.config.controllers.deadline_s,
+        scope=site.node.scope,
+        durable=site.node.durable,
+    )
 
 
 def _create_ranks(site: _Site) -> list[Any]:

@@ -161,9 +161,9 @@ def test_an_answer_cannot_speak_for_the_judge(
     judge = judge_of(SPEC, engine, client, reader, tiny_dir)
     (judged,) = run(judge.judge([task_for(group)]))
     assert judged.num_failed == 0
-    answer = judge._answer(task_for(group), tricks[0], (), 0)
+    (vote,) = judge._votes_on(task_for(group), tricks[0], (), 0)
     end_of_turn = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
-    assert answer.prompt.count(end_of_turn) == 1
+    assert vote.prompt.count(end_of_turn) == 1
 
 
 def test_words_that_are_not_single_tokens_are_refused(

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from yatt_mm.config import Config, dump_config, load_config, parse_size
+from yatt_mm.config import Config, dump_config, load_config
 from yatt_mm.config_page import reference, reference_page
+from yatt_mm.config_values import parse_size
 from yatt_mm.errors import ConfigError
 
 MINIMAL = """

@@ -36,7 +36,7 @@ REQUIRED_KEYS = {
     "controller/rss_bytes_max",
 }
 CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
-NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 17
+NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 20
 NUM_PROMPTS = 8
 PER_STEP = NUM_PROMPTS * 4
 """Responses of a step: prompts times group size."""
@@ -194,6 +194,30 @@ def test_a_signal_stops_everything_that_was_started(
     assert done.left_behind == []
     if number is signal.SIGINT:
         check_that_it_trains_alike(folder, name)
+
+
+def test_a_judge_alone_gives_the_reward_and_sees_what_was_processed_for_the_policy(
+    folder: Path, tiny_dir: Path
+) -> None:
+    judge = (
+        "reward.weight=0",
+        f"reward.judges.tiny.model={tiny_dir}",
+        'reward.judges.tiny.yes=[" Yes"]',
+        'reward.judges.tiny.no=[" one"]',
+        "reward.judges.tiny.kv_cache_memory=64MiB",
+        "reward.judges.tiny.max_model_len=256",
+    )
+    done = runs.run(runs.arguments(folder, tiny_dir, "judged", "train.steps=2", *judge))
+    assert done.status == 0, done.output
+    assert done.left_behind == []
+    for record in runs.metrics(folder, "judged")[1:]:
+        assert record["genrm/num_judged"] == record["sampling/num_prompts_used"] * 4
+        assert record["genrm/num_failed"] == 0
+        assert 0 < record["genrm/tiny_mean"] < 1
+        assert record["reward/mean"] == pytest.approx(record["genrm/tiny_mean"])
+        assert record["reward/function_mean"] != record["reward/mean"]
+        assert record["time/genrm_s"] > 0
+        assert record["dataplane/num_processed"] == record["dataplane/num_media"]
 
 
 def test_an_engine_that_dies_is_named_and_ends_the_run(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:

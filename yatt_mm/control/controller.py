@@ -8,6 +8,7 @@ It holds refs, lengths and rewards. No pixel, token or weight passes through it.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from yatt_mm.algorithms.advantages import group_advantages, has_signal
 from yatt_mm.config import Config
 from yatt_mm.control.calls import wait_all
 from yatt_mm.control.generation import Generation
+from yatt_mm.control.judging import Judging
 from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
 from yatt_mm.control.metrics import (
     Meter,
@@ -50,7 +52,10 @@ class Controller:
         self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
         self._prompts = PromptSource(self._client, config, team.recipe, start, controller=index)
         self._generation = Generation(index, config, team, self._client)
+        self._judging = Judging(index, config, team)
         self._states = {Role.ROLLOUT: State.AWAKE, Role.TRAIN: State.AWAKE}
+        if team.judges:
+            self._states[Role.GENRM] = State.ASLEEP
         self._meter = Meter()
         self._saving: dict[str, Any] | None = None
         self._sequence = 0
@@ -100,8 +105,11 @@ class Controller:
             prompts = self._next_prompts()
             with self.phase(Phase.ROLLOUT):
                 answered = self._answer(prompts, num_rounds)
-                landed = [(group.prompt.slot.position, has_signal(group.rewards)) for group in answered]
-                outcome = self._call_rendezvous("finish_round", landed)
+            if self._team.judges:
+                with self.phase(Phase.JUDGE, clock="genrm"):
+                    answered = self._judge(answered, num_rounds)
+            landed = [(group.prompt.slot.position, has_signal(group.rewards)) for group in answered]
+            outcome = self._call_rendezvous("finish_round", landed)
             groups += answered
             if outcome.is_full:
                 break
@@ -243,15 +251,32 @@ class Controller:
             prompts,
             Sampling(max_tokens=rollout.max_tokens, temperature=rollout.temperature),
             num_samples=rollout.group_size,
-            phase=f"step {self.step}" if num_rounds == 1 else f"step {self.step}, round {num_rounds}",
+            phase=self._round_name(num_rounds),
         )
+
+    def _judge(self, groups: Sequence[ScoredGroup], num_rounds: int) -> list[ScoredGroup]:
+        weight = self.config.reward.weight
+        self._meter.add_mean(
+            "reward/function_mean", sum(sum(g.rewards) for g in groups), sum(len(g.rewards) for g in groups)
+        )
+        return self._judging.run(
+            [dataclasses.replace(group, rewards=tuple(weight * r for r in group.rewards)) for group in groups],
+            phase=self._round_name(num_rounds),
+            meter=self._meter,
+            on_progress=lambda: self._team.rendezvous.seen.remote(self.index),
+        )
+
+    def _round_name(self, num_rounds: int) -> str:
+        return f"step {self.step}" if num_rounds == 1 else f"step {self.step}, round {num_rounds}"
 
     def _enter(self, phase: Phase) -> None:
         for role, state in self._team.placement.transitions(self._states, phase):
             if role is Role.TRAIN:
                 add_moves(self._meter, self._on_my_ranks("set_state", state))
-            else:
+            elif role is Role.ROLLOUT:
                 self._on_engines(self._my_engines, "set_state", state)
+            else:
+                self._on_my_judges("set_state", state)
             self._states[role] = state
             self._meet(None)
 
@@ -273,6 +298,17 @@ class Controller:
         calls = [
             (self._team.engine_name(e), getattr(self._team.engines[e], method).remote(*arguments)) for e in engines
         ]
+        return self._wait(calls, " ".join([method, *map(str, arguments)]))
+
+    def _on_my_judges(self, method: str, *arguments: object) -> list[Any]:
+        """Engines of the judges are divided among the controllers like the policy's."""
+        named = [
+            (self._team.judge_name(judge, e), engine)
+            for judge, engines in self._team.judges.items()
+            for e, engine in enumerate(engines)
+        ]
+        mine = named[self.index :: self.config.controllers.num]
+        calls = [(name, getattr(engine, method).remote(*arguments)) for name, engine in mine]
         return self._wait(calls, " ".join([method, *map(str, arguments)]))
 
     def _wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
@@ -300,6 +336,9 @@ class Controller:
         """Merge all controllers' numbers into the step's record; controller 0 hands it over."""
         self._phase = "report"
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
+        if self._team.judges:
+            moved = sum(totals["ipc_bytes"] for totals in self._on_my_judges("metrics"))
+            self._meter.add_sum("genrm/ipc_bytes", moved)
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._meet(self._meter)
         self._meter = Meter()

@@ -135,7 +135,7 @@ class Generation:
                 question=prompt.question,
                 media=prompt.media,
                 num_samples=num_samples,
-                seed=_seed(self._config.run.seed, prompt),
+                seed=prompt_seed(self._config.run.seed, prompt),
                 name=f"rollout/{self._team.run_id}/{phase}/{prompt.slot.position}",
             )
             for prompt in chunk.prompts
@@ -186,7 +186,7 @@ class Generation:
         return time.monotonic()
 
 
-def _seed(run_seed: int, prompt: Prompt) -> int:
-    """31 bits that depend on the run's seed and the prompt's place in it."""
-    text = f"{run_seed} {prompt.slot.epoch} {prompt.slot.index}"
+def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:
+    """31 bits that depend on the run's seed, the prompt's place in it and what they are for."""
+    text = f"{run_seed} {prompt.slot.epoch} {prompt.slot.index} {purpose}".strip()
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF

@@ -64,6 +64,8 @@ class Team:
     router: Any
     engines: tuple[Any, ...]
     reward_workers: tuple[Any, ...]
+    judges: Mapping[str, tuple[Any, ...]]
+    """Engines of every generative reward model, by its name."""
     ranks: tuple[Any, ...]
     """[world] training ranks in the order of their rank numbers."""
     parallel: Parallel
@@ -99,6 +101,10 @@ class Team:
     def engine_name(self, engine: int) -> str:
         """How errors call an engine."""
         return f"engine {engine}"
+
+    def judge_name(self, judge: str, engine: int) -> str:
+        """How errors call an engine of a judge."""
+        return f"engine {engine} of judge {judge}"
 
     def remove_weights(self, path: str) -> None:
         """Drop published weights that every engine has taken."""

@@ -9,18 +9,21 @@ Left out: Ray (`actor`), what is asked (`template`) and how it is read (`verdict
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
+from models.registry import load_recipe
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.verdicts import YesNo
 from yatt_mm.rollout import record
-from yatt_mm.rollout.engine import Engine, GenerateRequest, Medium, Sampled
+from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Sampled
+from yatt_mm.rollout.messages import EngineSpec
 from yatt_mm.rollout.prompts import PromptTemplate
 from yatt_mm.rollout.requests import EngineTimeoutError, MediaDroppedError
 from yatt_mm.rollout.worker import medium_of, sample_seed
@@ -28,21 +31,17 @@ from yatt_mm.rollout.worker import medium_of, sample_seed
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Answer:
-    """One response of a group, as the judge is asked about it."""
+@dataclass(slots=True)
+class _Vote:
+    """One verdict on one answer."""
 
     prompt: list[int]
     media: tuple[Ref, ...]
     seed: int
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Opinion:
-    """What came of one answer."""
-
-    score: float | None
-    num_retried: int
+    score: float | None = None
+    num_asked: int = 0
+    is_final: bool = False
+    """True when asking again would give the same."""
 
 
 class Judge:
@@ -68,97 +67,141 @@ class Judge:
             self._yes = self._single_tokens(spec.verdict.yes)
             self._no = self._single_tokens(spec.verdict.no)
 
-    async def judge(self, tasks: Sequence[JudgeTask]) -> list[JudgedGroup]:
-        """Verdicts on the groups, in order, computed together with whatever else the engine is doing."""
-        return list(await asyncio.gather(*(self._judge_group(task) for task in tasks)))
-
-    async def _judge_group(self, task: JudgeTask) -> JudgedGroup:
-        (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
-        group = record.decode(view)
-        media = await self._media(task.group.media)
-        answers = (
-            self._opinion(self._answer(task, sample.text, media, place)) for place, sample in enumerate(group.samples)
+    @classmethod
+    async def start(cls, name: str, spec: JudgeSpec, engine: EngineSpec, dataplane_uri: str) -> Judge:
+        """Connect, and start the engine, which is called `name`."""
+        config = EngineConfig(
+            model_dir=engine.model_dir,
+            name=name,
+            dtype=engine.dtype,
+            max_model_len=engine.max_model_len,
+            max_num_seqs=engine.max_num_seqs,
+            kv_cache_bytes=engine.kv_cache_bytes,
+            max_images_per_prompt=engine.max_images_per_prompt,
+            answer_timeout_s=engine.deadline_s,
         )
-        opinions = await asyncio.gather(*answers)
-        fallback = self._spec.score_on_failure
-        return JudgedGroup(
-            scores=tuple(fallback if opinion.score is None else opinion.score for opinion in opinions),
-            num_retried=sum(opinion.num_retried for opinion in opinions),
-            num_failed=sum(opinion.score is None for opinion in opinions),
-        )
+        model_dir = Path(engine.model_dir)
+        client = Client(dataplane_uri, timeout_s=engine.deadline_s)
+        reader = Reader(dataplane_uri, timeout_s=engine.deadline_s)
+        try:
+            recipe = load_recipe(model_dir).patch_recipe(model_dir)
+            return cls(spec, await Engine.start(config), client, reader, recipe=recipe)
+        except BaseException:
+            reader.close()
+            client.close()
+            raise
 
-    async def _media(self, refs: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    async def judge(self, tasks: Sequence[JudgeTask], *, as_batch: bool = False) -> list[JudgedGroup]:
+        """Verdicts on the groups, in order. `as_batch`: the same list gives the same bits, whatever came before."""
+        votes = await self._votes(tasks)
+        is_sure = not self._spec.temperature or isinstance(self._spec.verdict, YesNo)
+        for attempt in range(self._spec.max_attempts):
+            asked = [vote for group in votes for answer in group for vote in answer if not vote.is_final]
+            if not asked:
+                break
+            for vote, sampled in zip(asked, await self._ask(asked, attempt, as_batch), strict=True):
+                vote.num_asked += 1
+                if sampled is not None:
+                    vote.score = self._read(sampled)
+                    vote.is_final = is_sure or vote.score is not None
+        return [self._judged(group) for group in votes]
+
+    async def shutdown(self) -> None:
+        """End the engine and the connections."""
+        try:
+            await self.engine.shutdown()
+        finally:
+            self._reader.close()
+            self._client.close()
+
+    async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
+        """[group][answer][vote] what will be asked."""
+        views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
+        media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
+        votes = []
+        for task, view in zip(tasks, views):
+            seen = tuple(next(media) for _ in task.group.media)
+            samples = record.decode(view).samples
+            votes.append([self._votes_on(task, sample.text, seen, place) for place, sample in enumerate(samples)])
+        return votes
+
+    def _votes_on(self, task: JudgeTask, response: str, media: tuple[Ref, ...], place: int) -> list[_Vote]:
+        text = self._spec.template.fill(
+            question=task.question, response=self._defused(response), answer=task.answer, fields=task.fields
+        )
+        prompt = self._template.token_ids(text, [int(ref.meta["num_tokens"]) for ref in media])
+        seed = sample_seed(task.seed, place)
+        return [_Vote(prompt, media, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
+
+    async def _media(self, refs: Sequence[Ref]) -> list[Ref]:
         """The same media as the judge's model wants them: the policy's own objects where both want the same."""
         if not refs:
-            return ()
+            return []
         made = await asyncio.to_thread(self._client.derive, refs, self._recipe)
         for ref in made:
             if isinstance(ref, BadMedia):
                 raise ValueError(
                     f"a medium that the policy saw cannot be made for judge {self._spec.name}: {ref.reason}"
                 )
-        return tuple(ref for ref in made if isinstance(ref, Ref))
+        return [ref for ref in made if isinstance(ref, Ref)]
 
-    def _answer(self, task: JudgeTask, response: str, media: tuple[Ref, ...], place: int) -> _Answer:
-        text = self._spec.template.fill(
-            question=task.question, response=self._defused(response), answer=task.answer, fields=task.fields
-        )
-        prompt = self._template.token_ids(text, [int(ref.meta["num_tokens"]) for ref in media])
-        return _Answer(prompt, media, sample_seed(task.seed, place))
-
-    async def _opinion(self, answer: _Answer) -> _Opinion:
-        """The mean of the votes, each asked for again while it cannot be read."""
-        votes = [await self._vote(answer, vote) for vote in range(self._spec.num_votes)]
-        scores = [vote.score for vote in votes if vote.score is not None]
-        mean = sum(scores) / len(scores) if scores else None
-        return _Opinion(mean, sum(vote.num_retried for vote in votes))
-
-    async def _vote(self, answer: _Answer, vote: int) -> _Opinion:
-        for attempt in range(self._spec.max_attempts):
-            seed = sample_seed(answer.seed, vote * self._spec.max_attempts + attempt)
-            try:
-                sampled = await self._ask(answer, seed)
-            except EngineTimeoutError as error:
-                logger.warning("judge %s: %s (attempt %d)", self._spec.name, error, attempt + 1)
-                continue
-            score = self._read(sampled)
-            if score is not None:
-                return _Opinion(score, attempt)
-            logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:200])
-            if not self._spec.temperature:
-                return _Opinion(None, attempt)  # it would say the same again
-        return _Opinion(None, self._spec.max_attempts - 1)
-
-    async def _ask(self, answer: _Answer, seed: int) -> Sampled:
+    async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
+        if not as_batch:
+            return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))
         try:
-            return await self._sample(answer, seed)
+            groups = await self.engine.generate_batch(await self._requests(votes, attempt))
         except MediaDroppedError:
-            return await self._sample(answer, seed)  # sends them again
+            groups = await self.engine.generate_batch(await self._requests(votes, attempt))  # sends them again
+        return [sampled for (sampled,) in groups]
 
-    async def _sample(self, answer: _Answer, seed: int) -> Sampled:
-        views = await asyncio.to_thread(self._reader.resolve, answer.media)
-        media: tuple[Medium, ...] = tuple(medium_of(ref, view) for ref, view in zip(answer.media, views, strict=True))
-        (sampled,) = await self.engine.generate(self._request(answer, media, seed))
+    async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
+        """None when the engine gave no answer in time."""
+        try:
+            (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
+        except MediaDroppedError:
+            (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
+        except EngineTimeoutError as error:
+            logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
+            return None
         return sampled
 
-    def _request(self, answer: _Answer, media: tuple[Medium, ...], seed: int) -> GenerateRequest:
+    async def _requests(self, votes: Sequence[_Vote], attempt: int) -> list[GenerateRequest]:
+        """Requests over leased views: the leases last until the engine has been sent what they show."""
         words = self._yes + self._no
-        return GenerateRequest(
-            prompt_token_ids=answer.prompt,
-            media=media,
-            seeds=(seed,),
-            max_tokens=1 if words else self._spec.max_tokens,
-            temperature=self._spec.temperature or 1.0,
-            greedy=not self._spec.temperature and not words,
-            scored_token_ids=words,
-        )
+        refs = [ref for vote in votes for ref in vote.media]
+        views = iter(await asyncio.to_thread(self._reader.resolve, refs) if refs else ())
+        return [
+            GenerateRequest(
+                prompt_token_ids=vote.prompt,
+                media=tuple(medium_of(ref, next(views)) for ref in vote.media),
+                seeds=(sample_seed(vote.seed, attempt),),
+                max_tokens=1 if words else self._spec.max_tokens,
+                temperature=self._spec.temperature or 1.0,
+                greedy=not self._spec.temperature and not words,
+                scored_token_ids=words,
+            )
+            for vote in votes
+        ]
 
     def _read(self, sampled: Sampled) -> float | None:
         verdict = self._spec.verdict
         if isinstance(verdict, YesNo):
             num_yes = len(self._yes)
             return verdict.score(sampled.scored_logprobs[:num_yes], sampled.scored_logprobs[num_yes:])
-        return verdict.score(sampled.text)
+        score = verdict.score(sampled.text)
+        if score is None:
+            logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:200])
+        return score
+
+    def _judged(self, group: list[list[_Vote]]) -> JudgedGroup:
+        """The mean of each answer's votes that could be read."""
+        read = [[vote.score for vote in answer if vote.score is not None] for answer in group]
+        fallback = self._spec.score_on_failure
+        return JudgedGroup(
+            scores=tuple(sum(scores) / len(scores) if scores else fallback for scores in read),
+            num_retried=sum(max(0, vote.num_asked - 1) for answer in group for vote in answer),
+            num_failed=sum(not scores for scores in read),
+        )
 
     def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:
         encoded = [self.engine.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]

@@ -1,0 +1,84 @@
+"""What the configuration says of one judge: `reward.judges.<name>`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from yatt_mm.config_values import Count, Section, Size
+from yatt_mm.errors import ConfigError
+from yatt_mm.genrm.messages import JudgeSpec
+from yatt_mm.genrm.template import DEFAULT, JudgeTemplate
+from yatt_mm.genrm.verdicts import JsonScore, RegexScore, Verdict, YesNo
+
+Score = Annotated[float, Field(ge=0, le=1)]
+
+
+class JudgeSection(Section):
+    model: str
+    """Its Hugging Face folder."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of its score in the reward."""
+    template: str = DEFAULT
+    """What it is asked, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in."""
+    verdict: Literal["yes_no", "regex", "json"] = "yes_no"
+    """How its score is read: the probability of yes against no as its first token, a number that `pattern` captures, or
+    the `field` of a JSON object."""
+    yes: tuple[str, ...] = YesNo().yes
+    """Texts of one token that mean yes."""
+    no: tuple[str, ...] = YesNo().no
+    """Texts of one token that mean no."""
+    pattern: str = r"(-?\d+(?:\.\d+)?)"
+    """Regular expression with one group around the number; its last match counts."""
+    field: str = "score"
+    """Of the JSON object; the last one in the text counts."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """The best number that it can give; it becomes 1."""
+    max_tokens: Count = 256
+    """Longest answer of the judge; `yes_no` takes one token."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """0 takes the most likely token."""
+    num_votes: Count = 1
+    """Verdicts per answer, whose mean counts."""
+    max_attempts: Count = 2
+    """How often a verdict is asked for that cannot be read or does not come in time."""
+    score_on_failure: Score = 0.0
+    """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`."""
+    num_engines: Count = 1
+    """vLLM engines of this judge; all judges' engines together are at most one a device."""
+    max_model_len: Count = 4096
+    """Longest prompt and answer together, images expanded."""
+    max_num_seqs: Count = 256
+    """Sequences that an engine works on at the same time."""
+    kv_cache_memory: Size = 2**30
+    """Memory of each engine's key-value cache."""
+
+
+def judge_spec(name: str, section: JudgeSection) -> JudgeSpec:
+    """How this judge is asked.
+
+    Raises:
+        ConfigError: a template or a pattern cannot be used.
+    """
+    try:
+        return JudgeSpec(
+            name=name,
+            template=JudgeTemplate(section.template),
+            verdict=_verdict(section),
+            max_tokens=section.max_tokens,
+            temperature=section.temperature,
+            num_votes=section.num_votes,
+            max_attempts=section.max_attempts,
+            score_on_failure=section.score_on_failure,
+        )
+    except ValueError as error:
+        raise ConfigError(f"reward.judges.{name}: {error}") from error
+
+
+def _verdict(section: JudgeSection) -> Verdict:
+    if section.verdict == "yes_no":
+        return YesNo(yes=section.yes, no=section.no)
+    if section.verdict == "regex":
+        return RegexScore(pattern=section.pattern, scale=section.scale)
+    return JsonScore(field=section.field, scale=section.scale)
