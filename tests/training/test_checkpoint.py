@@ -35,6 +35,8 @@ EP2 = Parallel(ep=2, dp=2)
 EXPERT_MOVES = {
     "ep2 to ep2": (EP2, EP2),
     "ep2 to one rank": (EP2, Parallel()),
+    "one rank to ep2": (Parallel(), EP2),
+    "tp2 sp ep2 to dp2": (Parallel(tp=2, sp=True, ep=2), DP2),
 }
 """The same for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
 
@@ -74,6 +76,10 @@ def test_experts_move_between_layouts_with_and_without_expert_parallelism(
     move: str, ranks: RankPool, experts_folder: Path, saves: Saves
 ) -> None:
     check_move(ranks, saves, experts_folder, *EXPERT_MOVES[move])
+
+
+def test_a_virtual_pipeline_moves_to_a_plain_one(ranks: RankPool, deep_folder: Path, saves: Saves) -> None:
+    check_move(ranks, saves, deep_folder, Parallel(pp=2, vpp=2), PP2)
 
 
 def check_move(ranks: RankPool, saves: Saves, folder: Path, first: Parallel, second: Parallel) -> None:
