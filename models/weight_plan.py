@@ -65,6 +65,15 @@ def holders() -> dist.ProcessGroup:
     return experts if experts.size() > model.size() else model
 
 
+def replica() -> tuple[int, int]:
+    """(number of this rank's `holders()` among the groups that hold the same, how many groups there are)."""
+    if holders() is parallel_state.get_model_parallel_group():
+        group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    else:
+        group = parallel_state.get_expert_data_parallel_group()
+    return group.rank(), group.size()
+
+
 def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
     """Every exported parameter, in the same order on all ranks. Collective over `holders()`."""
     group = holders()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from models.experts import copy_whole
-from models.weight_plan import Shards, WeightMeta, buckets, holders, metadata, plan
+from models.weight_plan import Shards, WeightMeta, buckets, holders, metadata, plan, replica
 from models.weights import Held, WeightTable, global_names
 
 
@@ -47,23 +47,24 @@ class ShardedWeights:
         buffers = _Buffers(bundles, next(iter(self._own.values())).device)
         under_way: list[_Transfer] = []
         for bucket in bundles:
+            # where the consumer changes streams, as vLLM's does, the last reads of the buffer were on another one
+            buffers.wait_until_read()
             under_way.append(_start(bucket, buffers.next(bucket), self._own, self._group))
             if len(under_way) > 1:
                 yield from self._finish(under_way.pop(0))
+                buffers.note_read()
         for transfer in under_way:
             yield from self._finish(transfer)
 
-    def own_parts(
-        self, full: Mapping[str, torch.Tensor], *, share: int = 0, num_shares: int = 1
-    ) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    def own_parts(self, full: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """(name, part of a parameter of this rank, its place in `full`): copied by all ranks, `full` is the model.
 
-        Replicas hold the same: `share` of `num_shares` deals the work out. A tensor that all ranks hold whole is
-        given to one of them. Not collective.
+        What several ranks hold is given to one of them, in turns. Not collective.
         """
         rank = self._group.rank()
+        number, num_replicas = replica()
         mine = [shards for shards in self._planned if rank in shards.owners]
-        for shards in mine[share::num_shares]:
+        for shards in mine[number::num_replicas]:
             match, position = shards.match, shards.owners.index(rank)
             if match.kind == "rep" and position:
                 continue
@@ -115,12 +116,23 @@ class _Buffers:
     def __init__(self, bundles: Sequence[Sequence[Shards]], device: torch.device) -> None:
         num_bytes = max(len(bucket[0].owners) * _shard_bytes(bucket) for bucket in bundles)
         self._flat = [torch.empty(num_bytes, dtype=torch.uint8, device=device) for _ in range(2)]
+        self._was_read = torch.cuda.Event() if device.type == "cuda" else None
 
     def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
         """[positions, elements of a shard of the bucket], in the bucket's dtype."""
         self._flat.reverse()
         num_positions = len(bucket[0].owners)
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
+
+    def note_read(self) -> None:
+        """All that was queued on the current stream reads the buffer that comes next."""
+        if self._was_read:
+            self._was_read.record()
+
+    def wait_until_read(self) -> None:
+        """The current stream goes on when the noted reads are done."""
+        if self._was_read:
+            self._was_read.wait()
 
 
 def _start(

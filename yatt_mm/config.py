@@ -205,6 +205,12 @@ class TrainSection(Section):
     parallel: ParallelSection = ParallelSection()
 
 
+class WeightsSection(Section):
+    carrier: Literal["auto", "shm", "cuda_ipc"] = "auto"
+    """How trained weights reach the engines: a segment in shared memory, or CUDA IPC between roles that share GPUs;
+    auto takes CUDA IPC on GPUs."""
+
+
 class EvalSection(Section):
     every: Annotated[int, Field(ge=0)] = 0
     """Steps between evaluations; 0 evaluates only before and after training."""
@@ -234,6 +240,7 @@ class Config(Section):
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()
     train: TrainSection
+    weights: WeightsSection = WeightsSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
 

@@ -203,6 +203,7 @@ def _create_ranks(site: _Site) -> list[Any]:
         entropy_coef=config.algorithm.entropy_coef,
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
+        carrier=config.weights.carrier,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
         overlap_grad_reduce=train.overlap_grad_reduce,

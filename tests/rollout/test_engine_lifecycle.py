@@ -16,7 +16,8 @@ from safetensors.torch import load_file
 from tests.rollout.conftest import Prompts, Run, engine_config
 from yatt_mm.rollout.engine import Engine, EngineError
 from yatt_mm.rollout.launched import Launched
-from yatt_mm.weights.segment import write_segment
+from yatt_mm.weights.published import Published
+from yatt_mm.weights.writing import write_segment
 
 
 @pytest.fixture
@@ -123,12 +124,12 @@ def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_
     prompts: Prompts, tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
 ) -> None:
     weights = load_file(tiny_dir / "model.safetensors")
-    write_segment(tmp_path / "wrong", [[(name, torch.zeros(3)) for name in weights]])
+    write_segment(tmp_path / "wrong", [(name, torch.zeros(3)) for name in weights], version=1)
 
     async def fail_and_die() -> None:
         dying = await Engine.start(engine_config(tiny_dir, name="dying"))
         with pytest.raises(EngineError, match="engine dying failed its update to version 1"):
-            await dying.update_weights(str(tmp_path / "wrong"), 1)
+            await dying.update_weights(Published(version=1, path=str(tmp_path / "wrong")))
         with pytest.raises(EngineError, match="engine dying is unusable: its update to version 1 failed"):
             await dying.generate(prompts.request(1))
         dying._failure = None

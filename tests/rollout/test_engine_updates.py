@@ -10,7 +10,8 @@ from safetensors.torch import load_file, save_file
 
 from tests.rollout.conftest import Prompts, Run, engine_config
 from yatt_mm.rollout.engine import Engine, EngineError, Sampled
-from yatt_mm.weights.segment import write_segment
+from yatt_mm.weights.published import Published
+from yatt_mm.weights.writing import write_segment
 
 IMAGES = range(12)
 
@@ -32,9 +33,12 @@ def save_folder(directory: Path, source: Path, weights: dict[str, torch.Tensor])
     return directory
 
 
-def segment(path: Path, weights: dict[str, torch.Tensor]) -> str:
-    named = list(weights.items())
-    return write_segment(path, [named[:10], named[10:]]).path
+async def update(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Publish and load; then spoil what was published, for the engine must not look at it any more."""
+    version = engine.policy_version + 1
+    write_segment(path, weights.items(), version=version)
+    await engine.update_weights(Published(version=version, path=str(path)))
+    write_segment(path, [(name, torch.full_like(weight, 1e3)) for name, weight in weights.items()], version=99)
 
 
 @pytest.fixture(scope="module")
@@ -74,10 +78,10 @@ def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
     requests = prompts.requests(IMAGES, max_tokens=8)
     before = run(engine.generate_batch(requests))  # its caches have now seen every image
     version = engine.policy_version
-    run(engine.update_weights(segment(tmp_path / "v1", other_weights), version + 1))
+    run(update(engine, tmp_path / "policy", other_weights))
     streamed = run(_stream(engine, prompts))
     batched = run(engine.generate_batch(prompts.requests(IMAGES, max_tokens=8)))
-    run(engine.update_weights(segment(tmp_path / "v2", weights), version + 2))
+    run(update(engine, tmp_path / "policy", weights))
     restored = run(engine.generate_batch(requests))
 
     assert answers(batched) == answers(fresh)
@@ -108,9 +112,9 @@ def test_with_a_kept_encoder_cache_the_answers_would_be_wrong(
     run(engine.generate_batch(prompts.requests(IMAGES, max_tokens=8)))
     with monkeypatch.context() as patch:
         patch.setattr(engine._llm, "reset_encoder_cache", keep)
-        run(engine.update_weights(segment(tmp_path / "other", other_weights), 1))
+        run(update(engine, tmp_path / "policy", other_weights))
         stale = run(_stream(engine, prompts))
-    run(engine.update_weights(segment(tmp_path / "first", weights), engine.policy_version + 1))
+    run(update(engine, tmp_path / "policy", weights))
     differences = [
         abs(found - wanted)
         for (_, found_logprobs), (_, wanted_logprobs) in zip(answers(stale), answers(fresh), strict=True)
@@ -130,7 +134,7 @@ def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
         task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=2, max_tokens=800)))
         while not engine.num_in_flight:
             await asyncio.sleep(0)
-        await engine.update_weights(segment(tmp_path / "same", weights), engine.policy_version + 1)
+        await update(engine, tmp_path / "policy", weights)
         return await task
 
     old = engine.policy_version
@@ -145,7 +149,7 @@ def test_weights_may_be_replaced_while_the_engine_sleeps(
 ) -> None:
     before = run(engine.generate_batch([prompts.request(1)]))
     run(engine.sleep())
-    run(engine.update_weights(segment(tmp_path / "same", weights), engine.policy_version + 1))
+    run(update(engine, tmp_path / "policy", weights))
     with pytest.raises(EngineError, match="asleep"):
         run(engine.generate(prompts.request(1)))
     run(engine.wake_up())

@@ -17,6 +17,7 @@ from tests.rollout.families import build_served_folder
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from yatt_mm.rollout.engine import Engine, GenerateRequest, Sampled
+from yatt_mm.weights.published import Published
 
 IMAGES = range(3)
 
@@ -26,17 +27,17 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
 ) -> None:
     first, second = (build_served_folder(tmp_path / str(seed), seed) for seed in (0, 1))
     segments = [str(tmp_path / f"{folder.name}.segment") for folder in (first, second)]
-    for folder, path in zip((first, second), segments, strict=True):
-        ranks.run(2, jobs.publish, folder, Parallel(tp=2), path)
+    for folder, path, version in zip((first, second), segments, (2, 1), strict=True):
+        ranks.run(2, jobs.publish, folder, Parallel(tp=2), path, version)
     requests = prompts.requests(IMAGES, num_samples=2, max_tokens=6)
 
     async def answers() -> list[list[list[Sampled]]]:
         engine = await Engine.start(engine_config(first, name="qwen3"))
         try:
             from_folder = await engine.generate_batch(requests)
-            await engine.update_weights(segments[1], 1)
+            await engine.update_weights(Published(version=1, path=segments[1]))
             other = await engine.generate_batch(requests)
-            await engine.update_weights(segments[0], 2)
+            await engine.update_weights(Published(version=2, path=segments[0]))
             return [from_folder, other, await engine.generate_batch(requests)]
         finally:
             await engine.shutdown()

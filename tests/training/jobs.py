@@ -22,7 +22,7 @@ from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
-from yatt_mm.weights.segment import write_segment
+from yatt_mm.weights.publisher import SegmentPublisher
 
 OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
 """Settings that are not the optimizer's."""
@@ -113,14 +113,9 @@ def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[di
     return exported(engine), [values for part in engine.logprobs(microbatches(engine)) for values in part]
 
 
-def publish(rank: int, model_dir: Path, parallel: Parallel, path: str) -> None:
+def publish(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
     """Write the weights for engines, as a training rank does."""
-    weights = build_engine(model_dir, parallel).weights
-    if rank == 0:
-        write_segment(Path(path), ([named] for named in weights))
-    else:
-        for _ in weights:
-            pass
+    SegmentPublisher(build_engine(model_dir, parallel).weights, path).publish(version)
 
 
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:

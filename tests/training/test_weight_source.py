@@ -31,8 +31,7 @@ def read_weights(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, An
     kept = list(source)  # all at once: no tensor may lie in memory that the next bucket uses
     announced = [(meta.name, meta.shape, str(meta.dtype)) for meta in source.metadata()]
     own = {meta.name: torch.full(meta.shape, torch.nan, dtype=meta.dtype) for meta in source.metadata()}
-    replica = rank // parallel.tp % parallel.dp
-    for _, part, place in source.own_parts(own, share=replica, num_shares=parallel.dp):
+    for _, part, place in source.own_parts(own):
         assert place.isnan().all(), "written twice"
         place.copy_(part)
     return {

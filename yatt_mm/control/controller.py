@@ -38,6 +38,7 @@ from yatt_mm.placement import Phase, Role, State
 from yatt_mm.rollout.messages import Sampling
 from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
+from yatt_mm.weights.published import Published
 
 
 class Controller:
@@ -163,14 +164,13 @@ class Controller:
         self._client.release([group.group.ref for group in groups])
 
     def publish(self) -> None:
-        """Give the engines the trained weights: ranks write them to shared memory, engines read them there."""
-        path = f"{self._team.weights_dir}/policy-{self.step}"
-        self._on_my_ranks("publish", path)
-        self._meet(None)
-        self._on_engines(self._my_engines, "update_weights", path, self.step)
-        self._meet(None)
-        if self.index == 0:
-            self._team.remove_weights(path)
+        """Give the engines the trained weights: ranks make them readable on this host, engines read them."""
+        path = f"{self._team.weights_dir}/policy"
+        mine = [segment for segment in self._on_my_ranks("publish", path, self.step) if segment]
+        devices = tuple(segment for segments in self._meet(mine) for segment in segments)
+        published = Published(version=self.step, path=path, devices=devices)
+        self._on_engines(self._my_engines, "update_weights", published)
+        self._meet(None)  # nobody publishes again before every engine has taken this version
 
     def evaluate(self) -> None:
         """Mean reward of greedy answers to the held-out prompts."""

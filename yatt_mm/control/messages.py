@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dataplane.refs import Ref
@@ -105,7 +104,3 @@ class Team:
     def judge_name(self, judge: str, engine: int) -> str:
         """How errors call an engine of a judge."""
         return f"engine {engine} of judge {judge}"
-
-    def remove_weights(self, path: str) -> None:
-        """Drop published weights that every engine has taken."""
-        Path(path).unlink(missing_ok=True)

@@ -9,6 +9,7 @@ from yatt_mm.placement import State
 from yatt_mm.rollout.hosted import Hosted
 from yatt_mm.rollout.meeting import Meeting
 from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
+from yatt_mm.weights.published import Published
 
 if TYPE_CHECKING:
     from yatt_mm.rollout.worker import RolloutWorker
@@ -68,9 +69,9 @@ class RolloutActor:
 
         return await self._meeting.join(phase, controller, {task.slot: task for task in tasks}, run)
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, published: Published) -> None:
         """Take the published weights; every cache that depends on the old ones is emptied."""
-        await self._hosted.worker.update_weights(path, version)
+        await self._hosted.worker.update_weights(published)
 
     async def metrics(self) -> dict[str, float]:
         """Totals since the start."""

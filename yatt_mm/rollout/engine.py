@@ -24,6 +24,7 @@ from yatt_mm.rollout.requests import (
     Sampled,
 )
 from yatt_mm.rollout.waits import Waits
+from yatt_mm.weights.published import Published
 
 __all__ = ["Engine", "EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled"]
 
@@ -136,8 +137,8 @@ class Engine:
             del request, requests
             return [await self._flights.collect(flight, self._waits.note_progress) for flight in flights]
 
-    async def update_weights(self, path: str, version: int) -> None:
-        """Load the segment at `path` and give its `version` to every token sampled from now on.
+    async def update_weights(self, published: Published) -> None:
+        """Load a published policy, and give its version to every token sampled from now on.
 
         Samples in flight are held and go on with the new weights. All three caches that hold results of the old
         weights are emptied before anything is computed: prefix (keys and values), encoder (vision embeddings), and
@@ -146,13 +147,14 @@ class Engine:
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         self._check_usable(asleep_is_fine=True)
+        version = published.version
         try:
             async with self._deadline(f"the update to version {version}"), self._sending:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
                 if self._is_asleep and not self._backend.is_cpu():
                     await self._llm.wake_up(tags=["weights"])
                 await self._llm.start_weight_update()
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
+                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=published.update_info()))
                 await self._llm.finish_weight_update(weight_version=str(version))
                 await self._forget_computed()
                 await self._llm.reset_mm_cache()

@@ -1,4 +1,4 @@
-"""The engine side of publishing: load a weight segment of this host into the running model.
+"""The engine side of publishing: load a weight segment of this host, or of this GPU, into the running model.
 
 Runs in vLLM's worker. Layers are reloaded one by one through vLLM's own reload, because on the CPU vLLM packs weights
 after loading and leaves empty parameters behind: a plain `load_weights` into a running model corrupts it.
@@ -16,7 +16,9 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from yatt_mm.weights.segment import read_segment
+from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
+from yatt_mm.weights.published import segment_on
+from yatt_mm.weights.segment import MappedSegment, views
 
 
 @dataclass
@@ -28,8 +30,12 @@ class ShmInitInfo(WeightTransferInitInfo):
 class ShmUpdateInfo(WeightTransferUpdateInfo):
     """One update."""
 
-    path: str = ""
+    version: int
+    """The policy version that is wanted."""
+    path: str
     """A file of `yatt_mm.weights.segment` that this host's processes can map."""
+    devices: list[dict[str, Any]]
+    """Fields of `DeviceSegment`s; where there are any, the one of this GPU is read instead of the file."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
@@ -37,6 +43,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
+    _segment: MappedSegment | None = None
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
         """Nothing to connect to."""
@@ -52,12 +59,21 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Copy from the mapped file into the model."""
-        cast(Any, self.model).load_weights(read_segment(update_info.path))
+        """Copy from the mapped file or GPU memory into the model."""
+        model = cast(Any, self.model)
+        if update_info.devices:
+            found = segment_on(gpu_uuid(self.device), update_info.devices)
+            model.load_weights(views(open_shared(found["handle"], self.device), found["index"]))
+        else:
+            self._segment = MappedSegment(update_info.path, update_info.version)
+            model.load_weights(iter(self._segment))
 
     def finish_weight_update(self) -> None:
-        """Bring the layers into the form that computes."""
+        """Bring the layers into the form that computes. Raises SegmentError where the trainer wrote meanwhile."""
         finalize_layerwise_reload(self.model, self.model_config)
+        if self._segment:
+            self._segment.check_unchanged()
+            self._segment = None
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""

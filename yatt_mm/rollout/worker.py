@@ -22,6 +22,7 @@ from yatt_mm.rollout.engine import Engine
 from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.prompts import PromptTemplate
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, MediaDroppedError, Medium, Sampled
+from yatt_mm.weights.published import Published
 
 T = TypeVar("T")
 
@@ -93,9 +94,9 @@ class RolloutWorker:
         stored = (self._store(*group) for group in zip(tasks, prompts, groups, strict=True))
         return list(await asyncio.gather(*stored))  # together: the node's disk takes many at the cost of one
 
-    async def update_weights(self, path: str, version: int) -> None:
+    async def update_weights(self, published: Published) -> None:
         """Take published weights."""
-        await self.engine.update_weights(path, version)
+        await self.engine.update_weights(published)
 
     def metrics(self) -> dict[str, float]:
         """Totals since the start."""

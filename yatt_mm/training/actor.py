@@ -9,6 +9,7 @@ from models.parallel import Parallel
 from yatt_mm.placement import State
 from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.plan import UpdatePlan
+from yatt_mm.weights.published import DeviceSegment
 
 if TYPE_CHECKING:
     from yatt_mm.training.worker import TrainWorker
@@ -50,9 +51,9 @@ class TrainActor:
         """Train one step."""
         return self._started().update(plan)
 
-    def publish(self, path: str) -> None:
-        """Write the weights for the engines."""
-        self._started().publish(path)
+    def publish(self, path: str, version: int) -> DeviceSegment | None:
+        """Make the weights readable for the engines."""
+        return self._started().publish(path, version)
 
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write a checkpoint."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from models.freeze import Part
     from models.parallel_settings import Recompute
+    from yatt_mm.weights.published import Carrier
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +33,8 @@ class TrainSpec:
     """Parts of the model that are not trained."""
     overlap_grad_reduce: bool
     """True sums gradients over replicas during the backward pass."""
+    carrier: Carrier
+    """How weights reach the engines."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,13 +20,14 @@ from models.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.placement import State
 from yatt_mm.rollout import record
-from yatt_mm.training.distributed import init_distributed
+from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.plan import Minibatch, UpdatePlan
 from yatt_mm.training.samples import TrainSample
-from yatt_mm.weights.segment import write_segment
+from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
+from yatt_mm.weights.published import DeviceSegment
 
 HELD = {
     State.AWAKE: EVERYTHING,
@@ -57,6 +58,7 @@ class TrainWorker:
         self._parallel = parallel
         self._reader = Reader(dataplane_uri, timeout_s=spec.timeout_s)
         self._state = State.AWAKE
+        self._publisher: Publisher | None = None
         self._loss = functools.partial(
             clipped_policy_loss,
             clip_low=spec.clip_low,
@@ -68,6 +70,7 @@ class TrainWorker:
         """Join the training world and load the model. Waits for all other ranks."""
         spec = self._spec
         init_distributed(rank=self._rank, world_size=self._parallel.world_size, store_address=store_address)
+        self._carrier = resolve_carrier(spec.carrier, device())
         self._engine = TrainEngine(
             model_dir=Path(spec.model_dir),
             parallel=self._parallel,
@@ -82,6 +85,8 @@ class TrainWorker:
     def set_state(self, state: State) -> Moved:
         """Go to sleep, hold weights only, or wake up, and give the device's memory up accordingly. Work in another
         state is an error."""
+        if self._publisher and self._state is State.WEIGHTS_ONLY and state is not State.WEIGHTS_ONLY:
+            self._publisher.release()
         moved = self._engine.memory.hold(HELD[state])
         self._state = state
         return moved
@@ -109,14 +114,15 @@ class TrainWorker:
         report.seconds = time.perf_counter() - started
         return report
 
-    def publish(self, path: str) -> None:
-        """Write the weights as Hugging Face tensors into a shared-memory file. All ranks must be called."""
+    def publish(self, path: str, version: int) -> DeviceSegment | None:
+        """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU.
+
+        All ranks must be called, always with the same path. What is on the GPU lasts until the state changes.
+        """
         self._require(State.WEIGHTS_ONLY, "publish")
-        if self._rank == 0:
-            write_segment(Path(path), ([named] for named in self._engine.weights))
-        else:
-            for _ in self._engine.weights:
-                pass
+        if self._publisher is None:
+            self._publisher = make_publisher(self._carrier, self._engine.weights, path, device())
+        return self._publisher.publish(version)
 
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write a checkpoint that `load` continues from exactly; an asynchronous one is complete after `finish_save`.

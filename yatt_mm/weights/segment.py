@@ -1,88 +1,34 @@
-"""One file that holds every tensor of a model: how a published policy reaches the engines of a host.
+"""One file that holds every tensor of a model: how a published policy reaches the processes of a host.
 
-The file lies in shared memory (or on disk: the format is the same), written once by the trainer and mapped by
-every engine of the host. Its index is inside, so only the path travels:
+The file lies in shared memory (or on disk: the format is the same). It is made once at its final size and written
+in place by every publish: fresh pages cost several times what the copy into warm ones does. Its index is inside, so
+only the path travels:
 
-    magic | offset of the index | length of the index | tensors, each at a multiple of 64 | index (JSON)
+    magic | generation | version | index offset | index length | index (JSON) | tensors, each at a multiple of 64
 
-Left out: who makes and removes the path, and versions (whoever publishes names the file).
+The generation is odd while somebody writes and grows with every write, so that a reader can tell a torn model from a
+whole one, and one that was written while it read. Left out: writing (`writing`), who makes and removes the path.
 """
+
+from __future__ import annotations
 
 import json
 import mmap
 import os
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import NamedTuple, Protocol
 
-import numpy as np
 import torch
 
-MAGIC = b"YATTSEG1"
+MAGIC = b"YATTSEG2"
 ALIGNMENT_BYTES = 64
+PAGE_BYTES = 4096
+HEADER = struct.Struct("<8sQQQQ")
 
-_HEADER = struct.Struct("<8sQQ")
-
-
-class SegmentError(ValueError):
-    """A file that is not a whole weight segment."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightSegment:
-    """What was written."""
-
-    path: str
-    num_tensors: int
-    num_bytes: int
-    """Size of the file, header and index included."""
-
-
-def write_segment(path: str | Path, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> WeightSegment:
-    """Write the buckets' tensors to `path`, which appears whole or not at all.
-
-    Tensors are copied as they arrive: a generator that exports one bucket at a time never needs to hold two.
-    Raises ValueError when a name comes twice.
-    """
-    target = Path(path)
-    draft = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        with draft.open("xb") as file:
-            file.write(bytes(ALIGNMENT_BYTES))
-            index = _write_tensors(file, buckets)
-            index_offset = file.tell()
-            encoded = json.dumps(index).encode()
-            file.write(encoded)
-            file.seek(0)
-            file.write(_HEADER.pack(MAGIC, index_offset, len(encoded)))
-        draft.rename(target)
-    finally:
-        draft.unlink(missing_ok=True)
-    return WeightSegment(path=str(target), num_tensors=len(index), num_bytes=index_offset + len(encoded))
-
-
-def read_segment(path: str | Path) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor as a view of the mapped file, in the order they were written: nothing is copied.
-
-    The mapping is private: writing into a view changes no one else's. It lasts until its last view is
-    collected, also after the file was unlinked. Raises SegmentError when the file is not a whole segment.
-    """
-    with Path(path).open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < ALIGNMENT_BYTES:
-            raise SegmentError(f"{path} holds {size} bytes; a weight segment has at least {ALIGNMENT_BYTES}")
-        mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-    for name, dtype, shape, offset, num_elements in _read_index(path, mapped):
-        if not num_elements:
-            yield name, torch.empty(shape, dtype=_DTYPES[dtype])
-            continue
-        flat = torch.frombuffer(mapped, dtype=_DTYPES[dtype], count=num_elements, offset=offset)
-        yield name, flat.view(shape)
-
-
-_DTYPES = {
+DTYPES = {
     str(dtype).removeprefix("torch."): dtype
     for dtype in (
         torch.float64,
@@ -97,33 +43,156 @@ _DTYPES = {
     )
 }
 
-_IndexRow = tuple[str, str, list[int], int, int]
-"""Name, dtype, shape, offset in the file, number of elements."""
+
+class SegmentError(ValueError):
+    """A file that is not a whole weight segment, or not the one that was wanted."""
 
 
-def _write_tensors(file: BinaryIO, buckets: Iterable[Sequence[tuple[str, torch.Tensor]]]) -> list[_IndexRow]:
-    index: list[_IndexRow] = []
-    seen: set[str] = set()
-    for bucket in buckets:
-        for name, tensor in bucket:
-            if name in seen:
-                raise ValueError(f"tensor {name!r} comes twice; a segment holds each name once")
-            seen.add(name)
-            file.write(bytes(-file.tell() % ALIGNMENT_BYTES))
-            dtype = str(tensor.dtype).removeprefix("torch.")
-            if dtype not in _DTYPES:
-                raise ValueError(f"tensor {name!r} is {dtype}; a segment holds {', '.join(_DTYPES)}")
-            index.append((name, dtype, list(tensor.shape), file.tell(), tensor.numel()))
-            flat = tensor.detach().cpu().contiguous().view(-1)
-            file.write(np.from_dlpack(flat.view(torch.uint8)).data)  # `.numpy()` would keep it from being released
-    return index
+class TensorMeta(Protocol):
+    """A tensor that will be written: `models.weight_plan.WeightMeta` is one."""
+
+    @property
+    def name(self) -> str:
+        """Unique in its segment."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """One of DTYPES."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the full tensor."""
 
 
-def _read_index(path: str | Path, mapped: mmap.mmap) -> list[_IndexRow]:
-    magic, offset, length = _HEADER.unpack_from(mapped)
-    if magic != MAGIC or offset + length != len(mapped):
-        raise SegmentError(
-            f"{path} starts with {magic!r} and promises {offset + length} bytes of {len(mapped)}; "
-            f"wanted a whole segment that starts with {MAGIC!r}: write it again with write_segment"
-        )
-    return [tuple(row) for row in json.loads(mapped[offset : offset + length])]
+class Header(NamedTuple):
+    """The first bytes of the file, as HEADER packs them; all but the magic are unsigned 64-bit numbers."""
+
+    magic: bytes
+    generation: int
+    """Odd while the tensors are being written, and after a writer died."""
+    version: int
+    """Policy version of the tensors."""
+    index_offset: int
+    index_length: int
+
+    @property
+    def is_sealed(self) -> bool:
+        """True where the tensors are whole."""
+        return self.generation % 2 == 0
+
+
+class _Row(NamedTuple):
+    """A tensor of the index."""
+
+    name: str
+    dtype: str
+    shape: Sequence[int]
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where everything lies in the file of a model: the same for everyone who knows its tensors."""
+
+    index: bytes
+    num_bytes: int
+    """Size of the file."""
+
+    @classmethod
+    def of(cls, metas: Sequence[TensorMeta]) -> Layout:
+        """Raises ValueError for a name that comes twice or a dtype that a segment cannot hold."""
+        names = [meta.name for meta in metas]
+        for meta in metas:
+            if str(meta.dtype).removeprefix("torch.") not in DTYPES:
+                raise ValueError(f"tensor {meta.name!r} is {meta.dtype}; a segment holds {', '.join(DTYPES)}")
+        if len(set(names)) != len(names):
+            twice = next(name for i, name in enumerate(names) if name in names[:i])
+            raise ValueError(f"tensor {twice!r} comes twice; a segment holds each name once")
+        # offsets count from the first tensor, whose place depends on the length of the index
+        rows, offset = [], 0
+        for meta in metas:
+            rows.append(_Row(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape), offset))
+            num_bytes = torch.Size(meta.shape).numel() * meta.dtype.itemsize
+            offset += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        index = json.dumps(rows).encode()
+        return cls(index=index, num_bytes=_first_tensor(len(index)) + offset)
+
+    def header(self, generation: int, version: int) -> Header:
+        """The file's header."""
+        return Header(MAGIC, generation, version, ALIGNMENT_BYTES, len(self.index))
+
+
+class MappedSegment:
+    """A segment in this process's memory. Views last until the last of them is collected, whatever becomes of the file.
+
+    They show what writers write: take them between a publish and the next, and call `check_unchanged` afterwards.
+    """
+
+    def __init__(self, path: str | Path, version: int | None = None) -> None:
+        """Map for reading; writing into a view changes no one else's.
+
+        Raises SegmentError where the file is not a whole segment, or holds another version than the given one.
+        """
+        self.path = Path(path)
+        with self.path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size < ALIGNMENT_BYTES:
+                raise SegmentError(f"{path} holds {size} bytes; a weight segment has at least {ALIGNMENT_BYTES}")
+            # what is in the first page is written by others too: this mapping is never written to there
+            self._mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+        self.header = self._read_header()
+        if version is not None and self.header.version != version:
+            raise SegmentError(
+                f"{path} holds the policy of version {self.header.version}, not the wanted {version}: publish it first"
+            )
+
+    def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Every tensor as a view, in the order of the index: nothing is copied."""
+        offset, length = self.header.index_offset, self.header.index_length
+        yield from views(torch.frombuffer(self._mapped, dtype=torch.uint8), self._mapped[offset : offset + length])
+
+    def check_unchanged(self) -> None:
+        """Raises SegmentError where the tensors were written again since this was mapped."""
+        found = self._read_header()
+        if found != self.header:
+            raise SegmentError(
+                f"{self.path} was written while it was read (generation {self.header.generation}, now "
+                f"{found.generation}): what was read is torn; publish only when every reader is done"
+            )
+
+    def _read_header(self) -> Header:
+        header = Header(*HEADER.unpack_from(self._mapped))
+        size = len(self._mapped)
+        if header.magic != MAGIC or header.index_offset + header.index_length > size:
+            raise SegmentError(
+                f"{self.path} starts with {header.magic!r} and has {size} bytes; wanted a whole segment that starts "
+                f"with {MAGIC!r}: write it again"
+            )
+        if not header.is_sealed:
+            raise SegmentError(
+                f"{self.path} is being written, or its writer died (generation {header.generation}); publish again"
+            )
+        return header
+
+
+def read_segment(path: str | Path, version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a segment as a view, then a check that nobody wrote meanwhile. Raises as `MappedSegment` does."""
+    segment = MappedSegment(path, version)
+    yield from segment
+    segment.check_unchanged()
+
+
+def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of an index, in the bytes of a whole segment. Raises SegmentError where there are too few."""
+    first = _first_tensor(len(index))
+    for row in map(_Row._make, json.loads(index)):
+        dtype, shape = DTYPES[row.dtype], torch.Size(row.shape)
+        begin, num_bytes = first + row.offset, shape.numel() * dtype.itemsize
+        if begin + num_bytes > len(flat):
+            raise SegmentError(f"a segment of {len(flat)} bytes is too short for its {row.name}: it was cut off")
+        yield row.name, flat[begin : begin + num_bytes].view(dtype).view(shape)
+
+
+def _first_tensor(index_length: int) -> int:
+    """Offset of the first tensor: a page of its own."""
+    return -(-(ALIGNMENT_BYTES + index_length) // PAGE_BYTES) * PAGE_BYTES

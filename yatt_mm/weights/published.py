@@ -1,0 +1,47 @@
+"""Where engines find a published policy: what controllers pass from training ranks to engines. No torch here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+Carrier = Literal["auto", "shm", "cuda_ipc"]
+"""How weights reach the engines: a segment in shared memory, or one in the memory of each GPU that both roles use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSegment:
+    """A whole model in a GPU's memory, which other processes on the same GPU may map."""
+
+    gpu: str
+    """UUID of the GPU."""
+    index: bytes = field(repr=False)
+    """Names, dtypes, shapes and places, as in a segment's file."""
+    handle: tuple[bytes, int, int, bytes, int, bytes, bool] = field(repr=False)
+    """What CUDA and torch's allocator need to map the memory: opaque."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Published:
+    """A policy that engines may read until the next one is published."""
+
+    version: int
+    path: str
+    """The segment in shared memory, where `devices` is empty."""
+    devices: tuple[DeviceSegment, ...] = ()
+
+    def update_info(self) -> dict[str, Any]:
+        """As vLLM carries it to its workers."""
+        return asdict(self)
+
+
+def segment_on(gpu: str, devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """The published segment that lies on a GPU. Raises ValueError where no training rank has one there."""
+    for segment in devices:
+        if segment["gpu"] == gpu:
+            return segment
+    raise ValueError(
+        f"no training rank published on GPU {gpu}, only on {', '.join(segment['gpu'] for segment in devices)}; CUDA "
+        "IPC needs one on each GPU of an engine: set weights.carrier=shm"
+    )
