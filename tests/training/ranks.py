@@ -18,6 +18,9 @@ from typing import Any
 
 DEADLINE_S = 300.0
 """For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
+MAX_THREADS = 400
+"""Of one rank. Groups of some jobs are never collected, and each goes on waking its threads a hundred times a second:
+a rank that has so many is started anew."""
 GRACE_S = 5.0
 """How long the other ranks may take to fail too, once one has."""
 
@@ -34,6 +37,8 @@ class RankPool:
 
         Raises AssertionError with what the ranks raised, soon after the first of them did.
         """
+        if any(len(list(Path(f"/proc/{process.pid}/task").iterdir())) > MAX_THREADS for process, _ in self._ranks):
+            self.close()
         while len(self._ranks) < world_size:
             ours, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(len(self._ranks), theirs), daemon=True)
