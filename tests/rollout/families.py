@@ -1,4 +1,4 @@
-"""A tiny Qwen3-VL folder that vLLM can serve: random weights, the digits example's tokenizer, a processor."""
+"""Tiny Qwen3-VL folders that vLLM can serve: random weights, the digits example's tokenizer, a processor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,11 @@ from typing import Any
 import torch
 from transformers import (
     GenerationConfig,
+    PreTrainedModel,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
     Qwen3VLProcessor,
     Qwen3VLVideoProcessor,
 )
@@ -35,6 +38,14 @@ TEXT = {
     },
     "initializer_range": 0.06,
 }
+EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 48,
+    "mlp_only_layers": [1],
+    "norm_topk_prob": True,
+}
+"""Of a size that vLLM pads on the CPU."""
 VISION = {
     "depth": 3,
     "hidden_size": 96,
@@ -48,8 +59,8 @@ VISION = {
 }
 
 
-def build_served_folder(directory: Path, seed: int) -> Path:
-    """Write a whole model folder; returns it."""
+def build_served_folder(directory: Path, seed: int, *, has_experts: bool = False) -> Path:
+    """Write a whole model folder; returns it. Experts are written as transformers does."""
     tokenizer = build_tokenizer()
     ids: dict[str, int] = tokenizer.get_vocab()
     tokens: dict[str, Any] = {
@@ -64,7 +75,7 @@ def build_served_folder(directory: Path, seed: int) -> Path:
     text = TEXT | end | {"tie_word_embeddings": False}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=VISION, **tokens))
+        model = _build_model(text, tokens, has_experts)
     model.generation_config = GenerationConfig(eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"])
     model.save_pretrained(directory)
     bounds = {"min_pixels": 56**2, "max_pixels": 224**2}
@@ -77,3 +88,10 @@ def build_served_folder(directory: Path, seed: int) -> Path:
     processor.save_pretrained(directory)
     processor.image_processor.save_pretrained(directory)
     return directory
+
+
+def _build_model(text: dict[str, Any], tokens: dict[str, Any], has_experts: bool) -> PreTrainedModel:
+    if has_experts:
+        config = Qwen3VLMoeConfig(text_config=text | EXPERTS, vision_config=VISION, **tokens)
+        return Qwen3VLMoeForConditionalGeneration(config)
+    return Qwen3VLForConditionalGeneration(Qwen3VLConfig(text_config=text, vision_config=VISION, **tokens))

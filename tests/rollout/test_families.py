@@ -1,7 +1,8 @@
-"""vLLM serves Qwen3-VL too: its numbers are transformers', and weights from the trainer equal those of the folder."""
+"""vLLM serves Qwen3-VL, dense and with experts: its numbers are transformers', also with weights from the trainer."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,19 +17,23 @@ from tests.rollout.conftest import GRID, Prompts, Run, engine_config
 from tests.rollout.families import build_served_folder
 from tests.training import jobs
 from tests.training.ranks import RankPool
+from tests.training.tiny import release_experts
 from yatt_mm.rollout.engine import Engine, GenerateRequest, Sampled
 from yatt_mm.weights.published import Published
 
 IMAGES = range(3)
 
 
+@pytest.mark.parametrize("has_experts", [False, True], ids=["qwen3_vl", "qwen3_vl_moe"])
 def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
-    prompts: Prompts, run: Run, ranks: RankPool, tmp_path: Path
+    has_experts: bool, prompts: Prompts, run: Run, ranks: RankPool, tmp_path: Path
 ) -> None:
-    first, second = (build_served_folder(tmp_path / str(seed), seed) for seed in (0, 1))
+    written = [build_served_folder(tmp_path / str(seed), seed, has_experts=has_experts) for seed in (0, 1)]
+    first, second = (released(folder) if has_experts else folder for folder in written)
     segments = [str(tmp_path / f"{folder.name}.segment") for folder in (first, second)]
+    parallel = Parallel(tp=2, ep=2, sp=True) if has_experts else Parallel(tp=2)
     for folder, path, version in zip((first, second), segments, (2, 1), strict=True):
-        ranks.run(2, jobs.publish, folder, Parallel(tp=2), path, version)
+        ranks.run(2, jobs.publish, folder, parallel, path, version)
     requests = prompts.requests(IMAGES, num_samples=2, max_tokens=6)
 
     async def answers() -> list[list[list[Sampled]]]:
@@ -45,10 +50,17 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
     from_folder, other, from_trainer = run(answers())
     assert numbers(from_trainer) == numbers(from_folder)
     assert numbers(other) != numbers(from_folder)
-    for folder, groups in ((first, from_folder), (second, other)):
+    for folder, groups in zip(written, (from_folder, other), strict=True):
         for request, group in zip(requests, groups, strict=True):
             for sampled in group:
                 assert sampled.logprobs == pytest.approx(of_transformers(folder, request, sampled.token_ids), abs=1e-4)
+
+
+def released(folder: Path) -> Path:
+    """The same model with its experts in the form that vLLM reads."""
+    copied = shutil.copytree(folder, folder.with_name(f"{folder.name}-released"))
+    release_experts(copied / "model.safetensors")
+    return copied
 
 
 def numbers(groups: list[list[Sampled]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:

@@ -43,7 +43,7 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
             param.add_(torch.randn_like(param) * (0.2 if param.dim() == 1 else 0.05))
     model.save_pretrained(directory)
     if family == "qwen3_vl_moe":
-        _release_experts(directory / "model.safetensors")
+        release_experts(directory / "model.safetensors")
     settings = {
         "patch_size": 4,
         "merge_size": 2,
@@ -57,7 +57,7 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
     return directory
 
 
-def _release_experts(path: Path) -> None:
+def release_experts(path: Path) -> None:
     """Write experts as the released checkpoints have them, [num_experts, in, out]; vLLM takes no other form."""
     tensors = load_file(path)
     for name, tensor in tensors.items():

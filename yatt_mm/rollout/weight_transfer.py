@@ -14,6 +14,8 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferInitInfo,
     WeightTransferUpdateInfo,
 )
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
@@ -50,6 +52,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def start_weight_update(self) -> None:
         """Prepare the layers for being loaded again."""
+        if self.device.type == "cpu":
+            _pack_experts_again(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -77,3 +81,14 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
 
     def shutdown(self) -> None:
         """Nothing is held between updates."""
+
+
+def _pack_experts_again(model: torch.nn.Module) -> None:
+    """Let the next load pack the experts' weights as the first one did.
+
+    vLLM 0.32 packs them for the CPU's kernel only while it makes that kernel. A layer that has its kernel would get
+    weights as they stand in the checkpoint, and the kernel would read them in the wrong order: no error, wrong answers.
+    """
+    for layer in model.modules():
+        if isinstance(layer, RoutedExperts) and isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+            layer.quant_method.moe_kernel = None
