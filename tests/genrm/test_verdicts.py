@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from yatt_mm.genrm.messages import JudgeSpec
 from yatt_mm.genrm.verdicts import JsonScore, RegexScore, YesNo
 
 
@@ -17,6 +18,12 @@ def test_yes_against_no_is_the_share_of_their_probabilities() -> None:
 
 def test_a_judge_that_can_say_neither_gives_no_verdict() -> None:
     assert YesNo().score([float("-inf")], [float("-inf")]) is None
+
+
+def test_a_threshold_cuts_the_mean_of_the_votes_and_leaves_failures_alone() -> None:
+    spec = JudgeSpec(name="judge", threshold=0.5, score_on_failure=0.25)
+    assert [spec.score_of(votes) for votes in ([0.98], [0.99], [0.5], [0.9, 0.0], [])] == [1.0, 1.0, 1.0, 0.0, 0.25]
+    assert JudgeSpec(name="judge").score_of([0.9, 0.0]) == 0.45
 
 
 def test_the_last_match_of_a_pattern_counts() -> None:

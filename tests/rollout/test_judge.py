@@ -21,12 +21,14 @@ from tests.rollout.conftest import Prompts, Run
 from yatt_mm.genrm.judge import Judge
 from yatt_mm.genrm.messages import JudgeSpec, JudgeTask
 from yatt_mm.genrm.template import JudgeTemplate
+from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import RegexScore, YesNo
 from yatt_mm.rollout import record
 from yatt_mm.rollout.engine import Engine, GenerateRequest
 from yatt_mm.rollout.messages import GroupRef
 
 TEMPLATE = JudgeTemplate("What digit is this? {response} Is this correct? Yes or no.")
+NUM_GROUPS = 8
 SPEC = JudgeSpec(name="tiny", template=TEMPLATE, verdict=YesNo(yes=(" Yes", "Yes"), no=(" one",)))
 
 
@@ -42,9 +44,11 @@ def reader(client: Client) -> Iterator[Reader]:
         yield reader
 
 
-def make_group(client: Client, recipe: dict[str, object], *, side: int, texts: tuple[str, ...]) -> GroupRef:
+def make_group(
+    client: Client, recipe: dict[str, object], *, side: int, texts: tuple[str, ...], number: int = 0
+) -> GroupRef:
     """A finished group about one random image."""
-    pixels = np.random.default_rng(side).integers(0, 256, (side, side, 3), dtype=np.uint8)
+    pixels = np.random.default_rng((side, number)).integers(0, 256, (side, side, 3), dtype=np.uint8)
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, format="PNG")
     (medium,) = client.derive([client.put_source(png.getvalue())], recipe)
@@ -57,7 +61,7 @@ def make_group(client: Client, recipe: dict[str, object], *, side: int, texts: t
     stored = record.encode(record.GroupRecord(prompt_token_ids=empty, samples=samples))
     return GroupRef(
         slot=0,
-        ref=client.put(stored, name=f"judged/{side}"),
+        ref=client.put(stored, name=f"judged/{side}/{number}"),
         media=(medium,),
         num_prompt_tokens=0,
         lengths=(0,) * len(texts),
@@ -151,6 +155,36 @@ def test_policy_and_judge_share_what_was_processed_where_their_recipes_agree(
     other = Judge(SPEC, engine, client, reader, recipe={**recipe, "max_pixels": 56 * 56})
     run(other.judge([task_for(group)]))
     assert client.stat()["num_processed"] == before + 1, "once for both answers"
+
+
+def test_bytes_on_the_connections_do_not_depend_on_the_image(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, run: Run
+) -> None:
+    judge = judge_of(SPEC, engine, client, reader, tiny_dir)
+    traffic, moved, patches = Traffic(), {}, {}
+    for side in (140, 58, 222):  # the first only opens what the others use; rounded to multiples of 28
+        groups = [
+            make_group(client, patch_recipe(tiny_dir), side=side, number=number, texts=("1", "2"))
+            for number in range(NUM_GROUPS)
+        ]
+        patches[side] = sum(ref.nbytes for group in groups for ref in group.media)
+        traffic.take_bytes()
+        run(judge.judge([task_for(group) for group in groups]))
+        moved[side] = traffic.take_bytes()
+    assert patches[222] > 15 * patches[58]
+    assert moved[222] == pytest.approx(moved[58], rel=0.1)
+    assert 0 < moved[222] < patches[222] / 50, "the kernel saw refs, not pixels"
+
+
+def test_scores_become_right_or_wrong_at_a_threshold(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, group: GroupRef, run: Run
+) -> None:
+    (plain,) = run(judge_of(SPEC, engine, client, reader, tiny_dir).judge([task_for(group)]))
+    middle = sorted(plain.scores)[1]
+    spec = dataclasses.replace(SPEC, threshold=middle - 1e-4)
+    (cut,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task_for(group)]))
+    assert sorted(plain.scores)[0] < middle - 1e-3, "the answers must differ for this to show anything"
+    assert cut.scores == tuple(float(score >= middle) for score in plain.scores)
 
 
 def test_an_answer_cannot_speak_for_the_judge(

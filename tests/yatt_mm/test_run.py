@@ -217,6 +217,7 @@ def test_a_judge_alone_gives_the_reward_and_sees_what_was_processed_for_the_poli
         assert record["reward/mean"] == pytest.approx(record["genrm/tiny_mean"])
         assert record["reward/function_mean"] != record["reward/mean"]
         assert record["time/genrm_s"] > 0
+        assert record["genrm/bytes_moved"] > 0
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]
 
 

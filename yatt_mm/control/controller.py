@@ -25,6 +25,7 @@ from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
 from yatt_mm.control.metrics import (
     Meter,
     add_groups,
+    add_judges,
     add_moves,
     add_sampling,
     add_update,
@@ -337,8 +338,7 @@ class Controller:
         self._phase = "report"
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:
-            moved = sum(totals["ipc_bytes"] for totals in self._on_my_judges("metrics"))
-            self._meter.add_sum("genrm/ipc_bytes", moved)
+            add_judges(self._meter, self._on_my_judges("metrics"))
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._meet(self._meter)
         self._meter = Meter()

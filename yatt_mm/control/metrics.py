@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,6 +111,12 @@ def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:
     meter.add_sum("train/restored_bytes", sum(moved.restored_bytes for moved in moves))
     meter.add_time("train/release_s", max((moved.release_s for moved in moves), default=0.0))
     meter.add_time("train/restore_s", max((moved.restore_s for moved in moves), default=0.0))
+
+
+def add_judges(meter: Meter, metrics: Sequence[Mapping[str, float]]) -> None:
+    """What engines of the judges told of themselves."""
+    meter.add_sum("genrm/ipc_bytes", sum(of_one["ipc_bytes"] for of_one in metrics))
+    meter.add_sum("genrm/bytes_moved", sum(of_one["moved_bytes"] for of_one in metrics))
 
 
 def resident_bytes() -> int:

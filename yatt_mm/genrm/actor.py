@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
+from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.placement import State
 from yatt_mm.rollout.hosted import Hosted
 from yatt_mm.rollout.meeting import Meeting
@@ -39,6 +40,7 @@ class JudgeActor:
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._hosted: Hosted[Judge] = Hosted(name)
+        self._traffic = Traffic()
 
     async def start(self) -> None:
         """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
@@ -70,8 +72,11 @@ class JudgeActor:
         return await self._meeting.join(phase, controller, {task.group.slot: task for task in tasks}, run)
 
     async def metrics(self) -> dict[str, float]:
-        """Totals since the start."""
-        return {"ipc_bytes": self._hosted.worker.engine.num_ipc_bytes}
+        """Media that the engine's process was sent since the start; traffic of this process since the last call."""
+        return {
+            "ipc_bytes": self._hosted.worker.engine.num_ipc_bytes,
+            "moved_bytes": self._traffic.take_bytes(),
+        }
 
     async def shutdown(self) -> None:
         """End the engine and every process that it started, also in the middle of its start."""

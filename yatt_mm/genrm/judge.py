@@ -194,11 +194,9 @@ class Judge:
         return score
 
     def _judged(self, group: list[list[_Vote]]) -> JudgedGroup:
-        """The mean of each answer's votes that could be read."""
         read = [[vote.score for vote in answer if vote.score is not None] for answer in group]
-        fallback = self._spec.score_on_failure
         return JudgedGroup(
-            scores=tuple(sum(scores) / len(scores) if scores else fallback for scores in read),
+            scores=tuple(self._spec.score_of(scores) for scores in read),
             num_retried=sum(max(0, vote.num_asked - 1) for answer in group for vote in answer),
             num_failed=sum(not scores for scores in read),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +27,8 @@ class JudgeSpec:
     """Verdicts per answer, whose mean counts; above 1 only with a temperature."""
     max_attempts: int = 2
     """How often a verdict is asked for while it cannot be read, or the judge fails."""
+    threshold: float | None = None
+    """Answers whose votes have at least this mean get 1, others 0; None gives the mean itself."""
     score_on_failure: float = 0.0
     """What an answer gets whose verdict could not be had."""
 
@@ -36,6 +38,13 @@ class JudgeSpec:
                 f"judge {self.name}: num_votes is {self.num_votes} with temperature 0, which gives the same verdict "
                 "each time; set a temperature, or num_votes=1"
             )
+
+    def score_of(self, votes: Sequence[float]) -> float:
+        """Of an answer with these readable votes: their mean, in [0, 1] or cut by `threshold`."""
+        if not votes:
+            return self.score_on_failure
+        mean = sum(votes) / len(votes)
+        return mean if self.threshold is None else float(mean >= self.threshold)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

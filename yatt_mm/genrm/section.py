@@ -43,6 +43,8 @@ class JudgeSection(Section):
     """Verdicts per answer, whose mean counts."""
     max_attempts: Count = 2
     """How often a verdict is asked for that cannot be read or does not come in time."""
+    threshold: Score | None = None
+    """Scores from here on count as 1, others as 0; without it the score itself counts."""
     score_on_failure: Score = 0.0
     """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`."""
     num_engines: Count = 1
@@ -70,6 +72,7 @@ def judge_spec(name: str, section: JudgeSection) -> JudgeSpec:
             temperature=section.temperature,
             num_votes=section.num_votes,
             max_attempts=section.max_attempts,
+            threshold=section.threshold,
             score_on_failure=section.score_on_failure,
         )
     except ValueError as error:

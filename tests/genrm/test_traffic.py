@@ -1,0 +1,31 @@
+"""The kernel's count of what a process moves."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from yatt_mm.genrm.traffic import Traffic
+
+NUM_BYTES = 1_000_000
+
+
+def test_bytes_of_tcp_connections_are_counted_both_ways_and_once() -> None:
+    traffic = Traffic()
+    one, other = socket.socketpair()
+    with one, other, socket.create_server(("127.0.0.1", 0)) as server:
+        with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
+            traffic.take_bytes()
+            one.sendall(b"x" * 1000)  # a Unix socket: not counted
+            other.recv(1000)
+            for _ in range(10):
+                sender.sendall(bytes(NUM_BYTES // 10))
+                left = NUM_BYTES // 10
+                while left:
+                    left -= len(receiver.recv(left))
+            moved, deadline = traffic.take_bytes(), time.monotonic() + 10
+            while moved < 2 * NUM_BYTES and time.monotonic() < deadline:
+                moved += traffic.take_bytes()  # the last bytes count once they are acknowledged
+    assert moved == pytest.approx(2 * NUM_BYTES, abs=1000), "sent by one end, received by the other"
