@@ -1,6 +1,7 @@
-"""One real vLLM engine for the whole folder: starting one costs more than all the rest."""
+"""One real vLLM engine and one data plane for the whole folder: starting an engine costs more than all the rest."""
 
 import asyncio
+import io
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,15 +9,25 @@ from typing import Any, TypeVar
 
 import numpy as np
 import pytest
+from PIL import Image
 from transformers import AutoTokenizer
 
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.reader import Reader
+from dataplane.refs import Ref
+from models.qwen2_5_vl.recipe import patch_recipe
+from yatt_mm.rollout import record
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Medium
+from yatt_mm.rollout.messages import GroupRef, PromptTask
+from yatt_mm.rollout.worker import RolloutWorker
 
 T = TypeVar("T")
 Run = Callable[[Coroutine[Any, Any, T]], T]
 
 GRID = (1, 4, 4)
 NUM_IMAGE_TOKENS = 4
+QUESTION = "What digit is this?"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,3 +87,46 @@ def engine(shared_engine: Engine, run: Run) -> Engine:
     """The shared engine with empty caches."""
     run(shared_engine.reset_caches())
     return shared_engine
+
+
+@pytest.fixture(scope="session")
+def client() -> Iterator[Client]:
+    with EmbeddedNode(memory_bytes=64 * 2**20, roots={}, num_workers=1) as node, Client(node.uri) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def reader(client: Client) -> Iterator[Reader]:
+    with Reader(client.uri) as reader:
+        yield reader
+
+
+@pytest.fixture(scope="session")
+def media(client: Client, tiny_dir: Path) -> tuple[Ref, ...]:
+    """Derived patches of a few random images."""
+    sources = []
+    for seed in range(6):
+        pixels = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+        png = io.BytesIO()
+        Image.fromarray(pixels).save(png, format="PNG")
+        sources.append(client.put_source(png.getvalue()))
+    refs = client.derive(sources, patch_recipe(tiny_dir))
+    assert all(isinstance(ref, Ref) for ref in refs)
+    return tuple(ref for ref in refs if isinstance(ref, Ref))
+
+
+@pytest.fixture
+def worker(engine: Engine, client: Client, reader: Reader) -> RolloutWorker:
+    return RolloutWorker(engine, client, reader)
+
+
+def tasks_for(media: tuple[Ref, ...], prefix: str) -> list[PromptTask]:
+    return [
+        PromptTask(slot=slot, question=QUESTION, media=(ref,), num_samples=4, seed=slot, name=f"{prefix}/{slot}")
+        for slot, ref in enumerate(media)
+    ]
+
+
+def stored(reader: Reader, group: GroupRef) -> record.GroupRecord:
+    (view,) = reader.resolve([group.ref])
+    return record.decode(view)

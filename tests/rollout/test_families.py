@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
-from transformers import AutoModelForImageTextToText
 
 from models.parallel import Parallel
-from models.registry import load_recipe
-from tests.rollout.conftest import GRID, Prompts, Run, engine_config
+from tests.rollout.conftest import Prompts, Run, engine_config
 from tests.rollout.families import build_served_folder
+from tests.rollout.reference import of_transformers
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import release_experts
-from yatt_mm.rollout.engine import Engine, GenerateRequest, Sampled
+from yatt_mm.rollout.engine import Engine, Sampled
 from yatt_mm.weights.published import Published
 
 IMAGES = range(3)
@@ -52,8 +48,10 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
     assert numbers(other) != numbers(from_folder)
     for folder, groups in zip(written, (from_folder, other), strict=True):
         for request, group in zip(requests, groups, strict=True):
-            for sampled in group:
-                assert sampled.logprobs == pytest.approx(of_transformers(folder, request, sampled.token_ids), abs=1e-4)
+            responses = [sampled.token_ids for sampled in group]
+            wanted = of_transformers(folder, request.prompt_token_ids, request.media[0].patches, responses)
+            for sampled, logprobs in zip(group, wanted, strict=True):
+                assert sampled.logprobs == pytest.approx(logprobs, abs=1e-4)
 
 
 def released(folder: Path) -> Path:
@@ -65,21 +63,3 @@ def released(folder: Path) -> Path:
 
 def numbers(groups: list[list[Sampled]]) -> list[tuple[tuple[int, ...], tuple[float, ...]]]:
     return [(sampled.token_ids, sampled.logprobs) for group in groups for sampled in group]
-
-
-def of_transformers(folder: Path, request: GenerateRequest, sampled: Sequence[int]) -> list[float]:
-    """Log-probabilities of the sampled tokens, in one pass over prompt and response."""
-    model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-    tokens = torch.tensor([[*request.prompt_token_ids, *sampled]])
-    mean, std = (np.array(values)[:, None] for values in load_recipe(folder).pixel_affine(folder))
-    patches = request.media[0].patches
-    pixels = (patches.reshape(len(patches), 3, -1) / 255 - mean) / std
-    logits = model(
-        input_ids=tokens,
-        mm_token_type_ids=(tokens == model.config.image_token_id).int(),
-        pixel_values=torch.from_numpy(pixels.reshape(patches.shape).astype(np.float32)),
-        image_grid_thw=torch.tensor([GRID]),
-    ).logits
-    distribution = logits[0, -len(sampled) - 1 : -1].log_softmax(-1)
-    found: list[float] = distribution.gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
-    return found

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import io
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -12,14 +12,13 @@ import pytest
 from PIL import Image
 
 from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from examples.digits.model import VOCAB_SIZE
 from models.qwen2_5_vl.recipe import patch_recipe
 from tests.rollout.conftest import Prompts, Run
 from yatt_mm.genrm.judge import Judge
-from yatt_mm.genrm.messages import JudgeSpec, JudgeTask
+from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.template import JudgeTemplate
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import RegexScore, YesNo
@@ -30,18 +29,6 @@ from yatt_mm.rollout.messages import GroupRef
 TEMPLATE = JudgeTemplate("What digit is this? {response} Is this correct? Yes or no.")
 NUM_GROUPS = 8
 SPEC = JudgeSpec(name="tiny", template=TEMPLATE, verdict=YesNo(yes=(" Yes", "Yes"), no=(" one",)))
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with EmbeddedNode(memory_bytes=64 * 2**20, roots={}, num_workers=1) as node, Client(node.uri) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def reader(client: Client) -> Iterator[Reader]:
-    with Reader(client.uri) as reader:
-        yield reader
 
 
 def make_group(
@@ -142,6 +129,32 @@ def test_a_verdict_that_cannot_be_read_is_asked_for_again_then_scored_by_the_rul
     greedy = dataclasses.replace(never, temperature=0.0)
     (judged,) = run(judge_of(greedy, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert (judged.num_failed, judged.num_retried) == (3, 0), "a greedy judge would only say the same again"
+
+
+def test_what_a_judge_sleeps_over_is_not_judged_and_is_judged_as_ever_once_it_wakes(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, group: GroupRef, run: Run
+) -> None:
+    long = JudgeSpec(name="long", template=TEMPLATE, verdict=RegexScore(pattern=r"score=(\d)"), max_tokens=1500)
+    talkative = judge_of(long, engine, client, reader, tiny_dir)
+    judge = judge_of(SPEC, engine, client, reader, tiny_dir)
+
+    async def sleep_and_wake() -> tuple[list[JudgedGroup | None], list[JudgedGroup | None]]:
+        call = asyncio.create_task(talkative.judge([task_for(group)] * 2))
+        async with asyncio.timeout(60):
+            while not engine.num_in_flight:
+                await asyncio.sleep(0)
+        await engine.sleep()
+        try:
+            async with asyncio.timeout(60):
+                return await call, await judge.judge([task_for(group)])
+        finally:
+            await engine.wake_up()
+
+    wanted = run(judge.judge([task_for(group)]))
+    assert run(sleep_and_wake()) == ([None, None], [None])
+    (found,) = run(judge.judge([task_for(group)]))
+    assert wanted[0] is not None and found is not None
+    assert (found.num_failed, found.scores) == (0, pytest.approx(wanted[0].scores, abs=1e-4))
 
 
 def test_policy_and_judge_share_what_was_processed_where_their_recipes_agree(

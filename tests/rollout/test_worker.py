@@ -2,70 +2,19 @@
 
 import asyncio
 import dataclasses
-import io
-from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
 from dataplane.reader import Reader
 from dataplane.refs import Ref
-from models.qwen2_5_vl.recipe import patch_recipe
-from tests.rollout.conftest import Prompts, Run
-from yatt_mm.rollout import record
-from yatt_mm.rollout.engine import Engine
-from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.worker import RolloutWorker, sample_seed
+from tests.rollout.conftest import Prompts, Run, stored, tasks_for
+from yatt_mm.rollout.attempt import sample_seed
+from yatt_mm.rollout.messages import Sampling
+from yatt_mm.rollout.worker import RolloutWorker
 
 SAMPLING = Sampling(max_tokens=3)
-QUESTION = "What digit is this?"
-
-
-@pytest.fixture(scope="module")
-def client() -> Iterator[Client]:
-    with EmbeddedNode(memory_bytes=64 * 2**20, roots={}, num_workers=1) as node, Client(node.uri) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def reader(client: Client) -> Iterator[Reader]:
-    with Reader(client.uri) as reader:
-        yield reader
-
-
-@pytest.fixture(scope="module")
-def media(client: Client, tiny_dir: Path) -> tuple[Ref, ...]:
-    """Derived patches of a few random images."""
-    sources = []
-    for seed in range(6):
-        pixels = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8)
-        png = io.BytesIO()
-        Image.fromarray(pixels).save(png, format="PNG")
-        sources.append(client.put_source(png.getvalue()))
-    refs = client.derive(sources, patch_recipe(tiny_dir))
-    assert all(isinstance(ref, Ref) for ref in refs)
-    return tuple(ref for ref in refs if isinstance(ref, Ref))
-
-
-@pytest.fixture
-def worker(engine: Engine, client: Client, reader: Reader) -> RolloutWorker:
-    return RolloutWorker(engine, client, reader)
-
-
-def tasks_for(media: tuple[Ref, ...], prefix: str) -> list[PromptTask]:
-    return [
-        PromptTask(slot=slot, question=QUESTION, media=(ref,), num_samples=4, seed=slot, name=f"{prefix}/{slot}")
-        for slot, ref in enumerate(media)
-    ]
-
-
-def stored(reader: Reader, group: GroupRef) -> record.GroupRecord:
-    (view,) = reader.resolve([group.ref])
-    return record.decode(view)
 
 
 def test_a_group_is_stored_under_its_name_with_the_tokens_that_the_engine_was_given(

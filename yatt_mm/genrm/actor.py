@@ -36,7 +36,7 @@ class JudgeActor:
         self._spec = spec
         self._engine = engine
         self._dataplane_uri = dataplane_uri
-        self._meeting: Meeting[JudgeTask, JudgedGroup] = Meeting(
+        self._meeting: Meeting[JudgeTask, JudgedGroup | None] = Meeting(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._hosted: Hosted[Judge] = Hosted(name)
@@ -54,19 +54,22 @@ class JudgeActor:
         engine = self._hosted.worker.engine
         await (engine.wake_up() if state is State.AWAKE else engine.sleep())
 
-    async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup]:
-        """Judge the groups, together with whatever else the engine is doing."""
+    async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
+        """Judge the groups, together with whatever else the engine is doing.
+
+        None stands for a group that the engine slept over, from the start or in the middle: it is to be judged again.
+        """
         return await self._hosted.worker.judge(tasks)
 
-    async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup]:
-        """Judge the groups of all controllers as one batch, in the run's order of prompts.
+    async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
+        """Judge the groups of all controllers as one batch, in the run's order of prompts; None as of `judge`.
 
         Raises:
             PhaseAbortedError: a controller did not send its tasks in time, or the batch failed.
         """
         judge = self._hosted.worker
 
-        async def run(everyones: list[JudgeTask]) -> list[JudgedGroup]:
+        async def run(everyones: list[JudgeTask]) -> list[JudgedGroup | None]:
             return await judge.judge(everyones, as_batch=True)
 
         return await self._meeting.join(phase, controller, {task.group.slot: task for task in tasks}, run)

@@ -22,11 +22,12 @@ from models.registry import load_recipe
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.verdicts import YesNo
 from yatt_mm.rollout import record
+from yatt_mm.rollout.attempt import sample_seed
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Sampled
 from yatt_mm.rollout.messages import EngineSpec
 from yatt_mm.rollout.prompts import PromptTemplate
-from yatt_mm.rollout.requests import EngineTimeoutError, MediaDroppedError
-from yatt_mm.rollout.worker import medium_of, sample_seed
+from yatt_mm.rollout.requests import ABORTED, EngineAsleepError, EngineTimeoutError, MediaDroppedError
+from yatt_mm.rollout.worker import medium_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class _Vote:
     num_asked: int = 0
     is_final: bool = False
     """True when asking again would give the same."""
+    is_cut_off: bool = False
+    """True when the engine fell asleep over it."""
 
 
 class Judge:
@@ -91,8 +94,11 @@ class Judge:
             client.close()
             raise
 
-    async def judge(self, tasks: Sequence[JudgeTask], *, as_batch: bool = False) -> list[JudgedGroup]:
-        """Verdicts on the groups, in order. `as_batch`: the same list gives the same bits, whatever came before."""
+    async def judge(self, tasks: Sequence[JudgeTask], *, as_batch: bool = False) -> list[JudgedGroup | None]:
+        """Verdicts on the groups, in order; None for those that the engine slept over, which are to be judged again.
+
+        `as_batch`: the same list gives the same bits, whatever came before.
+        """
         votes = await self._votes(tasks)
         is_sure = not self._spec.temperature or isinstance(self._spec.verdict, YesNo)
         for attempt in range(self._spec.max_attempts):
@@ -101,7 +107,9 @@ class Judge:
                 break
             for vote, sampled in zip(asked, await self._ask(asked, attempt, as_batch), strict=True):
                 vote.num_asked += 1
-                if sampled is not None:
+                if sampled is not None and sampled.finish_reason == "abort":
+                    vote.is_final = vote.is_cut_off = True
+                elif sampled is not None:
                     vote.score = self._read(sampled)
                     vote.is_final = is_sure or vote.score is not None
         return [self._judged(group) for group in votes]
@@ -146,6 +154,7 @@ class Judge:
         return [ref for ref in made if isinstance(ref, Ref)]
 
     async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
+        """The judge's words on each; None where they did not come in time, aborted where the engine sleeps."""
         if not as_batch:
             return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))
         try:
@@ -155,11 +164,13 @@ class Judge:
         return [sampled for (sampled,) in groups]
 
     async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
-        """None when the engine gave no answer in time."""
         try:
-            (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
-        except MediaDroppedError:
-            (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
+            try:
+                (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
+            except MediaDroppedError:
+                (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
+        except EngineAsleepError:
+            return ABORTED
         except EngineTimeoutError as error:
             logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
             return None
@@ -193,7 +204,10 @@ class Judge:
             logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:200])
         return score
 
-    def _judged(self, group: list[list[_Vote]]) -> JudgedGroup:
+    def _judged(self, group: list[list[_Vote]]) -> JudgedGroup | None:
+        """The mean of each answer's votes that could be read; None where a vote was cut off."""
+        if any(vote.is_cut_off for answer in group for vote in answer):
+            return None
         read = [[vote.score for vote in answer if vote.score is not None] for answer in group]
         return JudgedGroup(
             scores=tuple(self._spec.score_of(scores) for scores in read),

@@ -50,9 +50,16 @@ class RolloutActor:
             await worker.engine.sleep()  # `update_weights` wakes the weights alone
 
     async def generate(self, tasks: list[PromptTask], sampling: Sampling) -> list[GroupRef]:
-        """Answer the tasks, all at once, together with whatever else the engine is doing."""
+        """Answer the tasks, all at once, together with whatever else the engine is doing.
+
+        What `abort` or the engine's sleep cuts off comes back with the tokens that it has, and finish reason "abort".
+        """
         worker = self._hosted.worker
         return list(await asyncio.gather(*(worker.generate(task, sampling) for task in tasks)))
+
+    async def abort(self, names: list[str]) -> None:
+        """End the groups of the tasks with these names now; `generate` returns them. Others are ignored."""
+        await self._hosted.worker.abort(names)
 
     async def generate_together(
         self, phase: str, controller: int, tasks: list[PromptTask], sampling: Sampling

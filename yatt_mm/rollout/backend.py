@@ -87,14 +87,14 @@ def _register_loaded_model(model_dir: Path) -> None:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def sampling_params(request: GenerateRequest, seed: int) -> SamplingParams:
+def sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
     """Exactly the distribution that the trainer assumes: temperature and nothing else."""
     return SamplingParams(
-        max_tokens=request.max_tokens,
+        max_tokens=request.max_tokens - len(request.tokens_begun(sample)),
         temperature=0.0 if request.greedy else request.temperature,
         top_p=1.0,
         top_k=0,
-        seed=None if request.greedy else seed,
+        seed=None if request.greedy else request.seeds[sample],
         logprobs=len(request.scored_token_ids),  # of these, and always the sampled token's own
         logprob_token_ids=list(request.scored_token_ids) or None,
         output_kind=RequestOutputKind.FINAL_ONLY,
@@ -109,8 +109,8 @@ def logprobs_of(output: CompletionOutput) -> tuple[float, ...]:
 
 
 def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probability of each of the tokens as the first of the response."""
-    if not token_ids:
+    """Log-probability of each of the tokens as the first of the response; () where no token was sampled."""
+    if not token_ids or not output.token_ids:
         return ()
     first = cast(list[dict[int, Logprob]], output.logprobs)[0]
     return tuple(first[token].logprob for token in token_ids)
@@ -142,8 +142,9 @@ class InputBuilder:
         self.image_token_id = int(hf_config.image_token_id)
         self._merge = int(hf_config.vision_config.spatial_merge_size)
 
-    def build(self, request: GenerateRequest) -> EngineInput:
+    def build(self, request: GenerateRequest, sample: int) -> EngineInput:
         """The input of one sample. Call it right before sending: it decides what the engine already has."""
+        begun = request.tokens_begun(sample)
         token_ids = list(request.prompt_token_ids)
         if len(token_ids) + request.max_tokens > self._max_model_len:
             raise ValueError(
@@ -156,10 +157,10 @@ class InputBuilder:
                 "raise it, or leave such samples out"
             )
         if not request.media:
-            return tokens_input(token_ids)
+            return tokens_input([*token_ids, *begun])
         ranges = self._placeholders(token_ids, request.media)
         return mm_input(
-            prompt_token_ids=token_ids,
+            prompt_token_ids=[*token_ids, *begun],  # placeholders that were sampled stand for themselves
             mm_kwargs=MultiModalKwargsItems({"image": [self._item(medium) for medium in request.media]}),
             mm_hashes={"image": [medium.digest for medium in request.media]},
             mm_placeholders={"image": ranges},

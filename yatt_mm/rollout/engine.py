@@ -7,7 +7,7 @@ nothing behind. Left out: templates, tokenising and refs (`worker`), and what vL
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
@@ -15,6 +15,7 @@ from yatt_mm.rollout import processes
 from yatt_mm.rollout.flights import Flights
 from yatt_mm.rollout.launched import Launched
 from yatt_mm.rollout.requests import (
+    Cut,
     EngineAsleepError,
     EngineConfig,
     EngineError,
@@ -99,18 +100,31 @@ class Engine:
         """The Hugging Face tokenizer of the model's folder."""
         return self._llm.get_tokenizer()
 
-    async def generate(self, request: GenerateRequest) -> list[Sampled]:
+    async def generate(self, request: GenerateRequest, cut: Cut | None = None) -> list[Sampled]:
         """The group's samples, in the order of its seeds, computed together with whatever else is in flight.
 
-        The request's media are let go as soon as they were sent. Raises MediaDroppedError when the core had dropped
-        media it had been sent before: the same request, made once more, sends them again.
+        When the `cut` is made, or the engine falls asleep, the samples under way end with the tokens that they have
+        and finish reason "abort". The request's media are let go as soon as they were sent.
+
+        Raises:
+            EngineAsleepError: the engine sleeps, or fell asleep before the request was sent.
+            MediaDroppedError: the core had dropped media that it had been sent before: the same request, made once
+                more, sends them again.
         """
         self._check_usable()
         async with self._flights.together() as flights, self._progress(f"a group of {len(request.seeds)}"):
             async with self._sending:
-                await self._flights.send(request, flights)
+                self._check_usable()  # it may have fallen asleep meanwhile
+                await self._flights.send(request, flights, cut)
             del request
             return await self._flights.collect(flights[0], self._waits.note_progress)
+
+    async def abort(self, cuts: Iterable[Cut]) -> None:
+        """Make the cuts: their groups end now, wherever they are on their way; `generate` returns them."""
+        self._check_usable(asleep_is_fine=True)
+        for cut in cuts:
+            cut.is_made = True
+        await self._flights.abort_cut()
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Sampled]]:
         """All requests' groups, computed as one batch: the same list gives the same bits, whatever came before.
@@ -127,6 +141,7 @@ class Engine:
             )
         async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
+                self._check_usable()  # it may have fallen asleep meanwhile
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
                 try:
                     await self._forget_computed()

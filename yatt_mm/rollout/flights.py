@@ -5,11 +5,11 @@ Left out: when requests may enter the core, and how long answers may take, which
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from yatt_mm.rollout.requests import GenerateRequest, MediaDroppedError, Sampled
+from yatt_mm.rollout.requests import ABORTED, Cut, GenerateRequest, MediaDroppedError, Sampled
 
 if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
@@ -20,11 +20,19 @@ if TYPE_CHECKING:
 class Flight:
     """One group."""
 
-    def __init__(self, prefix: str, request: GenerateRequest) -> None:
+    def __init__(self, prefix: str, request: GenerateRequest, cut: Cut | None) -> None:
         self.prefix = prefix
+        self.cut = cut
+        self.num_samples = len(request.seeds)
         self.digests = tuple(medium.digest for medium in request.media)
         self.scored_token_ids = request.scored_token_ids
         self.queues: list[RequestOutputCollector] = []
+        """Of the samples that were sent."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the group is to end with the tokens that it has."""
+        return self.cut is not None and self.cut.is_made
 
 
 class Flights:
@@ -43,6 +51,7 @@ class Flights:
         self._inputs = inputs
         self._is_usable = is_usable
         self._request_ids = itertools.count()
+        self._under_way: set[Flight] = set()
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[list[Flight]]:
@@ -52,35 +61,52 @@ class Flights:
             yield flights
         except BaseException:
             if self._is_usable():
-                await self._llm.abort([q.request_id for flight in flights for q in flight.queues], internal=True)
+                await self._abort(flights)
             raise
         finally:
+            self._under_way.difference_update(flights)
             self.num_samples -= sum(len(flight.queues) for flight in flights)
 
-    async def send(self, request: GenerateRequest, flights: list[Flight]) -> None:
-        """Hand the group's samples to the core, in order."""
+    async def send(self, request: GenerateRequest, flights: list[Flight], cut: Cut | None = None) -> None:
+        """Hand the group's samples to the core, in order, until the `cut` is made."""
         prefix = f"{self._name}-{next(self._request_ids)}"
-        flight = Flight(prefix, request)
+        flight = Flight(prefix, request, cut)
         flights.append(flight)
+        self._under_way.add(flight)
         try:
-            for index, seed in enumerate(request.seeds):
-                params = self._backend.sampling_params(request, seed)
-                sample = self._inputs.build(request)
+            for index in range(flight.num_samples):
+                if flight.is_cut:
+                    break
+                params = self._backend.sampling_params(request, index)
+                sample = self._inputs.build(request, index)
                 flight.queues.append(await self._llm.add_request(f"{prefix}-{index}", sample, params))
                 self.num_samples += 1
         except BaseException:
             self._inputs.forget(flight.digests)  # whether they were sent is not known
             raise
+        if flight.is_cut:
+            await self._abort([flight])  # `abort_cut` did not see what was being sent
+
+    async def abort_cut(self) -> None:
+        """End the groups whose cut is made: `collect` gives them with the tokens that they have."""
+        await self._abort([flight for flight in self._under_way if flight.is_cut])
 
     async def collect(self, flight: Flight, on_progress: Callable[[], None]) -> list[Sampled]:
-        """Wait for the group's samples; `on_progress` is called as each is finished."""
+        """Wait for the group's samples; `on_progress` is called as each is finished.
+
+        Those that were aborted have the tokens that had come by then.
+        """
 
         async def one(queue: "RequestOutputCollector") -> Sampled:
             output = queue.get_nowait() or await queue.get()
             on_progress()
             return self._to_sampled(flight, output)  # type: ignore[arg-type]
 
-        return await asyncio.gather(*map(one, flight.queues))
+        sampled = await asyncio.gather(*map(one, flight.queues))
+        return sampled + [ABORTED] * (flight.num_samples - len(sampled))
+
+    async def _abort(self, flights: Collection[Flight]) -> None:
+        await self._llm.abort([queue.request_id for flight in flights for queue in flight.queues], internal=True)
 
     def _to_sampled(self, flight: Flight, output: "RequestOutput") -> Sampled:
         (completion,) = output.outputs

@@ -36,12 +36,14 @@ class PromptTask:
     seed: int
     """Sample i is drawn with a seed that depends on (seed, i) alone."""
     name: str
-    """Name of the plain object that the rollout worker writes."""
+    """Name of the plain object that the rollout worker writes; no other attempt has the same."""
+    partial: Ref | None = None
+    """What an earlier attempt at this group wrote: its finished samples are kept, those that were cut off go on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRef:
-    """A finished group: where its tokens lie, and what a scheduler needs to know about them."""
+    """A group as an attempt left it: where its tokens lie, and what a scheduler needs to know about them."""
 
     slot: int
     ref: Ref
@@ -50,11 +52,11 @@ class GroupRef:
     num_prompt_tokens: int
     """Length of the prompt with its image placeholders expanded."""
     lengths: tuple[int, ...]
-    """[G] sampled tokens per sample."""
+    """[G] sampled tokens per sample, of all attempts."""
     policy_versions: tuple[tuple[int, int], ...]
-    """[G] lowest and highest policy version among a sample's tokens."""
+    """[G] lowest and highest policy version among a sample's tokens; the engine's where it has none."""
     finish_reasons: tuple[str, ...]
-    """[G] `stop`, `length` or `abort`."""
+    """[G] `stop`, `length` or `abort`: cut off, possibly before its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -90,6 +90,20 @@ class GenerateRequest:
     """True takes the most likely token, whatever the seed and temperature."""
     scored_token_ids: tuple[int, ...] = ()
     """Tokens whose log-probability as the first of the response is wanted, sampled or not; vLLM takes up to 20."""
+    begun: tuple[tuple[int, ...], ...] = ()
+    """Per sample the response tokens that it goes on from, counted in `max_tokens`; empty where none has any."""
+
+    def tokens_begun(self, sample: int) -> tuple[int, ...]:
+        """The response tokens that this sample goes on from."""
+        return self.begun[sample] if self.begun else ()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Cut:
+    """Ends one group early: given to `Engine.generate` with its request, and later to `Engine.abort`."""
+
+    name: str
+    is_made: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +111,7 @@ class Sampled:
     """One response."""
 
     token_ids: tuple[int, ...]
-    """[T], the end-of-sequence token included when it was sampled."""
+    """[T] after those that the sample went on from; the end-of-sequence token included when it was sampled."""
     logprobs: tuple[float, ...]
     """[T] under the distribution the token was drawn from (temperature applied)."""
     text: str
@@ -107,4 +121,8 @@ class Sampled:
     policy_versions: tuple[int, ...] = field(default=())
     """[T] version of the weights that gave each token."""
     scored_logprobs: tuple[float, ...] = ()
-    """One per token of the request's `scored_token_ids`, at the first position."""
+    """One per token of the request's `scored_token_ids`, at the first position; empty where no token was sampled."""
+
+
+ABORTED = Sampled(token_ids=(), logprobs=(), text="", finish_reason="abort")
+"""A sample that was ended before the engine had it."""

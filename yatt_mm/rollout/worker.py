@@ -6,9 +6,8 @@ Left out: Ray and the meeting of controllers (`actor`).
 """
 
 import asyncio
-import hashlib
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -18,10 +17,20 @@ from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from yatt_mm.rollout import record
+from yatt_mm.rollout.attempt import Attempt, begin
 from yatt_mm.rollout.engine import Engine
 from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.prompts import PromptTemplate
-from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, MediaDroppedError, Medium, Sampled
+from yatt_mm.rollout.requests import (
+    ABORTED,
+    Cut,
+    EngineAsleepError,
+    EngineConfig,
+    GenerateRequest,
+    MediaDroppedError,
+    Medium,
+    Sampled,
+)
 from yatt_mm.weights.published import Published
 
 T = TypeVar("T")
@@ -46,6 +55,8 @@ class RolloutWorker:
         self._reader = reader
         self._template = PromptTemplate(engine.tokenizer, engine.image_token_id)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
+        self._in_hand: set[Cut] = set()
+        """One per group that `generate` is at work on."""
         self._num_groups = 0
         self._num_tokens = 0
         self._num_resent = 0
@@ -73,26 +84,39 @@ class RolloutWorker:
             raise
 
     async def generate(self, task: PromptTask, sampling: Sampling) -> GroupRef:
-        """Answer one task together with whatever else the engine is doing."""
-        prompt = self._token_ids(task)
-        # The requests are made inside the calls: nothing here keeps their views while the engine computes.
+        """Answer one task, from where its `partial` ended, together with whatever else the engine is doing.
+
+        Samples that `abort` or the engine's sleep cut off come back with the tokens that they have; so does the whole
+        group where the engine is asleep already.
+        """
+        cut = Cut(name=task.name)
+        self._in_hand.add(cut)
         try:
-            samples = await self.engine.generate((await self._requests([task], [prompt], sampling)).pop())
-        except MediaDroppedError as error:
-            self._note_resent(error)
-            samples = await self.engine.generate((await self._requests([task], [prompt], sampling)).pop())
-        return await self._store(task, prompt, samples)
+            attempt = await self._begin(task, sampling)
+            sampled = await self._sample(attempt, cut) if attempt.unfinished else []
+        finally:
+            self._in_hand.discard(cut)
+        return await self._store(attempt, sampled)
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
-        """Answer all tasks as one batch: the same list gives the same bits."""
-        prompts = [self._token_ids(task) for task in tasks]
-        try:
-            groups = await self.engine.generate_batch(await self._requests(tasks, prompts, sampling))
-        except MediaDroppedError as error:
-            self._note_resent(error)
-            groups = await self.engine.generate_batch(await self._requests(tasks, prompts, sampling))
-        stored = (self._store(*group) for group in zip(tasks, prompts, groups, strict=True))
+        """Answer all tasks as one batch, from where their `partial`s ended: the same list gives the same bits.
+
+        Raises EngineAsleepError where the engine is asleep; `abort` does not reach a batch.
+        """
+        attempts = await asyncio.gather(*(self._begin(task, sampling) for task in tasks))
+        unfinished = [attempt for attempt in attempts if attempt.unfinished]
+
+        async def sample() -> list[list[Sampled]]:
+            return await self.engine.generate_batch(await self._requests(unfinished))
+
+        groups = iter(await self._resending(sample) if unfinished else ())
+        sampled = [next(groups) if attempt.unfinished else [] for attempt in attempts]
+        stored = map(self._store, attempts, sampled)
         return list(await asyncio.gather(*stored))  # together: the node's disk takes many at the cost of one
+
+    async def abort(self, names: Collection[str]) -> None:
+        """End the groups of these tasks now, with the tokens that they have; names that are not in hand are ignored."""
+        await self.engine.abort([cut for cut in self._in_hand if cut.name in names])
 
     async def update_weights(self, published: Published) -> None:
         """Take published weights."""
@@ -120,61 +144,75 @@ class RolloutWorker:
     def _token_ids(self, task: PromptTask) -> list[int]:
         return self._template.token_ids(task.question, [int(_meta(ref, "num_tokens")) for ref in task.media])
 
-    async def _requests(
-        self, tasks: Sequence[PromptTask], prompts: Sequence[list[int]], sampling: Sampling
-    ) -> list[GenerateRequest]:
+    async def _begin(self, task: PromptTask, sampling: Sampling) -> Attempt:
+        partial = None
+        if task.partial is not None:
+            wanted = task.partial
+            (view,) = await self._call(lambda: self._reader.resolve([wanted]))
+            partial = record.decode(view)
+        return begin(task, sampling, self._token_ids(task), partial)
+
+    async def _sample(self, attempt: Attempt, cut: Cut) -> list[Sampled]:
+        """The unfinished samples' tokens; none where the engine is asleep."""
+
+        async def sample() -> list[Sampled]:
+            return await self.engine.generate((await self._requests([attempt])).pop(), cut)
+
+        try:
+            return await self._resending(sample)
+        except EngineAsleepError:
+            return [ABORTED] * len(attempt.unfinished)
+
+    async def _resending(self, sample: Callable[[], Awaitable[T]]) -> T:
+        """Once more where the engine had dropped media.
+
+        The requests are made inside the calls: nothing here keeps their views while the engine computes.
+        """
+        try:
+            return await sample()
+        except MediaDroppedError as error:
+            self._num_resent += 1
+            logger.warning("%s; done", error)
+        return await sample()
+
+    async def _requests(self, attempts: Sequence[Attempt]) -> list[GenerateRequest]:
         """Requests over leased views: the leases last until the engine has been sent what they show."""
-        refs = [ref for task in tasks for ref in task.media]
+        refs = [ref for attempt in attempts for ref in attempt.task.media]
         views = iter(await self._call(lambda: self._reader.resolve(refs)))
         return [
-            GenerateRequest(
-                prompt_token_ids=prompt,
-                media=tuple(medium_of(ref, next(views)) for ref in task.media),
-                seeds=tuple(sample_seed(task.seed, sample) for sample in range(task.num_samples)),
-                max_tokens=sampling.max_tokens,
-                temperature=sampling.temperature,
-                greedy=sampling.greedy,
-            )
-            for task, prompt in zip(tasks, prompts, strict=True)
+            attempt.request(tuple(medium_of(ref, next(views)) for ref in attempt.task.media)) for attempt in attempts
         ]
 
-    async def _store(self, task: PromptTask, prompt: list[int], samples: Sequence[Sampled]) -> GroupRef:
-        group = record.GroupRecord(
-            prompt_token_ids=np.array(prompt, dtype=np.int64),
-            samples=tuple(_record(sampled) for sampled in samples),
-        )
+    async def _store(self, attempt: Attempt, sampled: Sequence[Sampled]) -> GroupRef:
+        task = attempt.task
+        group = attempt.joined(sampled, self._text)
         ref = await self._call(
             lambda: self._client.put(record.encode(group), name=task.name, scope=self._scope, durable=self._durable)
         )
         self._num_groups += 1
-        self._num_tokens += sum(len(sampled.token_ids) for sampled in samples)
+        self._num_tokens += sum(len(new.token_ids) for new in sampled)
         return GroupRef(
             slot=task.slot,
             ref=ref,
             media=task.media,
-            num_prompt_tokens=len(prompt),
-            lengths=tuple(len(sampled.token_ids) for sampled in samples),
-            policy_versions=tuple(self._version_range(sampled) for sampled in samples),
-            finish_reasons=tuple(sampled.finish_reason for sampled in samples),
+            num_prompt_tokens=len(attempt.prompt),
+            lengths=tuple(len(sample.token_ids) for sample in group.samples),
+            policy_versions=tuple(self._version_range(sample) for sample in group.samples),
+            finish_reasons=tuple(sample.finish_reason for sample in group.samples),
         )
 
-    def _version_range(self, sampled: Sampled) -> tuple[int, int]:
-        """Lowest and highest version; a sample that was aborted before its first token has the current one."""
-        versions = sampled.policy_versions or (self.engine.policy_version,)
-        return min(versions), max(versions)
+    def _text(self, token_ids: list[int]) -> str:
+        return str(self.engine.tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def _note_resent(self, error: MediaDroppedError) -> None:
-        self._num_resent += 1
-        logger.warning("%s; done", error)
+    def _version_range(self, sample: record.SampleRecord) -> tuple[int, int]:
+        """Lowest and highest version; a sample that was cut off before its first token has the current one."""
+        versions = sample.policy_versions
+        if not len(versions):
+            return self.engine.policy_version, self.engine.policy_version
+        return int(versions.min()), int(versions.max())
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._io, function)
-
-
-def sample_seed(group_seed: int, sample: int) -> int:
-    """The seed of one sample: depends on the group's seed and the sample's index alone. 31 bits."""
-    digest = hashlib.blake2b(f"{group_seed} {sample}".encode(), digest_size=4).digest()
-    return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
 def medium_of(ref: Ref, view: np.ndarray) -> Medium:
@@ -190,13 +228,3 @@ def _meta(ref: Ref, key: str) -> Any:
             "that the data plane's derive gave"
         )
     return ref.meta[key]
-
-
-def _record(sampled: Sampled) -> record.SampleRecord:
-    return record.SampleRecord(
-        token_ids=np.array(sampled.token_ids, dtype=np.int64),
-        logprobs=np.array(sampled.logprobs, dtype=np.float32),
-        policy_versions=np.array(sampled.policy_versions, dtype=np.int64),
-        text=sampled.text,
-        finish_reason=sampled.finish_reason,
-    )
