@@ -14,13 +14,15 @@ from dataplane.recipes.kernel import Kernel
 from dataplane.recipes.qwen_vl_patches import QwenVLPatches
 from dataplane.recipes.qwen_vl_video_patches import QwenVLVideoPatches
 from dataplane.recipes.rgb import Rgb
+from dataplane.recipes.tiles import Tiles
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Frames] | type[Rgb]] = {
+KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Tiles] | type[Frames] | type[Rgb]] = {
     "qwen_vl_patches": QwenVLPatches,
     "qwen_vl_video_patches": QwenVLVideoPatches,
+    "tiles": Tiles,
     "frames": Frames,
     "rgb": Rgb,
 }
