@@ -89,13 +89,7 @@ def build(
     weights = ShardedWeights(model, table)
     check_names([meta.name for meta in weights.metadata()], files)
     check_finite([name for chunk in model for name in table.load(chunk, files)], files)
-    layout = TokenLayout(
-        image_token_id=hf_config.image_token_id,
-        video_token_id=hf_config.video_token_id,
-        merge_size=hf_config.vision_config.spatial_merge_size,
-        tokens_per_second=family.tokens_per_second(hf_config) if family.tokens_per_second else None,
-    )
-    return Built(model=model.to(device), weights=weights, files=files, layout=layout)
+    return Built(model=model.to(device), weights=weights, files=files, layout=family.token_layout(hf_config))
 
 
 def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:

@@ -84,7 +84,8 @@ def decoder_config(
         qk_layernorm=qk_layernorm,
         normalization="RMSNorm",
         layernorm_epsilon=text.rms_norm_eps,
-        mrope_section=list(text.rope_parameters["mrope_section"]),
+        # one axis alone is RoPE over the places of tokens
+        mrope_section=list(text.rope_parameters.get("mrope_section", (kv_channels // 2, 0, 0))),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         params_dtype=dtype,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from models.checkpoint_files import CheckpointFiles
+from models.media_tokens import TokenLayout
 from models.megatron import TransformerConfig
 from models.parallel import Parallel
 from models.vision import VisionTower
@@ -29,7 +30,7 @@ class Family:
     """Hugging Face's vision tower, its weights not yet loaded."""
     tower: type[VisionTower]
     """How that tower is called."""
-    has_interleaved_mrope: bool
+    token_layout: Callable[[Any], TokenLayout]
+    """Which tokens stand for media, and what positions they have."""
+    has_interleaved_mrope: bool = False
     """Frequencies of time, height and width alternate; otherwise each axis has one section."""
-    tokens_per_second: Callable[[Any], float] | None = None
-    """Temporal positions of a second of video; None where the frames of a video are spans of their own."""

@@ -43,6 +43,10 @@ class Operations:
     """Attention in the tower's blocks that see windows, for each pair of patches of a window."""
     window: int
     """Patches along each side of a window; 0 where the tower has none."""
+    num_class_tokens: int = 0
+    """Of the tower, beside the patches of each frame; its blocks see them as well."""
+    per_class_token: int = 0
+    """Linear layers of the tower's blocks."""
 
     def decoder(self, num_tokens: int, num_scored: int) -> int:
         """Of one sequence, with its image tokens expanded."""
@@ -53,7 +57,9 @@ class Operations:
         return sum(self._encode(*grid) for grid in grids)
 
     def _encode(self, num_frames: int, height: int, width: int) -> int:
-        frame = self.per_patch * height * width + self.per_patch_pair * (height * width) ** 2
+        num_tokens = height * width + self.num_class_tokens
+        frame = self.per_patch * height * width + self.per_class_token * self.num_class_tokens
+        frame += self.per_patch_pair * num_tokens**2
         if self.window:
             pairs = _sum_of_squares(height, self.window) * _sum_of_squares(width, self.window)
             frame += self.per_window_pair * pairs
@@ -78,7 +84,7 @@ def count_operations(
             "vision tower in models/flops.py"
         )
     text = {**config_json, **config_json.get("text_config", {})}
-    tower = TOWERS[family](config_json["vision_config"])
+    tower = TOWERS[family](config_json)
     embeds_learn = len({"tower", "merger"} & set(freeze)) < 2
     backward = _backward(trained="language" not in freeze, learns_below=embeds_learn or "language" not in freeze)
     linear_passes = 1 + backward + (recompute == "full")
@@ -91,6 +97,7 @@ def count_operations(
         per_scored=2 * HEAD_PASSES * hidden * text["vocab_size"],
         **_tower_operations(tower, freeze),
         window=tower.window,
+        num_class_tokens=tower.num_class_tokens,
     )
 
 
@@ -111,6 +118,8 @@ class Tower:
     num_window_blocks: int
     window: int
     """Patches along each side of a window; 0 without windows."""
+    num_class_tokens: int = 0
+    """Beside the patches of each frame."""
 
 
 def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
@@ -126,6 +135,7 @@ def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
         + 2 * merger_passes * tower.merger_weights // tower.patches_per_token,
         "per_patch_pair": pair * tower.num_full_blocks,
         "per_window_pair": pair * tower.num_window_blocks,
+        "per_class_token": 2 * block_passes * tower.block_weights if tower.num_class_tokens else 0,
     }
 
 
@@ -169,7 +179,8 @@ def _sum_of_squares(length: int, window: int) -> int:
     return length // window * window**2 + (length % window) ** 2
 
 
-def _qwen2_5_vl(vision: Mapping[str, Any]) -> Tower:
+def _qwen2_5_vl(config: Mapping[str, Any]) -> Tower:
+    vision = config["vision_config"]
     num_full = len(vision["fullatt_block_indexes"])
     return Tower(
         **_qwen_tower(vision, mlp_matrices=3, num_mergers=1),
@@ -179,7 +190,8 @@ def _qwen2_5_vl(vision: Mapping[str, Any]) -> Tower:
     )
 
 
-def _qwen3_vl(vision: Mapping[str, Any]) -> Tower:
+def _qwen3_vl(config: Mapping[str, Any]) -> Tower:
+    vision = config["vision_config"]
     num_mergers = 1 + len(vision["deepstack_visual_indexes"])
     return Tower(
         **_qwen_tower(vision, mlp_matrices=2, num_mergers=num_mergers),
@@ -209,9 +221,29 @@ def _qwen_tower(vision: Mapping[str, Any], *, mlp_matrices: int, num_mergers: in
     }
 
 
+def _internvl(config: Mapping[str, Any]) -> Tower:
+    vision, text_hidden = config["vision_config"], config["text_config"]["hidden_size"]
+    hidden, layers = vision["hidden_size"], vision["num_hidden_layers"]
+    patch = vision["patch_size"]
+    height, width = patch if isinstance(patch, list) else (patch, patch)
+    square = round(1 / config.get("downsample_ratio", 0.5)) ** 2
+    return Tower(
+        embedding_weights=vision.get("num_channels", 3) * height * width * hidden,
+        block_weights=layers * (4 * hidden**2 + 2 * hidden * vision["intermediate_size"]),
+        merger_weights=text_hidden * (square * hidden + text_hidden),
+        patches_per_token=square,
+        hidden_size=hidden,
+        num_full_blocks=layers,
+        num_window_blocks=0,
+        window=0,
+        num_class_tokens=1,
+    )
+
+
 TOWERS: Mapping[str, Callable[[Mapping[str, Any]], Tower]] = {
+    "internvl": _internvl,
     "qwen2_5_vl": _qwen2_5_vl,
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
 }
-"""model_type -> its vision tower, from the vision_config."""
+"""model_type -> its vision tower, from the config.json."""

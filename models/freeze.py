@@ -17,7 +17,7 @@ def part_of(name: str) -> Part:
     """The part that a parameter of `VisionLanguageModel` belongs to, by its name there."""
     if not name.startswith("vision_model."):
         return "language"
-    return "merger" if "merger" in name else "tower"
+    return "merger" if "merger" in name or "projector" in name else "tower"
 
 
 def freeze(model: torch.nn.ModuleList, parts: Collection[Part]) -> None:

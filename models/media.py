@@ -23,7 +23,8 @@ class HasMedia(Protocol):
 
     @property
     def patches(self) -> Sequence[np.ndarray | None]:
-        """uint8 [num_patches, D] per medium, None for those that other ranks encode; empty where none are needed."""
+        """uint8 [num_patches, D] per medium, or its t tiles [t, C, S, S]; None for those that other ranks encode;
+        empty where none are needed."""
 
     @property
     def media_keys(self) -> Sequence[str]:
@@ -98,8 +99,8 @@ def _check(position: int, sample: HasMedia) -> None:
             f"sample {position} has {len(sample.media_keys)} media keys and {num_media} grids; wanted one each"
         )
     for array, (t, h, w) in zip(sample.patches, sample.grid_thw):
-        if array is not None and array.shape[0] != t * h * w:
+        if array is not None and array.shape[0] != (t if array.ndim == 4 else t * h * w):
             raise ValueError(
-                f"sample {position}: {array.shape[0]} patches do not fill the grid {(t, h, w)}; patches and grid must "
-                "come from one medium and one recipe"
+                f"sample {position}: {array.shape[0]} {'tiles' if array.ndim == 4 else 'patches'} do not fill the grid "
+                f"{(t, h, w)}; patches and grid must come from one medium and one recipe"
             )

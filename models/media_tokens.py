@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -15,12 +16,32 @@ class TokenLayout:
     """What a model family says about its tokens."""
 
     image_token_id: int
-    video_token_id: int
+    video_token_id: int | None = None
+    """None where the frames of a video are images."""
     merge_size: int
     """Patches per visual token, along each side."""
+    has_mrope: bool = True
+    """False: a token's position is its place in the sequence, whatever it stands for."""
     tokens_per_second: float | None = None
     """Temporal positions per second of video; None where the frames of a video are spans of their own, with their
     times as text before them."""
+
+    @property
+    def visual_token_ids(self) -> tuple[int, ...]:
+        """The tokens that stand for media where they are not sampled."""
+        if self.video_token_id is None:
+            return (self.image_token_id,)
+        return self.image_token_id, self.video_token_id
+
+
+def qwen_token_layout(hf_config: Any, *, tokens_per_second: float | None = None) -> TokenLayout:
+    """The layout of the Qwen-VL families."""
+    return TokenLayout(
+        image_token_id=hf_config.image_token_id,
+        video_token_id=hf_config.video_token_id,
+        merge_size=hf_config.vision_config.spatial_merge_size,
+        tokens_per_second=tokens_per_second,
+    )
 
 
 def media_spans(

@@ -42,7 +42,7 @@ class PackedBatch:
     token_ids: torch.Tensor
     """[T] int64."""
     position_ids: torch.Tensor
-    """[3, 1, T] M-RoPE positions."""
+    """[3, 1, T] M-RoPE positions; equal on all axes where the family has none."""
     segments: Segments
     """One per sample, and one of padding where there is any."""
     predict_rows: torch.Tensor
@@ -107,7 +107,7 @@ def pack(
 def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
     tokens = sample.token_ids
     given = ~sample.loss_mask  # a policy may sample any token; only those of the prompt stand for media
-    is_visual = given & ((tokens == layout.image_token_id) | (tokens == layout.video_token_id))
+    is_visual = given & np.isin(tokens, layout.visual_token_ids)
     slots = np.flatnonzero(is_visual)
     try:
         spans = media_spans(tokens, slots, sample.grid_thw, sample.seconds_per_grid, layout)
@@ -118,7 +118,7 @@ def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[
         raise ValueError(f"sample {number} scores its first token, which nothing predicts; mask it out")
     return {
         "tokens": tokens,
-        "positions": mrope_positions(len(tokens), spans),
+        "positions": mrope_positions(len(tokens), spans if layout.has_mrope else ()),
         "predict_rows": scored - 1,
         "labels": tokens[scored],
         "visual_slots": slots,

@@ -5,19 +5,20 @@ Read from the folder's preprocessor_config.json. Torch-free: rollout and control
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
-RESAMPLE = {2: "bilinear", 3: "bicubic"}
-"""Pillow's resampling filters by the number that Hugging Face writes."""
+from models.processor_file import pixel_affine, read_processor, resample_filter
 
-Channels = tuple[float, float, float]
+__all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]
+
+IMAGE_MARKS: tuple[str, ...] = ()
+"""The chat template writes the tokens around an image itself."""
 
 
 def patch_recipe(model_dir: Path) -> dict[str, Any]:
     """Pure data that says how an image becomes uint8 patches [num_patches, C * T * P * P]."""
-    config = _read(model_dir)
+    config = read_processor(model_dir)
     sizes = config.get("size") or {}
     return {
         "kernel": "qwen_vl_patches",
@@ -27,33 +28,5 @@ def patch_recipe(model_dir: Path) -> dict[str, Any]:
         "temporal_patch_size": config["temporal_patch_size"],
         "min_pixels": config.get("min_pixels") or sizes["shortest_edge"],
         "max_pixels": config.get("max_pixels") or sizes["longest_edge"],
-        "resample": _resample(config.get("resample", 3)),
+        "resample": resample_filter(config.get("resample", 3)),
     }
-
-
-def pixel_affine(model_dir: Path) -> tuple[Channels, Channels]:
-    """(mean, std) per channel: the model's input is (x / 255 - mean) / std."""
-    config = _read(model_dir)
-    mean, std = (tuple(float(value) for value in config[key]) for key in ("image_mean", "image_std"))
-    if len(mean) != 3 or len(std) != 3:
-        raise ValueError(f"{model_dir}: image_mean and image_std have {len(mean)} and {len(std)} values; wanted 3")
-    return mean, std  # type: ignore[return-value]
-
-
-def _resample(number: int) -> str:
-    if number not in RESAMPLE:
-        raise ValueError(f"preprocessor resample is {number}; supported are {RESAMPLE}: change the processor's config")
-    return RESAMPLE[number]
-
-
-def _read(model_dir: Path) -> dict[str, Any]:
-    """The image processor's settings; newer transformers nest them in processor_config.json."""
-    for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
-        path = Path(model_dir) / name
-        if path.is_file():
-            config: dict[str, Any] = json.loads(path.read_text())
-            return config if key is None else config[key]
-    raise FileNotFoundError(
-        f"neither preprocessor_config.json nor processor_config.json in {model_dir}; "
-        "model.path must name a folder saved with its processor"
-    )

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from models.family import Family
 
 FAMILIES = {
+    "internvl": "models.internvl",
     "qwen2_5_vl": "models.qwen2_5_vl",
     "qwen3_vl": "models.qwen3_vl",
     "qwen3_vl_moe": "models.qwen3_vl_moe",
@@ -40,7 +41,7 @@ def load_family(model_dir: Path) -> Family:
 
 
 def load_recipe(model_dir: Path) -> Any:
-    """The module of its family with `patch_recipe` and `pixel_affine`, torch-free."""
+    """The module of its family with `patch_recipe`, `pixel_affine` and `IMAGE_MARKS`, torch-free."""
     return importlib.import_module(f"{_package(model_dir)}.recipe")
 
 

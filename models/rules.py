@@ -10,6 +10,8 @@ from models.weights import Rule
 DECODER = "language_model.decoder.layers.{layer}."
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 VISUAL_PREFIXES = ("model.visual.", "visual.")
+HEADS = ("lm_head.weight", "language_model.lm_head.weight")
+"""Older releases of models that wrap a whole language model have the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +22,21 @@ class Prefixes:
     visual: str
 
     @classmethod
-    def found_in(cls, names: Collection[str], family: str) -> Prefixes:
-        """The prefixes of this checkpoint. Raises ValueError where it lacks either part."""
+    def found_in(
+        cls,
+        names: Collection[str],
+        family: str,
+        *,
+        visual: tuple[str, ...] = VISUAL_PREFIXES,
+        in_visual: str = "patch_embed.proj.weight",
+    ) -> Prefixes:
+        """The prefixes of this checkpoint; `visual` are the tower's possible ones, `in_visual` a tensor behind them.
+
+        Raises ValueError where the checkpoint lacks either part.
+        """
         return cls(
             text=_prefix(names, TEXT_PREFIXES, "embed_tokens.weight", family),
-            visual=_prefix(names, VISUAL_PREFIXES, "patch_embed.proj.weight", family),
+            visual=_prefix(names, visual, in_visual, family),
         )
 
     @property
@@ -35,7 +47,8 @@ class Prefixes:
 
 def end_rules(prefixes: Prefixes, names: Collection[str], *, is_head_tied: bool) -> list[Rule]:
     """What stands before and after the layers: embedding, head, last norm, vision tower."""
-    embedding, head = prefixes.text + "embed_tokens.weight", "lm_head.weight"
+    embedding = prefixes.text + "embed_tokens.weight"
+    head = next((name for name in HEADS if name in names), HEADS[0])
     copies = [head] if is_head_tied and head in names else []
     return [
         Rule("language_model.embedding.word_embeddings.weight", [embedding], "vocab", copies=copies),

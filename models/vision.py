@@ -8,7 +8,8 @@ gives every rank all embeddings, and its backward keeps each rank's own rows. So
 cover its images only: they must be summed over the group. The data-parallel reduction sums over context-parallel
 ranks, `yatt_mm.training.optimizer` over tensor-parallel ones.
 
-N patches, D values of a patch (C channels x T frames x P x P), V visual tokens, h decoder's hidden size.
+N patches, D values of a patch (C channels x T frames x P x P), V visual tokens, h decoder's hidden size. Some families
+have n square tiles [n, C, S, S] in the place of patches; `t` of an image's grid is then its number of tiles.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -37,6 +38,9 @@ AttentionInterface.register(ATTENTION, vision_attention)
 class VisionTower(torch.nn.Module):
     """uint8 patches of images -> their visual tokens' embeddings. A family's tower gives `encode`."""
 
+    attention: ClassVar[str] = ATTENTION
+    """transformers' name of the attention function in the module's blocks."""
+
     mean: torch.Tensor
     std: torch.Tensor
 
@@ -54,7 +58,7 @@ class VisionTower(torch.nn.Module):
         super().__init__()
         self.visual: Any = visual
         self.config: Any = visual.config
-        self.config._attn_implementation = ATTENTION
+        self.config._attn_implementation = self.attention
         self.group = group
         self.sum_group = sum_group
         self.always_runs = False
@@ -68,12 +72,28 @@ class VisionTower(torch.nn.Module):
         """Further embeddings behind each one, for as many of the decoder's first layers."""
         return 0
 
+    @property
+    def merge_size(self) -> int:
+        """Patches per visual token, along each side."""
+        return int(self.config.spatial_merge_size)
+
+    @property
+    def output_size(self) -> int:
+        """h"""
+        return int(self.config.out_hidden_size)
+
+    def blank(self) -> tuple[torch.Tensor, Grid]:
+        """The smallest image, normalised, and its grid."""
+        side, config = self.merge_size, self.config
+        size = config.in_channels * config.temporal_patch_size * config.patch_size**2
+        return torch.zeros(side * side, size), (1, side, side)
+
     def forward(self, images: Sequence[np.ndarray | None], grids: Sequence[Grid]) -> torch.Tensor:
         """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group.
 
         A rank must be given the images of its own share (`models.media.own_media`); raises ValueError otherwise.
         """
-        merged = [t * h * w // self.config.spatial_merge_size**2 for t, h, w in grids]
+        merged = [t * h * w // self.merge_size**2 for t, h, w in grids]
         shares = deal_media(grids, self.group.size())
         mine = shares[self.group.rank()]
         local = self._encode([_given(images[i], grids[i]) for i in mine], [grids[i] for i in mine])
@@ -83,17 +103,18 @@ class VisionTower(torch.nn.Module):
         gathered = gather_rows(local, sizes, self.group, self.sum_group)
         return gathered[_natural_order(shares, merged).to(local.device)]
 
-    def normalise(self, patches_ND: torch.Tensor) -> torch.Tensor:
-        """[N, D] float32 from uint8: ((x / 255) - mean) / std per channel, what the image processor gives."""
-        by_channel = patches_ND.view(patches_ND.shape[0], self.mean.shape[0], -1).float()
-        return by_channel.div_(255).sub_(self.mean).div_(self.std).view(patches_ND.shape)
+    def normalise(self, patches: torch.Tensor) -> torch.Tensor:
+        """float32 of the same shape from uint8 [N, D] or [n, C, S, S]: ((x / 255) - mean) / std per channel, what the
+        image processor gives."""
+        by_channel = patches.view(patches.shape[0], self.mean.shape[0], -1).float()
+        return by_channel.div_(255).sub_(self.mean).div_(self.std).view(patches.shape)
 
     @abstractmethod
-    def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, (1 + num_deepstack) * h] embeddings of images whose normalised patches follow each other."""
+    def encode(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
+        """[V, (1 + num_deepstack) * h] embeddings of images whose normalised patches (or tiles) follow each other."""
 
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
-        weight = self.visual.patch_embed.proj.weight
+        weight = next(self.visual.parameters())
         if not images:
             return self._encode_none(weight)
         patches = torch.from_numpy(np.concatenate(images)).to(weight.device)
@@ -103,11 +124,10 @@ class VisionTower(torch.nn.Module):
         """[0, (1 + num_deepstack) * h], for a backward pass that has collectives which all ranks must enter."""
         is_trained = torch.is_grad_enabled() and any(param.requires_grad for param in self.visual.parameters())
         if is_trained and self.always_runs:
-            side = self.config.spatial_merge_size
-            size = self.config.in_channels * self.config.temporal_patch_size * self.config.patch_size**2
-            blank = self.encode(weight.new_zeros(side * side, size), [(1, side, side)])
+            pixels, grid = self.blank()
+            blank = self.encode(pixels.to(weight), [grid])
             return blank[:0] + 0 * blank.sum()
-        empty = weight.new_zeros(0, (1 + self.num_deepstack) * self.config.out_hidden_size)
+        empty = weight.new_zeros(0, (1 + self.num_deepstack) * self.output_size)
         return empty.requires_grad_(is_trained)
 
 

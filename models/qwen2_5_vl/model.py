@@ -7,15 +7,16 @@ from typing import Any
 from transformers import Qwen2_5_VLConfig
 
 from models.family import Family
+from models.media_tokens import TokenLayout, qwen_token_layout
 from models.qwen2_5_vl.config import transformer_config
 from models.qwen2_5_vl.mapping import rules
 from models.qwen2_5_vl.tower import Tower, make_visual
 
 
-def tokens_per_second(hf_config: Qwen2_5_VLConfig) -> float:
-    """How far a second of video moves the temporal position."""
+def token_layout(hf_config: Qwen2_5_VLConfig) -> TokenLayout:
+    """A video is one span, whose temporal positions follow its time."""
     vision: Any = hf_config.vision_config
-    return float(vision.tokens_per_second)
+    return qwen_token_layout(hf_config, tokens_per_second=float(vision.tokens_per_second))
 
 
 FAMILY = Family(
@@ -24,6 +25,5 @@ FAMILY = Family(
     rules=rules,
     make_visual=make_visual,
     tower=Tower,
-    has_interleaved_mrope=False,
-    tokens_per_second=tokens_per_second,
+    token_layout=token_layout,
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers import Qwen3VLMoeConfig
 
 from models.family import Family
+from models.media_tokens import qwen_token_layout
 from models.qwen3_vl_moe.config import transformer_config
 from models.qwen3_vl_moe.mapping import rules
 from models.qwen3_vl_moe.tower import Tower, make_visual
@@ -15,5 +16,6 @@ FAMILY = Family(
     rules=rules,
     make_visual=make_visual,
     tower=Tower,
+    token_layout=qwen_token_layout,
     has_interleaved_mrope=True,
 )

@@ -35,8 +35,17 @@ TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
 """Those that say something about a head that shares the embedding's weights."""
 
 
+FEWER = {"internvl": ("tp1", "tp2-sp", "pp2", "dp2", "tp2-pp2-sp", "cp2-zigzag", "cp2-allgather")}
+"""Of a family whose decoder another one has taken through every layout: what cuts the tower, or positions."""
+
+QWEN3_LAYOUTS = ("tp1", "tp2-pp2-sp")
+"""For the second decoder that InternVL may have."""
+
+
 def layouts_for(family: str) -> list[str]:
-    """The layouts in which a family can be."""
+    """The layouts in which a family is held against transformers."""
+    if family in FEWER:
+        return list(FEWER[family])
     has_experts = family in WITH_EXPERTS
     return [
         name

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.models import parity
-from tests.models.layouts import LAYOUTS, TIED_LAYOUTS, layouts_for
+from tests.models.layouts import LAYOUTS, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for
 from tests.training.ranks import RankPool
 from tests.training.tiny import MODELS
 
@@ -27,6 +27,15 @@ def test_a_tied_head_equals_transformers_too(
     layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:
     check("qwen2_5_vl", layout, ranks, reference_folder("qwen2_5_vl", is_head_tied=True), ", tied head")
+
+
+@pytest.mark.parametrize("layout", QWEN3_LAYOUTS)
+def test_internvl_with_a_qwen3_decoder_equals_transformers_too(
+    layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
+) -> None:
+    check(
+        "internvl", layout, ranks, reference_folder("internvl_qwen3", is_head_tied=True), ", Qwen3 decoder, tied head"
+    )
 
 
 def check(family: str, layout: str, ranks: RankPool, folder: Path, variant: str = "") -> None:

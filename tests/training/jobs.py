@@ -16,7 +16,7 @@ import torch.distributed as dist
 from models.freeze import Part
 from models.megatron import parallel_state
 from models.parallel import Parallel
-from tests.training.tiny import make_samples, with_patches_of
+from tests.training.tiny import Form, make_samples, with_patches_of
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
@@ -44,9 +44,16 @@ def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32",
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
     """This replica's microbatches, every dp-th group, with the patches of those images that this rank encodes."""
-    samples = make_samples(frames_apart=engine._layout.tokens_per_second is None)
+    samples = make_samples(form_of(engine))
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     return [own_part(engine, [samples[i] for i in group]) for group in groups[rank::size]]
+
+
+def form_of(engine: TrainEngine) -> Form:
+    """How the samples of the engine's model show their media."""
+    if not engine._layout.has_mrope:
+        return "tiles"
+    return "frames" if engine._layout.tokens_per_second is None else "spans"
 
 
 def own_part(engine: TrainEngine, microbatch: Sequence[TrainSample]) -> list[TrainSample]:

@@ -15,7 +15,7 @@ from models.parallel import Parallel
 from models.registry import FAMILIES
 from tests.training import jobs
 from tests.training.ranks import RankPool
-from tests.training.tiny import MODELS, build_folder, make_samples
+from tests.training.tiny import FORMS, MODELS, build_folder, make_samples
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.engine import TrainEngine
 
@@ -33,7 +33,12 @@ def counted(rank: int, folder: Path) -> list[list[int]]:
     for variant in VARIANTS:
         optim = AdamSettings(lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
         engine = TrainEngine(model_dir=folder, parallel=Parallel(), optim=optim, seed=1, **variant)
-        found.append([count(partial(engine.step, [[sample]], jobs.weighted_loss)) for sample in make_samples()])
+        found.append(
+            [
+                count(partial(engine.step, [[sample]], jobs.weighted_loss))
+                for sample in make_samples(jobs.form_of(engine))
+            ]
+        )
     return found
 
 
@@ -45,7 +50,7 @@ def test_operations_are_those_that_torch_counts(family: str, ranks: RankPool, tm
         operations = count_operations(config, **variant)
         planned = [
             operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
-            for sample in make_samples()
+            for sample in make_samples(FORMS[family])
         ]
         assert found == planned, variant
 

@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    InternVLConfig,
+    InternVLForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
@@ -53,6 +56,8 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
         "image_mean": MEAN,
         "image_std": STD,
     }
+    if family.startswith("internvl"):
+        settings |= {"size": {"height": TILE_SIZE, "width": TILE_SIZE}}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))
     return directory
 
@@ -96,6 +101,26 @@ def _qwen3_vl_moe(is_head_tied: bool) -> PreTrainedModel:
     )
 
 
+def _internvl(is_head_tied: bool, decoder: str = "qwen2") -> PreTrainedModel:
+    """Four patches a token, in tiles of 4 x 4; the class token and both norms of a block are trained."""
+    text: dict[str, Any] = TEXT | {"model_type": decoder, "num_hidden_layers": 2, "tie_word_embeddings": is_head_tied}
+    text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
+    text |= {"head_dim": 24} if decoder == "qwen3" else {}
+    vision = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "patch_size": 4,
+        "image_size": TILE_SIZE,
+        "attention_bias": True,
+    }
+    tokens = {"image_token_id": IMAGE_TOKEN, "image_seq_length": 4, "tie_word_embeddings": is_head_tied}
+    torch.manual_seed(0)
+    return InternVLForConditionalGeneration(InternVLConfig(text_config=text, vision_config=vision, **tokens))
+
+
+TILE_SIZE = 16
 TEXT = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 64,
@@ -132,20 +157,54 @@ QWEN3_TEXT = {
     },
 }
 QWEN3_VISION = {"depth": 3, "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-MODELS = {"qwen2_5_vl": _qwen2_5_vl, "qwen3_vl": _qwen3_vl, "qwen3_vl_moe": _qwen3_vl_moe}
+MODELS = {
+    "qwen2_5_vl": _qwen2_5_vl,
+    "qwen3_vl": _qwen3_vl,
+    "qwen3_vl_moe": _qwen3_vl_moe,
+    "internvl": _internvl,
+}
 """model_type -> a random model, given whether its head is tied."""
-DEEP = {"qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4)}
-"""Further ones, that parity with transformers needs not be held for."""
+DEEP = {
+    "qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4),
+    "internvl_qwen3": partial(_internvl, decoder="qwen3"),
+}
+"""Further ones, that parity with transformers needs not be held for in every layout."""
+
+Form = Literal["spans", "frames", "tiles"]
+"""Of media: a video is one span of tokens; every frame of a video is one; all are images of whole tiles."""
+FORMS: dict[str, Form] = {
+    "qwen2_5_vl": "spans",
+    "qwen3_vl": "frames",
+    "qwen3_vl_moe": "frames",
+    "internvl": "tiles",
+}
+"""By model_type."""
 
 
-def make_samples(*, frames_apart: bool = False) -> list[TrainSample]:
+def make_samples(form: Form = "spans") -> list[TrainSample]:
     """Images of several sizes, one shared by two samples; text alone (2 and 5); a video; a video between two images.
 
-    `frames_apart`: every frame of a video is a span of its own, as Qwen3-VL wants it.
+    As tiles, images of one and of several tiles in their places.
     """
     random = np.random.default_rng(0)
+    lengths = [13, 9, 17, 30, 5, 21, 11, 8]
+    media = _tiled_media(random) if form == "tiles" else _patched_media(random)
+    return [_sample(random, parts, length, form) for parts, length in zip(media, lengths)]
+
+
+def _tiled_media(random: np.random.Generator) -> list[list[_Medium]]:
+    def tiles(number: int) -> _Medium:
+        pixels = random.integers(0, 256, (number, 3, TILE_SIZE, TILE_SIZE), dtype=np.uint8)
+        return _Medium((number, 4, 4), pixels)
+
+    shared = tiles(1)
+    images = [[tiles(3)], [shared, tiles(4)], [], [tiles(5)], [shared], [], [tiles(3)]]
+    return [*images, [tiles(1), tiles(3), shared]]
+
+
+def _patched_media(random: np.random.Generator) -> list[list[_Medium]]:
     shared = _patches(random, (1, 4, 4))
-    media = [
+    return [
         [_Medium((1, 8, 6))],
         [_Medium((1, 4, 4), shared), _Medium((1, 6, 8))],
         [],
@@ -155,8 +214,6 @@ def make_samples(*, frames_apart: bool = False) -> list[TrainSample]:
         [_Medium((3, 4, 6), seconds=1.25)],
         [_Medium((1, 4, 4)), _Medium((2, 6, 4), seconds=0.7), _Medium((1, 4, 4), shared)],
     ]
-    lengths = [13, 9, 17, 30, 5, 21, 11, 8]
-    return [_sample(random, parts, length, frames_apart) for parts, length in zip(media, lengths)]
 
 
 @dataclass(frozen=True)
@@ -177,12 +234,12 @@ def _patches(random: np.random.Generator, grid: tuple[int, int, int]) -> np.ndar
     return random.integers(0, 256, (int(np.prod(grid)), PATCH_VALUES), dtype=np.uint8)
 
 
-def _sample(random: np.random.Generator, media: list[_Medium], num_text: int, frames_apart: bool) -> TrainSample:
+def _sample(random: np.random.Generator, media: list[_Medium], num_text: int, form: Form) -> TrainSample:
     tokens, patches = [10, 11], []
     for medium in media:
         t, h, w = medium.grid
         token = IMAGE_TOKEN if medium.seconds is None else VIDEO_TOKEN
-        num_spans = t if frames_apart and medium.seconds is not None else 1
+        num_spans = t if form == "frames" and medium.seconds is not None else 1
         for _ in range(num_spans):
             tokens += [VISION_START] + [token] * (t // num_spans * h * w // 4) + [VISION_END, 20]
         patches.append(_patches(random, medium.grid) if medium.patches is None else medium.patches)

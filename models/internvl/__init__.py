@@ -1,0 +1,1 @@
+"""InternVL3 and 3.5 in Hugging Face's format: recipe (torch-free), config, model, mapping, tower."""

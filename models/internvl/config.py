@@ -1,0 +1,61 @@
+"""From InternVL's Hugging Face config to megatron's TransformerConfig, and what of it this version cannot do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from transformers import InternVLConfig
+
+from models.decoder_config import decoder_config
+from models.megatron import TransformerConfig
+from models.parallel import Parallel
+
+DECODERS = ("qwen2", "qwen3")
+"""InternVL3's decoder, and InternVL3.5's."""
+
+DROPOUTS = ("hidden_dropout_prob", "attention_dropout", "projection_dropout")
+
+
+def transformer_config(hf_config: InternVLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
+    """The decoder's configuration. Raises ValueError for another decoder or tower than the released ones have.
+
+    Dynamic RoPE scaling is plain RoPE up to `max_position_embeddings` tokens, here and in vLLM.
+    """
+    text: Any = hf_config.text_config
+    check_tower(hf_config)
+    _want("text_config.model_type", text.model_type, *DECODERS)
+    _want("rope_parameters.rope_type", text.rope_parameters["rope_type"], "default", "dynamic")
+    _want("use_sliding_window", text.use_sliding_window, False)
+    # transformers goes by the one, vLLM by the other
+    _want("text_config.tie_word_embeddings", text.tie_word_embeddings, hf_config.tie_word_embeddings)
+    if text.model_type == "qwen2":
+        head_size = text.hidden_size // text.num_attention_heads
+        return decoder_config(text, parallel, dtype, kv_channels=head_size, add_qkv_bias=True)
+    _want("attention_bias", text.attention_bias, False)
+    return decoder_config(text, parallel, dtype, kv_channels=text.head_dim, qk_layernorm=True)
+
+
+def check_tower(hf_config: InternVLConfig) -> None:
+    """Raise ValueError for features that vLLM's tower does not have either, or that would not be trained."""
+    vision: Any = hf_config.vision_config
+    _want("vision_feature_layer", hf_config.vision_feature_layer, -1)
+    _want("vision_feature_select_strategy", hf_config.vision_feature_select_strategy, "default")
+    _want("vision_config.use_mask_token", vision.use_mask_token, False)
+    for key in DROPOUTS:
+        _want(f"vision_config.{key}", getattr(vision, key), 0.0)
+    num_squares = (vision.image_size[0] // vision.patch_size[0] // merge_size(hf_config)) ** 2
+    _want("image_seq_length", hf_config.image_seq_length, num_squares)
+
+
+def merge_size(hf_config: InternVLConfig) -> int:
+    """Patches per visual token, along each side: the pixel shuffle's."""
+    return round(1 / hf_config.downsample_ratio)
+
+
+def _want(key: str, found: object, *wanted: object) -> None:
+    if found not in wanted:
+        raise ValueError(
+            f"{key} is {found!r} in config.json; this version's InternVL has {' or '.join(map(repr, wanted))}, so "
+            "choose a model of that kind"
+        )

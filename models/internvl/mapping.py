@@ -1,0 +1,21 @@
+"""InternVL's tensors: megatron's name, the Hugging Face names, and how the tensor is cut."""
+
+from __future__ import annotations
+
+from transformers import InternVLConfig
+
+from models.checkpoint_files import CheckpointFiles
+from models.rules import Prefixes, end_rules, layer_rules
+from models.weights import Rule
+
+TOWER_PREFIXES = ("model.", "")
+"""Before `vision_tower` and `multi_modal_projector`, which are one module here as well."""
+
+
+def rules(hf_config: InternVLConfig, files: CheckpointFiles) -> list[Rule]:
+    """The table, with the prefixes that this checkpoint uses."""
+    prefixes = Prefixes.found_in(
+        files.names, "InternVL", visual=TOWER_PREFIXES, in_visual="vision_tower.embeddings.cls_token"
+    )
+    is_head_tied = bool(hf_config.tie_word_embeddings)
+    return end_rules(prefixes, files.names, is_head_tied=is_head_tied) + layer_rules(prefixes)
