@@ -62,7 +62,7 @@ class Judge:
         self._client = client
         self._reader = reader
         self._recipe = dict(recipe)
-        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id)
+        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id, engine.image_marks)
         self._specials: tuple[str, ...] = tuple(engine.tokenizer.all_special_tokens)
         self._yes: tuple[int, ...] = ()
         self._no: tuple[int, ...] = ()

@@ -135,12 +135,15 @@ class InputBuilder:
         self._cache = llm.renderer.mm_processor_cache
         self.normalizes_on_device = bool(multimodal.mm_device_do_normalize)
         model_dir = Path(config.model_dir)
-        self._affine = None if self.normalizes_on_device else load_recipe(model_dir).pixel_affine(model_dir)
+        family = load_recipe(model_dir)
+        self._affine = None if self.normalizes_on_device else family.pixel_affine(model_dir)
+        recipe = family.patch_recipe(model_dir)
+        self._merge = int(recipe["merge_size"])
+        self.image_marks: tuple[str, ...] = family.IMAGE_MARKS
+        self._has_tiles = recipe["kernel"] == "tiles"
         self._max_images = config.max_images_per_prompt
         self._max_model_len = int(llm.model_config.max_model_len)
-        hf_config = llm.model_config.hf_config
-        self.image_token_id = int(hf_config.image_token_id)
-        self._merge = int(hf_config.vision_config.spatial_merge_size)
+        self.image_token_id = int(llm.model_config.hf_config.image_token_id)
 
     def build(self, request: GenerateRequest, sample: int) -> EngineInput:
         """The input of one sample. Call it right before sending: it decides what the engine already has."""
@@ -183,22 +186,18 @@ class InputBuilder:
         return self._cache.get_and_update_item((item, []), medium.digest)[0]
 
     def _new_item(self, medium: Medium) -> MultiModalKwargsItem:
-        grid = torch.tensor([medium.grid_thw])
-        patches = medium.patches
-        if patches.dtype != np.uint8 or patches.ndim != 2 or len(patches) != int(grid.prod()):
+        patches, grid = medium.patches, medium.grid_thw
+        num, form = (grid[0], "C, S, S") if self._has_tiles else (int(np.prod(grid)), "D")
+        if patches.dtype != np.uint8 or patches.ndim != 1 + len(form.split()) or len(patches) != num:
             raise ValueError(
-                f"medium {medium.digest} has {patches.dtype} patches {patches.shape} for grid {medium.grid_thw}; "
-                f"wanted uint8 [{int(grid.prod())}, D]: derive it with the model's recipe"
+                f"medium {medium.digest} has {patches.dtype} patches {patches.shape} for grid {grid}; wanted uint8 "
+                f"[{num}, {form}]: derive it with the model's recipe"
             )
-        fields = {
-            "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grid.prod(-1)),
-            "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
-        }
-        pixels = BatchFeature({"pixel_values": self._pixels(patches), "image_grid_thw": grid})
-        return MultiModalKwargsItems.from_hf_inputs(pixels, fields)["image"][0]
+        pixels = self._pixels(patches)
+        return _tiles_item(pixels, self.image_token_id) if self._has_tiles else _patches_item(pixels, grid)
 
     def _pixels(self, patches: np.ndarray) -> torch.Tensor:
-        """uint8 as it is where the engine normalises; else the affine map, channel by channel."""
+        """uint8 as it is where the engine normalises; else the trainer's affine map, channel by channel."""
         if self._affine is None:
             return as_tensor(patches)
         mean, std = (torch.tensor(values).view(1, 3, 1) for values in self._affine)
@@ -221,6 +220,30 @@ class InputBuilder:
         if surplus:
             raise ValueError(f"the prompt has {surplus} placeholder tokens more than its {len(media)} media fill")
         return ranges
+
+
+def _patches_item(pixels: torch.Tensor, grid_thw: tuple[int, int, int]) -> MultiModalKwargsItem:
+    """What vLLM's Qwen-VL models are given of an image: patches [N, D]."""
+    grid = torch.tensor([grid_thw])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", grid.prod(-1)),
+        "image_grid_thw": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+    }
+    inputs = BatchFeature({"pixel_values": pixels, "image_grid_thw": grid})
+    return MultiModalKwargsItems.from_hf_inputs(inputs, fields)["image"][0]
+
+
+def _tiles_item(pixels: torch.Tensor, image_token_id: int) -> MultiModalKwargsItem:
+    """What vLLM's InternVL is given of an image: tiles [n, C, S, S]."""
+    num_tiles = torch.tensor([len(pixels)])
+    fields = {
+        "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", num_tiles),
+        "image_num_patches": MultiModalFieldConfig.batched("image", keep_on_cpu=True),
+        "image_token_id": MultiModalFieldConfig.shared("image", 1, keep_on_cpu=True),
+    }
+    token = torch.tensor(image_token_id)
+    inputs = BatchFeature({"pixel_values": pixels, "image_num_patches": num_tiles, "image_token_id": token})
+    return MultiModalKwargsItems.from_hf_inputs(inputs, fields)["image"][0]
 
 
 def _find(token_ids: list[int], token_id: int, start: int) -> int:

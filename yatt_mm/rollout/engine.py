@@ -96,6 +96,12 @@ class Engine:
         return int(self._inputs.image_token_id)
 
     @property
+    def image_marks(self) -> tuple[str, ...]:
+        """The tokens before and after an image's that prompts must get beside what the template writes."""
+        marks: tuple[str, ...] = self._inputs.image_marks
+        return marks
+
+    @property
     def tokenizer(self) -> Any:
         """The Hugging Face tokenizer of the model's folder."""
         return self._llm.get_tokenizer()

@@ -11,9 +11,14 @@ from typing import Any
 class PromptTemplate:
     """The model folder's chat template and tokenizer."""
 
-    def __init__(self, tokenizer: Any, image_token_id: int) -> None:
+    def __init__(self, tokenizer: Any, image_token_id: int, image_marks: Sequence[str] = ()) -> None:
+        """`image_marks`: tokens before and after each image that its template leaves out; none, or two.
+
+        Raises ValueError where the tokenizer does not have them.
+        """
         self._tokenizer = tokenizer
         self._image_token_id = image_token_id
+        self._marks = [_single_token(tokenizer, mark) for mark in image_marks]
         self._template = lru_cache(maxsize=4096)(self._tokenise)
 
     def token_ids(self, question: str, num_tokens: Sequence[int]) -> list[int]:
@@ -32,7 +37,10 @@ class PromptTemplate:
         sizes = iter(num_tokens)
         expanded: list[int] = []
         for token in template:
-            expanded += [token] * (next(sizes) if token == self._image_token_id else 1)
+            if token == self._image_token_id:
+                expanded += [*self._marks[:1], *[token] * next(sizes), *self._marks[1:]]
+            else:
+                expanded.append(token)
         return expanded
 
     def _tokenise(self, question: str, num_images: int) -> tuple[int, ...]:
@@ -41,3 +49,13 @@ class PromptTemplate:
             [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
         )
         return tuple(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def _single_token(tokenizer: Any, mark: str) -> int:
+    ids: list[int] = tokenizer(mark, add_special_tokens=False)["input_ids"]
+    if len(ids) != 1:
+        raise ValueError(
+            f"the tokenizer has no token {mark!r} (it makes {len(ids)} of it), which stands beside images of this "
+            "family; model.path must hold the tokenizer that belongs to the model"
+        )
+    return ids[0]

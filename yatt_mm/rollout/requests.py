@@ -69,9 +69,10 @@ class Medium:
     digest: str
     """Stands for the content in all of the engine's caches: equal digests must mean equal patches."""
     patches: np.ndarray
-    """[N, D] uint8, before rescale and normalise; a read-only view is fine."""
+    """[N, D] uint8, before rescale and normalise, or tiles [t, C, S, S]; a read-only view is fine."""
     grid_thw: tuple[int, int, int]
-    """Temporal, vertical and horizontal number of patches; N is their product."""
+    """Temporal, vertical and horizontal number of patches; N is their product. Of tiles, their number, and the patches
+    of one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

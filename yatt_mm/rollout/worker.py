@@ -53,7 +53,7 @@ class RolloutWorker:
         self._scope = scope
         self._client = client
         self._reader = reader
-        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id)
+        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id, engine.image_marks)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
         self._in_hand: set[Cut] = set()
         """One per group that `generate` is at work on."""
