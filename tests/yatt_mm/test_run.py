@@ -202,8 +202,8 @@ def test_a_judge_alone_gives_the_reward_and_sees_what_was_processed_for_the_poli
     judge = (
         "reward.weight=0",
         f"reward.judges.tiny.model={tiny_dir}",
-        'reward.judges.tiny.yes=[" Yes"]',
-        'reward.judges.tiny.no=[" one"]',
+        'reward.judges.tiny.yes_words=[" Yes"]',
+        'reward.judges.tiny.no_words=[" one"]',
         "reward.judges.tiny.kv_cache_memory=64MiB",
         "reward.judges.tiny.max_model_len=256",
     )

@@ -25,9 +25,9 @@ class JudgeSection(Section):
     verdict: Literal["yes_no", "regex", "json"] = "yes_no"
     """How its score is read: the probability of yes against no as its first token, a number that `pattern` captures, or
     the `field` of a JSON object."""
-    yes: tuple[str, ...] = YesNo().yes
+    yes_words: tuple[str, ...] = YesNo().yes
     """Texts of one token that mean yes."""
-    no: tuple[str, ...] = YesNo().no
+    no_words: tuple[str, ...] = YesNo().no
     """Texts of one token that mean no."""
     pattern: str = r"(-?\d+(?:\.\d+)?)"
     """Regular expression with one group around the number; its last match counts."""
@@ -81,7 +81,7 @@ def judge_spec(name: str, section: JudgeSection) -> JudgeSpec:
 
 def _verdict(section: JudgeSection) -> Verdict:
     if section.verdict == "yes_no":
-        return YesNo(yes=section.yes, no=section.no)
+        return YesNo(yes=section.yes_words, no=section.no_words)
     if section.verdict == "regex":
         return RegexScore(pattern=section.pattern, scale=section.scale)
     return JsonScore(field=section.field, scale=section.scale)
