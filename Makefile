@@ -1,4 +1,5 @@
 # make train   install what is missing, make the digits example, train on it
+# make judge   the same with a judge: a second model says what is right, and nothing else rewards
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
 # make parity  every model in every layout against transformers, with the differences as a table
@@ -10,7 +11,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: train test check parity data clean
+.PHONY: train judge test check parity data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -22,6 +23,10 @@ data: $(STAMP)
 
 train: data
 	$(PYTHON) -m yatt_mm.train $(CONFIG) $(ARGS)
+
+judge: $(STAMP)
+	$(PYTHON) -m examples.judge.prepare
+	$(PYTHON) -m yatt_mm.train configs/judge_full_cpu.yaml $(ARGS)
 
 check: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -35,4 +40,4 @@ parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models $(ARGS)
 
 clean:
-	rm -rf runs examples/digits/data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs examples/digits/data examples/judge/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -69,9 +69,9 @@ CHAT_TEMPLATE = (
 )
 
 
-def build_model_folder(directory: Path, *, seed: int = 0) -> None:
-    """Write config, fp32 weights (random, from the seed), tokenizer and processor into `directory`."""
-    tokenizer = build_tokenizer()
+def build_model_folder(directory: Path, *, seed: int = 0, text: str = TOKENIZER_TEXT) -> None:
+    """Write config, fp32 weights (random, from the seed), tokenizer (from the text) and processor into `directory`."""
+    tokenizer = build_tokenizer(text)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2_5_VLForConditionalGeneration(build_config(tokenizer))
@@ -97,8 +97,8 @@ def load_processor(directory: Path) -> Qwen2_5_VLProcessor:
     return processor
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE over `TOKENIZER_TEXT`: encodes any text; each digit is one token."""
+def build_tokenizer(text: str = TOKENIZER_TEXT) -> PreTrainedTokenizerFast:
+    """Byte-level BPE over the text: encodes any other too; each digit is one token."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -113,7 +113,7 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator([TOKENIZER_TEXT], trainer)
+    tokenizer.train_from_iterator([text], trainer)
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
