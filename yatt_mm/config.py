@@ -15,9 +15,12 @@ from pydantic import Field, ValidationError
 
 from models.parallel import Parallel
 from yatt_mm.config_values import Count, Seconds, Section, Size
+from yatt_mm.control.mover import Division
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.section import JudgeSection
-from yatt_mm.sampling import SamplingRule
+from yatt_mm.placement import Placement, full_colocation, partial_colocation
+from yatt_mm.placement_policy import Bounds, Split
+from yatt_mm.sampling import SamplingRule, Tail
 
 
 class RunSection(Section):
@@ -78,8 +81,22 @@ class RaySection(Section):
 class PlacementSection(Section):
     num_devices: Count = 2
     """GPUs, or on a machine without any, CPU slots."""
-    mode: Literal["full_colocation"] = "full_colocation"
-    """Full colocation: every role on every device, in turns."""
+    mode: Literal["full_colocation", "partial_colocation"] = "full_colocation"
+    """Full colocation: every role on every device, in turns. Partial colocation: some devices answer while the others
+    judge, and training has all of them afterwards; every device has an engine of both."""
+    rollout_devices: Count | None = None
+    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half."""
+    dynamic: bool = True
+    """Partial colocation: True moves devices between rollout and judges, between steps and inside the generation phase,
+    toward the one that holds the other up; `placement.jsonl` says why."""
+    min_rollout_devices: Annotated[int, Field(ge=0)] = 0
+    """Devices that rollout keeps all through a generation phase."""
+    min_genrm_devices: Annotated[int, Field(ge=0)] = 0
+    """Devices that judges keep all through a generation phase."""
+    min_gain_frac: Annotated[float, Field(ge=0, lt=1)] = 0.03
+    """Share of the predicted time that another division must save before devices move between steps."""
+    decide_every_s: Seconds = 0.5
+    """Time between decisions inside a generation phase."""
 
 
 class ControllersSection(Section):
@@ -104,6 +121,9 @@ class RolloutSection(Section):
     """Sequences that an engine works on at the same time."""
     kv_cache_memory: Size = 2**30
     """Memory of each engine's key-value cache."""
+    max_groups_per_engine: Count | None = None
+    """Prompts that an engine is given at once; the others wait for the first engine that has room. By default as many
+    as `max_num_seqs` holds. In partial colocation a device is reckoned full with so many."""
     max_images_per_prompt: Count = 4
     """More images in one prompt are refused."""
     deterministic: bool = False
@@ -141,6 +161,12 @@ class SamplingSection(Section):
     max_prompts_factor: Annotated[float, Field(ge=1)] = 4.0
     """Most prompts that a step may use, as a multiple of `train.prompts_per_step`; what the batch then still lacks is
     filled with groups without signal."""
+    over_dispatch: Annotated[float, Field(ge=1)] = 1.0
+    """Prompts under way per group that the batch still lacks: above 1 it is full without waiting for the slowest. Needs
+    rewards that come while others are answered: no judges, or partial colocation; and not `rollout.deterministic`."""
+    tail: Literal["drop", "restart", "continue"] = "drop"
+    """What becomes of prompts under way when the batch is full: dropped, answered anew in the next step (`restart`), or
+    gone on with there from where they were (`continue`), each token with the policy version that it was sampled by."""
 
 
 class ParallelSection(Section):
@@ -256,7 +282,50 @@ class Config(Section):
             num_groups=num_groups,
             replaces_groups=self.sampling.replace_groups,
             max_prompts=math.ceil(num_groups * self.sampling.max_prompts_factor),
+            over_dispatch=self.sampling.over_dispatch,
+            tail=Tail(self.sampling.tail),
+            deterministic=self.rollout.deterministic,
         )
+
+    def make_placement(self) -> Placement:
+        """Which unit uses which device."""
+        num_devices = self.placement.num_devices
+        if self.placement.mode == "partial_colocation":
+            return partial_colocation(num_devices=num_devices, judges=self.reward.judges)
+        return full_colocation(
+            num_devices=num_devices,
+            num_engines=self.rollout.num_engines,
+            num_judge_engines={name: judge.num_engines for name, judge in self.reward.judges.items()},
+        )
+
+    def division(self) -> Division | None:
+        """How devices may be divided in partial colocation; None without it."""
+        section = self.placement
+        if section.mode != "partial_colocation":
+            return None
+        num = section.num_devices
+        num_rollout = section.rollout_devices or (num + 1) // 2
+        return Division(
+            first=Split(rollout=num_rollout, genrm=num - num_rollout),
+            bounds=Bounds(
+                min_rollout=section.min_rollout_devices,
+                max_rollout=num - section.min_genrm_devices,
+                min_genrm=section.min_genrm_devices,
+                max_genrm=num - section.min_rollout_devices,
+                min_gain_frac=section.min_gain_frac,
+            ),
+            is_dynamic=section.dynamic,
+            decide_every_s=section.decide_every_s,
+        )
+
+    def requests_per_engine(self) -> dict[str, int]:
+        """[pool of engines] groups that an engine is given at once."""
+        rollout, size = self.rollout, self.rollout.group_size
+        rooms = {"rollout": rollout.max_groups_per_engine or max(1, rollout.max_num_seqs // size)}
+        for name, judge in self.reward.judges.items():
+            num_seqs = size * judge.num_votes
+            rooms[name] = judge.max_groups_per_engine or max(1, judge.max_num_seqs // num_seqs)
+        return rooms
 
     def parallel(self) -> Parallel:
         """The layout of the training ranks, with `dp` filled in from the devices.

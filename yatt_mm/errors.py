@@ -15,6 +15,10 @@ class PhaseAbortedError(YattError, RuntimeError):
     """A phase that all controllers share was given up; the message names who failed, where and why."""
 
 
+class PlacementError(YattError, RuntimeError):
+    """Two roles were about to hold a device at the same time; the message names them and the device."""
+
+
 class WorkerError(YattError, RuntimeError):
     """A worker process failed or did not answer in time; the message names it and what it was doing."""
 

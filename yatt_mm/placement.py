@@ -1,12 +1,13 @@
-"""Which role may use which device, and in which state: full colocation, every role on every device, in turns.
+"""Which role may use which device, and in which state. Pure data and its rules; the coordinator carries it out.
 
-Pure data; controllers carry the transitions out. Two awake roles never share a device; while weights are
-published, and only then, training and rollout are both `weights_only`.
+Full colocation: every role on every device, in turns. Partial colocation: while prompts are answered and judged, the
+devices are divided into those of rollout and those of GenRM; training has all of them afterwards. What divides is a
+*cell*: the devices that hold one engine of the policy and one of every judge.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -27,65 +28,112 @@ class State(StrEnum):
     AWAKE = "awake"
 
 
+MEMORY = (State.ASLEEP, State.WEIGHTS_ONLY, State.AWAKE)
+"""In the order of what they hold."""
+
+
 class Phase(StrEnum):
-    """A stretch of a step during which no role changes its state."""
+    """A stretch of a step."""
 
     ROLLOUT = "rollout"
+    """All devices answer prompts."""
     JUDGE = "judge"
-    """Only where there are generative reward models."""
+    """All devices judge answers; only where there are generative reward models, in full colocation."""
+    GENERATION = "generation"
+    """Some devices answer, the others judge; partial colocation only."""
     TRAIN = "train"
     PUBLISH = "publish"
 
 
-FULL_COLOCATION: Mapping[Phase, Mapping[Role, State]] = {
+STATES: Mapping[Phase, Mapping[Role, State]] = {
     Phase.ROLLOUT: {Role.ROLLOUT: State.AWAKE, Role.GENRM: State.ASLEEP, Role.TRAIN: State.ASLEEP},
     Phase.JUDGE: {Role.ROLLOUT: State.ASLEEP, Role.GENRM: State.AWAKE, Role.TRAIN: State.ASLEEP},
+    Phase.GENERATION: {Role.ROLLOUT: State.AWAKE, Role.GENRM: State.AWAKE, Role.TRAIN: State.ASLEEP},
     Phase.TRAIN: {Role.ROLLOUT: State.ASLEEP, Role.GENRM: State.ASLEEP, Role.TRAIN: State.AWAKE},
     Phase.PUBLISH: {Role.ROLLOUT: State.WEIGHTS_ONLY, Role.GENRM: State.ASLEEP, Role.TRAIN: State.WEIGHTS_ONLY},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """What is put to sleep and woken as one: an engine, or a training rank."""
+
+    role: Role
+    pool: str
+    """`rollout`, `train`, or the judge's name: engines that do the same work."""
+    index: int
+    """Of the engine in its pool, or the rank."""
+    devices: tuple[int, ...]
+
+    def __str__(self) -> str:
+        """How errors call it."""
+        if self.role is Role.TRAIN:
+            return f"training rank {self.index}"
+        return f"engine {self.index}" + (f" of judge {self.pool}" if self.role is Role.GENRM else "")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """Devices per worker of each role, and the state of each role in each phase."""
+    """The units of a run and the devices that each of them uses."""
 
-    rollout: tuple[tuple[int, ...], ...]
-    """[engine] device numbers."""
-    genrm: tuple[tuple[int, ...], ...] = ()
-    """[engine of any judge] device numbers."""
-    train: tuple[tuple[int, ...], ...]
-    """[rank] device numbers."""
-    states: Mapping[Phase, Mapping[Role, State]]
+    units: tuple[Unit, ...]
+    cells: tuple[tuple[int, ...], ...] = ()
+    """[cell] devices that go to rollout or to GenRM together; empty in full colocation."""
 
-    def __post_init__(self) -> None:
-        for phase, states in self.states.items():
-            awake = [role for role, state in states.items() if state is State.AWAKE]
-            for i, role in enumerate(awake):
-                for other in awake[i + 1 :]:
-                    shared = self.devices(role) & self.devices(other)
-                    if shared:
-                        raise ValueError(
-                            f"in phase {phase}, {role} and {other} are both awake on device(s) {sorted(shared)}"
-                        )
+    @property
+    def is_partial(self) -> bool:
+        """True when rollout and GenRM work side by side."""
+        return bool(self.cells)
 
-    def devices(self, role: Role) -> set[int]:
-        """Every device that a role may use."""
-        workers = {Role.ROLLOUT: self.rollout, Role.GENRM: self.genrm, Role.TRAIN: self.train}[role]
-        return {device for devices in workers for device in devices}
+    def of_role(self, role: Role) -> tuple[Unit, ...]:
+        """Its units."""
+        return tuple(unit for unit in self.units if unit.role is role)
 
-    def transitions(self, before: Mapping[Role, State], phase: Phase) -> list[tuple[Role, State]]:
-        """What must change to enter `phase`, in order: who gives memory up goes first."""
-        rank = [State.ASLEEP, State.WEIGHTS_ONLY, State.AWAKE]
-        wanted = self.states[phase]
-        changes = [(role, wanted[role]) for role, state in before.items() if wanted[role] is not state]
-        return sorted(changes, key=lambda change: rank.index(change[1]) - rank.index(before[change[0]]))
+    def devices(self, role: Role) -> tuple[tuple[int, ...], ...]:
+        """[unit of the role] device numbers."""
+        return tuple(unit.devices for unit in self.of_role(role))
+
+    def in_cell(self, cell: int, role: Role) -> tuple[Unit, ...]:
+        """The role's units on the devices of a cell."""
+        return tuple(unit for unit in self.of_role(role) if set(unit.devices) <= set(self.cells[cell]))
+
+    def wanted(self, phase: Phase, rollout_cells: Iterable[int] = ()) -> dict[Unit, State]:
+        """[unit] its state in a phase; `rollout_cells` answer in `GENERATION`, all others judge."""
+        states = {unit: STATES[phase][unit.role] for unit in self.units}
+        if phase is Phase.GENERATION:
+            answering = {device for cell in rollout_cells for device in self.cells[cell]}
+            for unit in self.units:
+                if unit.role is not Role.TRAIN and (unit.role is Role.ROLLOUT) != (unit.devices[0] in answering):
+                    states[unit] = State.ASLEEP
+        return states
 
 
-def full_colocation(*, num_devices: int, num_engines: int, num_judge_engines: int = 0) -> Placement:
-    """One training rank on every device; engine e of either kind on device e modulo the devices."""
+def full_colocation(*, num_devices: int, num_engines: int, num_judge_engines: Mapping[str, int]) -> Placement:
+    """One training rank on every device; engines on the first devices, all judges' engines one after another."""
+    judges = [(name, engine) for name, count in num_judge_engines.items() for engine in range(count)]
     return Placement(
-        rollout=tuple((engine % num_devices,) for engine in range(num_engines)),
-        genrm=tuple((engine % num_devices,) for engine in range(num_judge_engines)),
-        train=tuple((rank,) for rank in range(num_devices)),
-        states=FULL_COLOCATION,
+        units=(
+            *_units(Role.ROLLOUT, "rollout", num_engines),
+            *(
+                Unit(role=Role.GENRM, pool=name, index=engine, devices=(device,))
+                for device, (name, engine) in enumerate(judges)
+            ),
+            *_units(Role.TRAIN, "train", num_devices),
+        )
     )
+
+
+def partial_colocation(*, num_devices: int, judges: Iterable[str]) -> Placement:
+    """Every device is a cell: it has a training rank, an engine of the policy, and one of every judge."""
+    return Placement(
+        units=(
+            *_units(Role.ROLLOUT, "rollout", num_devices),
+            *(unit for name in judges for unit in _units(Role.GENRM, name, num_devices)),
+            *_units(Role.TRAIN, "train", num_devices),
+        ),
+        cells=tuple((device,) for device in range(num_devices)),
+    )
+
+
+def _units(role: Role, pool: str, count: int) -> list[Unit]:
+    return [Unit(role=role, pool=pool, index=index, devices=(index,)) for index in range(count)]

@@ -28,12 +28,14 @@ def check_run(config: Config) -> None:
         for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
             check_shards(key, pattern)
     load_reward_function(config.reward.function)
-    if config.rollout.num_engines > config.placement.num_devices:
+    is_partial = config.placement.mode == "partial_colocation"
+    if config.rollout.num_engines > config.placement.num_devices and not is_partial:
         raise ConfigError(
             f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
         )
     check_judges(config)
+    check_placement(config)
     rollout, train = config.rollout, config.train
     if rollout.max_tokens >= rollout.max_model_len:
         raise ConfigError(
@@ -82,13 +84,58 @@ def check_judges(config: Config) -> None:
         _check_folder(f"reward.judges.{name}.model", section.model)
         judge_spec(name, section)
     num_engines = sum(section.num_engines for section in judges.values())
-    if num_engines > config.placement.num_devices:
+    if num_engines > config.placement.num_devices and config.placement.mode == "full_colocation":
         raise ConfigError(
             f"the judges have {num_engines} engines (reward.judges.*.num_engines), but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
         )
     if not judges and not config.reward.weight:
         raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
+
+
+def check_placement(config: Config) -> None:
+    """Partial colocation has all that it divides, and prompts are refilled in a way that the placement allows.
+
+    Raises:
+        ConfigError: it cannot work like that.
+    """
+    section, sampling = config.placement, config.sampling
+    is_partial = section.mode == "partial_colocation"
+    if is_partial:
+        _check_division(config)
+    is_streaming = (is_partial or not config.reward.judges) and not config.rollout.deterministic
+    if sampling.over_dispatch > 1 and not is_streaming:
+        why = "rollout.deterministic is true" if config.rollout.deterministic else "judges wait for all answers"
+        raise ConfigError(
+            f"sampling.over_dispatch is {sampling.over_dispatch:g}, but {why}; set it to 1, or "
+            f"{'rollout.deterministic=false' if config.rollout.deterministic else 'placement.mode=partial_colocation'}"
+        )
+
+
+def _check_division(config: Config) -> None:
+    section, num = config.placement, config.placement.num_devices
+    if not config.reward.judges:
+        raise ConfigError(
+            "placement.mode is partial_colocation, which divides devices between rollout and judges, but reward.judges "
+            "is empty; add a judge, or take placement.mode=full_colocation"
+        )
+    if config.rollout.deterministic and section.dynamic:
+        raise ConfigError(
+            "rollout.deterministic is true, but placement.dynamic moves devices by the clock; set "
+            "placement.dynamic=false"
+        )
+    first = section.rollout_devices or (num + 1) // 2
+    if not section.dynamic and not 0 < first < num:
+        raise ConfigError(
+            f"placement.rollout_devices is {first} of {num} devices (placement.num_devices) and placement.dynamic is "
+            "false: rollout and judges need at least one device each; change one of the three"
+        )
+    least = section.min_rollout_devices + section.min_genrm_devices
+    if first > num or least > num:
+        raise ConfigError(
+            f"placement.rollout_devices is {first}, placement.min_rollout_devices + placement.min_genrm_devices "
+            f"{least}, but placement.num_devices is {num}; lower them"
+        )
 
 
 def _check_folder(key: str, path: str) -> dict[str, Any]:

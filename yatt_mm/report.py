@@ -1,4 +1,8 @@
-"""What people see of a run: progress bar, one line a step, metrics.jsonl, TensorBoard, quarantine.jsonl."""
+"""What people see of a run: progress bar, one line a step, metrics.jsonl, TensorBoard, and what the other files tell.
+
+quarantine.jsonl has the samples that were set aside, placement.jsonl how devices were divided and why, timeline.json
+who held which device when.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,11 @@ from rich.progress import (
 )
 from tensorboard.summary import Writer
 
+from yatt_mm.timeline import TIMELINE_FILE, Timeline
+
 METRICS_FILE = "metrics.jsonl"
 QUARANTINE_FILE = "quarantine.jsonl"
+PLACEMENT_FILE = "placement.jsonl"
 
 
 class Reporter:
@@ -34,9 +41,10 @@ class Reporter:
         """Held-out accuracy by step, as seen so far."""
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
-        _keep_until(run_dir / QUARANTINE_FILE, first_step)
-        self._metrics = (run_dir / METRICS_FILE).open("a")
-        self._quarantine = (run_dir / QUARANTINE_FILE).open("a")
+        for name in (QUARANTINE_FILE, PLACEMENT_FILE):
+            _keep_until(run_dir / name, first_step)
+        self._files = {name: (run_dir / name).open("a") for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE)}
+        self._timeline = Timeline(run_dir / TIMELINE_FILE, continues=first_step > 0)
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)  # written anew from the records that are kept
         self._writer = Writer(str(run_dir / "tensorboard"))
         for record in kept:
@@ -60,27 +68,33 @@ class Reporter:
     ) -> None:
         self._progress.stop()
         self._writer.close()
-        self._metrics.close()
-        self._quarantine.close()
+        for file in self._files.values():
+            file.close()
 
     def take(self, record: dict[str, Any]) -> None:
         """Show and store one record."""
         kind = record.pop("kind")
-        if kind == "quarantine":
-            self._quarantine.write(json.dumps(record) + "\n")
-            self._quarantine.flush()
+        if kind == "timeline":
+            self._timeline.add(record["spans"], record["phases"])
+        elif kind == "placement":
+            self._write(PLACEMENT_FILE, record)
+        elif kind == "quarantine":
+            self._write(QUARANTINE_FILE, record)
             self._console.print(
                 f"[yellow]quarantined[/] {escape(record['key'])} in {escape(record['shard'])}: "
                 f"{escape(record['reason'])}",
                 highlight=False,
                 soft_wrap=True,
             )
-            return
-        self._metrics.write(json.dumps(record) + "\n")
-        self._metrics.flush()
-        self._plot(record)
-        self._progress.update(self._bar, completed=record["step"])
-        self._console.print(_line(record), highlight=False, soft_wrap=True)
+        else:
+            self._write(METRICS_FILE, record)
+            self._plot(record)
+            self._progress.update(self._bar, completed=record["step"])
+            self._console.print(_line(record), highlight=False, soft_wrap=True)
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
+        self._files[name].write(json.dumps(record) + "\n")
+        self._files[name].flush()
 
     def _plot(self, record: dict[str, Any]) -> None:
         for name, value in record.items():

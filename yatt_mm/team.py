@@ -18,12 +18,12 @@ from yatt_mm.config import Config
 from yatt_mm.control.actor import ControllerActor
 from yatt_mm.control.batch import Batches
 from yatt_mm.control.calls import wait_all
+from yatt_mm.control.coordinator import Coordinator
 from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
-from yatt_mm.control.router import Router
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.section import JudgeSection, judge_spec
-from yatt_mm.placement import Placement, full_colocation
+from yatt_mm.placement import Placement, Role, State, Unit
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.messages import EngineSpec
@@ -51,11 +51,7 @@ def build_team(
         stack=stack,
         config=config,
         node=node,
-        placement=full_colocation(
-            num_devices=num_devices,
-            num_engines=config.rollout.num_engines,
-            num_judge_engines=sum(judge.num_engines for judge in config.reward.judges.values()),
-        ),
+        placement=config.make_placement(),
         group=stack.enter_context(reserved),
         use_gpus=use_gpus,
     )
@@ -64,7 +60,14 @@ def build_team(
     rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
         num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches
     )
-    router = _create(stack, Router, concurrency=1)(num_engines=len(engines))
+    coordinator = _create(stack, Coordinator, concurrency=1000)(
+        placement=site.placement,
+        workers=_workers(site.placement, engines, judges, ranks),
+        states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in site.placement.units},
+        requests_per_engine=config.requests_per_engine(),
+        division=config.division(),
+        deadline_s=config.controllers.deadline_s / 2,
+    )
     address = ("training rank 0", ranks[0].address.remote())
     (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
     calls = [(f"engine {e}", engine.start.remote()) for e, engine in enumerate(engines)]
@@ -74,7 +77,7 @@ def build_team(
     wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
     return Team(
         rendezvous=rendezvous,
-        router=router,
+        coordinator=coordinator,
         engines=tuple(engines),
         reward_workers=tuple(rewards),
         judges=judges,
@@ -92,6 +95,14 @@ def build_team(
         generation=0,
         run_id=run_id,
     )
+
+
+def _workers(
+    placement: Placement, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]
+) -> dict[Unit, Any]:
+    """[unit] its actor."""
+    pools = {"rollout": engines, "train": ranks, **judges}
+    return {unit: pools[unit.pool][unit.index] for unit in placement.units}
 
 
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
@@ -145,27 +156,25 @@ def _create_engines(site: _Site) -> list[Any]:
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
         )
-        for engine, devices in enumerate(site.placement.rollout)
+        for engine, devices in enumerate(site.placement.devices(Role.ROLLOUT))
     ]
 
 
 def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
     config = site.config
-    devices = iter(site.placement.genrm)
-    return {
-        name: tuple(
-            site.create(JudgeActor, next(devices)[0], concurrency=1000)(
-                name=f"engine {engine} of judge {name}",
-                spec=judge_spec(name, section),
-                engine=_judge_engine(site, section),
-                dataplane_uri=site.node.uri,
-                num_controllers=config.controllers.num,
-                deadline_s=config.controllers.deadline_s,
-            )
-            for engine in range(section.num_engines)
+    judges: dict[str, list[Any]] = {name: [] for name in config.reward.judges}
+    for unit in site.placement.of_role(Role.GENRM):
+        section = config.reward.judges[unit.pool]
+        actor = site.create(JudgeActor, unit.devices[0], concurrency=1000)(
+            name=str(unit),
+            spec=judge_spec(unit.pool, section),
+            engine=_judge_engine(site, section),
+            dataplane_uri=site.node.uri,
+            num_controllers=config.controllers.num,
+            deadline_s=config.controllers.deadline_s,
         )
-        for name, section in config.reward.judges.items()
-    }
+        judges[unit.pool].append(actor)
+    return {name: tuple(engines) for name, engines in judges.items()}
 
 
 def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
@@ -212,7 +221,7 @@ def _create_ranks(site: _Site) -> list[Any]:
         site.create(TrainActor, devices[0], concurrency=1)(
             rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=site.node.uri
         )
-        for rank, devices in enumerate(site.placement.train)
+        for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
     ]
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from yatt_mm.control.batch import Batches, RoundOutcome
 from yatt_mm.control.cursor import PromptCursor, Slot
-from yatt_mm.sampling import SamplingRule
+from yatt_mm.sampling import SamplingRule, Tail
 
 RULE = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=32)
 
@@ -102,3 +102,77 @@ def test_a_checkpoint_continues_with_the_same_prompts() -> None:
     resumed = Batches.from_state(RULE, json.loads(json.dumps(straight.state())))
     for _ in range(3):
         assert fill(resumed, 1) == fill(straight, 2)
+
+
+class Stream:
+    """One step of a stream, as controllers do it, in an order of arrival that is never the same."""
+
+    def __init__(self, batches: Batches, num_controllers: int) -> None:
+        self.batches = batches
+        self.flying = [(c, slot) for c, share in enumerate(batches.open(num_controllers)) for slot in share]
+        self.begun = {slot.position: (c, slot) for c, slot in self.flying}
+
+    def land(self, controller: int, slot: Slot, signal: bool | None) -> None:
+        self.flying.remove((controller, slot))
+        more = [(controller, new) for new in self.batches.land(controller, slot.position, signal)]
+        self.flying += more
+        self.begun.update({new.position: (controller, new) for _, new in more})
+
+    def fill(self, bad: frozenset[int] = frozenset()) -> RoundOutcome:
+        while self.batches.outcome is None:
+            controller, slot = random.choice(self.flying)
+            self.land(controller, slot, None if slot.index in bad else has_signal(slot))
+        return self.batches.outcome
+
+
+STREAM = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=64, over_dispatch=1.5, tail=Tail.CONTINUE)
+
+
+def test_a_stream_fills_the_batch_with_groups_with_signal_and_uses_every_prompt_once() -> None:
+    filling = batches(STREAM)
+    used: list[int] = []
+    for _ in range(6):
+        stream = Stream(filling, 3)
+        outcome = stream.fill()
+        assert len(outcome.kept) == 8
+        assert all(has_signal(stream.begun[position][1]) for position in outcome.kept)
+        used += [position for position in stream.begun if position not in outcome.carried]
+    assert sorted(used) == sorted(set(used)), "what was carried over is used up once"
+
+
+def test_what_a_stream_carries_over_begins_the_next_one_with_its_controller() -> None:
+    filling = batches(STREAM)
+    stream = Stream(filling, 3)
+    outcome = stream.fill()
+    assert outcome.carried, "more were under way than the batch had room for"
+    following = Stream(filling, 3)
+    for position in outcome.carried:
+        assert following.begun[position] == stream.begun[position]
+
+
+def test_prompts_that_were_carried_over_survive_a_checkpoint() -> None:
+    filling = batches(STREAM)
+    outcome = Stream(filling, 3).fill()
+    state = json.loads(json.dumps(filling.state()))
+    restored = Stream(Batches.from_state(STREAM, state), 2)
+    assert set(outcome.carried) <= set(restored.begun)
+
+
+def test_what_lands_after_the_batch_is_full_changes_nothing() -> None:
+    filling = batches(STREAM)
+    stream = Stream(filling, 2)
+    outcome = stream.fill()
+    controller, late = next((c, slot) for c, slot in stream.flying if slot.position in outcome.carried)
+    assert filling.land(controller, late.position, True) == []
+    assert filling.outcome == outcome
+
+
+def test_a_bad_medium_in_a_stream_is_replaced_and_left_out_from_then_on() -> None:
+    filling = batches(STREAM)
+    bad = frozenset(range(0, 100, 4))
+    for _ in range(8):
+        stream = Stream(filling, 2)
+        outcome = stream.fill(bad)
+        assert len(outcome.kept) == 8
+        assert not bad & {stream.begun[position][1].index for position in outcome.kept}
+    assert filling.cursor.skipped and filling.cursor.skipped <= bad

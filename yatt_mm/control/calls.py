@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -36,8 +37,26 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
     """
     try:
         return ray.get(call)
-    except ray.exceptions.RayTaskError as error:
-        raise WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}") from error
     except ray.exceptions.RayError as error:
-        words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
-        raise WorkerError(f"{name} was lost during {what}: {words}") from error
+        raise _worker_error(error, name, what) from error
+
+
+async def answer_of(call: ray.ObjectRef, *, name: str, what: str, deadline_s: float) -> Any:
+    """The result of a call, inside an asyncio actor.
+
+    Raises:
+        WorkerError: the worker raised, died, or did not answer in `deadline_s` seconds.
+    """
+    try:
+        return await asyncio.wait_for(call, deadline_s)
+    except TimeoutError as error:
+        raise WorkerError(f"{name} did not finish {what} in {deadline_s:g} s") from error
+    except ray.exceptions.RayError as error:
+        raise _worker_error(error, name, what) from error
+
+
+def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> WorkerError:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}")
+    words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
+    return WorkerError(f"{name} was lost during {what}: {words}")

@@ -1,97 +1,94 @@
-"""Have generative reward models judge a controller's answered groups: refs and texts out, scores back."""
+"""The third stage of a generation phase: generative reward models judge answered groups.
+
+Refs and texts go out, scores come back.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
-import ray
-
-from yatt_mm.config import Config
-from yatt_mm.control.calls import fetch
-from yatt_mm.control.generation import CHUNK_SIZE, prompt_seed
-from yatt_mm.control.messages import ScoredGroup, Team
 from yatt_mm.control.metrics import Meter
-from yatt_mm.errors import WorkerError
+from yatt_mm.control.work import CHUNK_SIZE, Desk, EngineQueue, Work, prompt_seed
 from yatt_mm.genrm.messages import JudgedGroup, JudgeTask
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    judge: str
-    engine: int
-    groups: tuple[int, ...]
-    """Places in the list of groups."""
-
-
 class Judging:
-    """The judges' half of a controller's step."""
+    """Consumes: scored groups.  Produces: the same with the judges' weighted scores added to their rewards."""
 
-    def __init__(self, controller: int, config: Config, team: Team) -> None:
-        self._controller = controller
-        self._config = config
-        self._team = team
+    def __init__(
+        self, desk: Desk, meter: Meter, on_judged: Callable[[list[Work]], None], *, chunk_size: int = CHUNK_SIZE
+    ) -> None:
+        self._desk = desk
+        self._meter = meter
+        self._on_judged = on_judged
+        self._queues = {judge: self._queue_of(judge, chunk_size) for judge in desk.team.judges}
 
-    def run(
-        self, groups: Sequence[ScoredGroup], *, phase: str, meter: Meter, on_progress: Callable[[], object]
-    ) -> list[ScoredGroup]:
-        """The groups with the judges' weighted scores added to their rewards.
-
-        Raises:
-            WorkerError: an engine of a judge failed, or finished nothing for `controllers.deadline_s`.
-        """
-        tasks = [self._task(group) for group in groups]
-        pending = {call: work for name in self._team.judges for call, work in self._calls(name, tasks, phase)}
-        rewards = [list(group.rewards) for group in groups]
-        deadline_s = self._config.controllers.deadline_s
-        while pending:
-            done, _ = ray.wait(list(pending), num_returns=1, timeout=deadline_s)
-            if not done:
-                names = sorted({self._team.judge_name(work.judge, work.engine) for work in pending.values()})
-                raise WorkerError(f"{', '.join(names)} finished nothing of {phase} for {deadline_s:g} s")
-            on_progress()
-            work = pending.pop(done[0])
-            judged: list[JudgedGroup] = fetch(
-                done[0], name=self._team.judge_name(work.judge, work.engine), what=f"the verdicts of {phase}"
-            )
-            weight = self._config.reward.judges[work.judge].weight
-            for place, verdicts in zip(work.groups, judged, strict=True):
-                rewards[place] = [sum(pair) for pair in zip(rewards[place], (weight * s for s in verdicts.scores))]
-                _count(meter, work.judge, verdicts)
-        return [replace(group, rewards=tuple(reward)) for group, reward in zip(groups, rewards)]
-
-    def _calls(self, judge: str, tasks: Sequence[JudgeTask], phase: str) -> list[tuple[Any, _Call]]:
-        engines = self._team.judges[judge]
-        by_engine: list[list[int]] = [[] for _ in engines]
-        for place, task in enumerate(tasks):
-            by_engine[task.group.slot % len(engines)].append(place)
-        if self._config.rollout.deterministic:  # every engine hears from every controller
-            chunks = [(engine, places) for engine, places in enumerate(by_engine)]
-        else:
-            chunks = [
-                (engine, places[begin : begin + CHUNK_SIZE])
-                for engine, places in enumerate(by_engine)
-                for begin in range(0, len(places), CHUNK_SIZE)
-            ]
-        calls = []
-        for engine, places in chunks:
-            part = [tasks[place] for place in places]
-            if self._config.rollout.deterministic:
-                call = engines[engine].judge_together.remote(phase, self._controller, part)
+    def add(self, works: Sequence[Work]) -> None:
+        """Groups that the reward function has scored."""
+        weight = self._desk.config.reward.weight
+        for work in works:
+            self._meter.add_mean("reward/function_mean", sum(work.rewards), len(work.rewards))
+            work.rewards = [weight * reward for reward in work.rewards]
+            work.scores = {}
+        for judge, queue in self._queues.items():
+            if self._desk.is_deterministic:
+                for engine, share in self._desk.shares(judge, works).items():
+                    self._send(judge, engine, share)
             else:
-                call = engines[engine].judge.remote(part)
-            calls.append((call, _Call(judge=judge, engine=engine, groups=tuple(places))))
-        return calls
+                queue.add(works)
 
-    def _task(self, group: ScoredGroup) -> JudgeTask:
-        prompt = group.prompt
+    def _queue_of(self, judge: str, chunk_size: int) -> EngineQueue:
+        def send(engine: int, works: list[Work]) -> None:
+            self._send(judge, engine, works)
+
+        return EngineQueue(self._desk, judge, send, chunk_size=chunk_size)
+
+    def _send(self, judge: str, engine: int, works: list[Work]) -> None:
+        desk = self._desk
+        actor, tasks = desk.team.judges[judge][engine], [self._task(work) for work in works]
+        if desk.is_deterministic:
+            call = actor.judge_together.remote(desk.name, desk.controller, tasks)
+        else:
+            call = actor.judge.remote(tasks)
+
+        def take(judged: list[JudgedGroup | None]) -> None:
+            self._take(judge, engine, works, judged)
+
+        desk.pending.then(call, take, name=desk.team.judge_name(judge, engine), what=f"the verdicts of {desk.name}")
+
+    def _take(self, judge: str, engine: int, works: list[Work], judged: list[JudgedGroup | None]) -> None:
+        interrupted = [work for work, verdicts in zip(works, judged, strict=True) if verdicts is None]
+        through = []
+        for work, verdicts in zip(works, judged):
+            if verdicts is None:  # the engine fell asleep: another judges
+                continue
+            work.scores[judge] = verdicts.scores
+            _count(self._meter, judge, verdicts)
+            if len(work.scores) == len(self._queues):
+                self._add_up(work)
+                through.append(work)
+        if not self._desk.is_deterministic:
+            self._queues[judge].finish(engine, len(works), num_ended=len(works) - len(interrupted))
+        if through:
+            self._on_judged(through)
+        if interrupted:
+            self._queues[judge].add(interrupted)
+
+    def _add_up(self, work: Work) -> None:
+        """In the order of the config, so that the sum has the same bits whoever judged first."""
+        for judge in self._queues:
+            weight = self._desk.config.reward.judges[judge].weight
+            work.rewards = [reward + weight * score for reward, score in zip(work.rewards, work.scores[judge])]
+
+    def _task(self, work: Work) -> JudgeTask:
+        prompt = work.prompt
+        assert work.group is not None
         return JudgeTask(
-            group=group.group,
+            group=work.group,
             question=prompt.question,
             answer=prompt.answer,
             fields=prompt.fields,
-            seed=prompt_seed(self._config.run.seed, prompt, purpose="judge"),
+            seed=prompt_seed(self._desk.config.run.seed, prompt, purpose="judge"),
         )
 
 

@@ -60,7 +60,7 @@ class Team:
     """The actors of a run, as handles, and what everybody must agree on."""
 
     rendezvous: Any
-    router: Any
+    coordinator: Any
     engines: tuple[Any, ...]
     reward_workers: tuple[Any, ...]
     judges: Mapping[str, tuple[Any, ...]]

@@ -82,7 +82,15 @@ class PromptSource:
                 continue
             if self._fail_on_bad:
                 raise bad_media_error(sample.shard, sample.key, reason)
-            notices.append({"index": slot.index, "shard": sample.shard, "key": sample.key, "reason": reason})
+            notices.append(
+                {
+                    "position": slot.position,
+                    "index": slot.index,
+                    "shard": sample.shard,
+                    "key": sample.key,
+                    "reason": reason,
+                }
+            )
         return prompts, notices
 
     def _derive(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:

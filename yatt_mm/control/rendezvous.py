@@ -61,6 +61,7 @@ class Rendezvous:
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._news = asyncio.Event()
+        self._is_full = asyncio.Event()
 
     async def gather(self, key: Key, controller: int, value: Any) -> list[Any]:
         """[C] the values of all controllers, in controller order.
@@ -83,6 +84,41 @@ class Rendezvous:
         outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
         return outcome
 
+    async def open_stream(self, key: Key, controller: int) -> list[Slot]:
+        """The prompts with which this controller begins a step whose batch fills without rounds."""
+
+        def deal(_values: list[Any]) -> list[list[Slot]]:
+            self._is_full.clear()
+            self._last_seen = [time.monotonic()] * self._num
+            return self._batches.open(self._num)
+
+        shares = await self._meet(key, controller, None, deal)
+        return shares[controller]
+
+    async def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
+        """A group of this controller is judged (None: cannot be had); the prompts that it gets for it."""
+        self._check_aborted()
+        slots = self._batches.land(controller, position, has_signal)
+        if self._batches.outcome is not None:
+            self._is_full.set()
+        return slots
+
+    async def wait_full(self, controller: int, timeout_s: float) -> RoundOutcome | None:
+        """How the batch was filled, once it is; None after `timeout_s`: ask again.
+
+        Raises:
+            PhaseAbortedError: another controller failed, or has given no sign of life for too long.
+        """
+        self._last_seen[controller] = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_full.wait(), timeout_s)
+        self._check_aborted()
+        late = [c for c, seen in enumerate(self._last_seen) if time.monotonic() - seen > self._deadline_s]
+        if late and self._batches.outcome is None and controller not in late:
+            await self.abort(late[0], f"it gave no sign of life for {self._deadline_s:g} s")
+            self._check_aborted()
+        return self._batches.outcome
+
     async def peek(self, count: int) -> list[Slot]:
         """The prompts that will be drawn next, if none of them turns out to be bad."""
         return self._batches.cursor.peek(count)
@@ -95,6 +131,7 @@ class Rendezvous:
         """Give up the current and all later phases of this generation; everyone waiting gets the reason."""
         if self._aborted is None:
             self._aborted = f"controller {controller} failed: {reason}"
+        self._is_full.set()
         for room in self._rooms.values():
             room.done.set()
 
@@ -155,5 +192,8 @@ class Rendezvous:
             raise PhaseAbortedError(
                 f"controller {controller} belongs to generation {key.generation}; this run is at {self._generation}"
             )
+        self._check_aborted()
+
+    def _check_aborted(self) -> None:
         if self._aborted is not None:
             raise PhaseAbortedError(self._aborted)

@@ -53,6 +53,8 @@ class JudgeSection(Section):
     """Longest prompt and answer together, images expanded."""
     max_num_seqs: Count = 256
     """Sequences that an engine works on at the same time."""
+    max_groups_per_engine: Count | None = None
+    """Answered prompts that an engine is given at once; by default as many as `max_num_seqs` holds."""
     kv_cache_memory: Size = 2**30
     """Memory of each engine's key-value cache."""
 

@@ -1,4 +1,4 @@
-"""The order of prompts, advantages and placement: hand-worked numbers and properties."""
+"""The order of prompts, and advantages: hand-worked numbers and properties."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.control.cursor import PromptCursor
 from yatt_mm.errors import ConfigError
-from yatt_mm.placement import FULL_COLOCATION, Phase, Placement, Role, State, full_colocation
 
 
 def test_every_sample_is_drawn_once_an_epoch() -> None:
@@ -64,20 +63,3 @@ def test_advantages_are_the_hand_worked_ones() -> None:
     )
     assert group_advantages([1.0, 0.0], normalize_std=False) == [0.5, -0.5]
     assert group_advantages([0.3, 0.3, 0.3]) == [0.0, 0.0, 0.0]
-
-
-def test_two_awake_roles_never_share_a_device() -> None:
-    awake = {Phase.ROLLOUT: {Role.ROLLOUT: State.AWAKE, Role.TRAIN: State.AWAKE}}
-    with pytest.raises(ValueError, match=r"both awake on device\(s\) \[1\]"):
-        Placement(rollout=((1,),), train=((0,), (1,)), states=awake)
-    Placement(rollout=((2,),), train=((0,), (1,)), states=awake)
-
-
-def test_who_gives_memory_up_goes_first() -> None:
-    placement = full_colocation(num_devices=2, num_engines=2)
-    before = dict(FULL_COLOCATION[Phase.TRAIN])
-    assert placement.transitions(before, Phase.ROLLOUT) == [
-        (Role.TRAIN, State.ASLEEP),
-        (Role.ROLLOUT, State.AWAKE),
-    ]
-    assert placement.transitions(dict(FULL_COLOCATION[Phase.ROLLOUT]), Phase.ROLLOUT) == []

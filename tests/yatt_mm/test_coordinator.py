@@ -1,0 +1,172 @@
+"""Roles take turns, cells move while both roles work, requests find engines: with workers that only write down.
+
+The whole runs in test_run.py and test_judged_run.py have the real ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from yatt_mm.control.coordinator import Coordinator
+from yatt_mm.control.mover import Division
+from yatt_mm.errors import WorkerError
+from yatt_mm.placement import Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
+from yatt_mm.placement_policy import Bounds, Split
+
+FULL = full_colocation(num_devices=2, num_engines=2, num_judge_engines={"judge": 2})
+PARTIAL = partial_colocation(num_devices=2, judges=["judge"])
+DIVISION = Division(
+    first=Split(rollout=1, genrm=1), bounds=Bounds(max_rollout=2, max_genrm=2), is_dynamic=True, decide_every_s=0.01
+)
+
+
+class Method:
+    """What an actor's handle offers of a method."""
+
+    def __init__(self, body: Callable[..., Awaitable[Any]]) -> None:
+        self.remote = body
+
+
+class Worker:
+    """Writes its states down; `late` never answers."""
+
+    def __init__(self, log: list[tuple[str, State]], unit: Unit, *, late: bool = False) -> None:
+        async def set_state(state: State) -> None:
+            if late:
+                await asyncio.Event().wait()
+            log.append((str(unit), state))
+
+        self.set_state = Method(set_state)
+
+
+def make(
+    placement: Placement, log: list[tuple[str, State]], *, late: str = "", division: Division | None = None
+) -> Coordinator:
+    return Coordinator(
+        placement=placement,
+        workers={unit: Worker(log, unit, late=str(unit) == late) for unit in placement.units},
+        states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in placement.units},
+        requests_per_engine={"rollout": 2, "judge": 2},
+        division=division,
+        deadline_s=0.5,
+    )
+
+
+def test_whoever_gives_memory_up_goes_first() -> None:
+    async def run() -> list[tuple[str, State]]:
+        log: list[tuple[str, State]] = []
+        coordinator = make(FULL, log)
+        await coordinator.enter(Phase.ROLLOUT, 1, True)
+        assert {name for name, _ in log} == {"training rank 0", "training rank 1"}, "engines are awake already"
+        log.clear()
+        entered = await coordinator.enter(Phase.JUDGE, 1, True)
+        assert entered.awake == {"rollout": (), "judge": (0, 1)}
+        return log
+
+    log = asyncio.run(run())
+    assert [state for _, state in log] == [State.ASLEEP, State.ASLEEP, State.AWAKE, State.AWAKE]
+
+
+def test_a_worker_that_does_not_change_is_named_in_time() -> None:
+    async def run() -> None:
+        coordinator = make(FULL, [], late="engine 1")
+        await coordinator.enter(Phase.ROLLOUT, 1, True)
+        with pytest.raises(WorkerError, match=r"engine 1 did not finish becoming asleep in 0\.5 s"):
+            await coordinator.enter(Phase.TRAIN, 1, True)
+
+    asyncio.run(run())
+
+
+def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() -> None:
+    async def run() -> None:
+        coordinator = make(FULL, [])
+        number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
+        assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 1, 0, 1]
+        waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 0, 1))
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        await coordinator.finish(number, "rollout", 1, 1, 1)
+        assert await waiting == [1]
+        await coordinator.enter(Phase.TRAIN, 1, True)
+        assert await coordinator.acquire(number, "rollout", 0, 1) == []
+
+    asyncio.run(run())
+
+
+def test_a_wish_that_is_taken_back_is_answered() -> None:
+    async def run() -> None:
+        coordinator = make(FULL, [])
+        number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
+        await coordinator.acquire(number, "rollout", 0, 4)
+        waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
+        await asyncio.sleep(0)
+        await coordinator.want(number, "rollout", 1, 0)
+        assert await waiting == []
+
+    asyncio.run(run())
+
+
+def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> None:
+    async def run() -> None:
+        coordinator = make(PARTIAL, [], division=DIVISION)
+        number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
+        # Rollout has more than one cell takes, judges have nothing yet: theirs is lent.
+        assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 0]
+        await coordinator.finish(number, "rollout", 0, 1, 1)
+        assert await coordinator.acquire(number, "rollout", 0, 3) == [0]
+        assert await coordinator.acquire(number, "rollout", 0, 2) == [1, 1]
+        # All are answered: judges need cells, rollout none.
+        await coordinator.finish(number, "rollout", 0, 2, 2)
+        await coordinator.finish(number, "rollout", 1, 2, 2)
+        (first, *_) = await coordinator.acquire(number, "judge", 0, 5)
+        await coordinator.finish(number, "judge", first, 1, 1)
+        while len(coordinator._pools["judge"].awake) < 2:
+            await asyncio.sleep(0.01)
+        entered = await coordinator.enter(Phase.TRAIN, 1, True)
+        assert entered.awake == {"rollout": (), "judge": ()}
+        report = await coordinator.take_report()
+        assert [decision["split"] for decision in report.decisions][:2] == ["1+1", "2+0"]
+        assert report.decisions[-1]["split"] == "0+2"
+        assert all(decision["reason"] for decision in report.decisions)
+        assert report.metrics["placement/num_moves"] >= 3
+        assert 0 < report.metrics["placement/rollout_devices"] < 2
+
+    asyncio.run(run())
+
+
+def test_no_two_roles_are_awake_on_a_device_at_any_time() -> None:
+    async def run() -> None:
+        coordinator = make(PARTIAL, [], division=DIVISION)
+        for step in range(3):
+            number = (await coordinator.enter(Phase.GENERATION, step, True)).number
+            await coordinator.acquire(number, "rollout", 0, 5)
+            await coordinator.finish(number, "rollout", 0, 1, 1)
+            await coordinator.want(number, "rollout", 0, 3)
+            while len(coordinator._pools["rollout"].awake) < 2:
+                await asyncio.sleep(0.01)
+            await coordinator.enter(Phase.TRAIN, step, True)
+            await coordinator.enter(Phase.PUBLISH, step, True)
+        spans = [span for span in (await coordinator.take_report()).spans if span.state is State.AWAKE]
+        for i, span in enumerate(spans):
+            for other in spans[i + 1 :]:
+                if span.role is not other.role and set(span.devices) & set(other.devices):
+                    assert span.end_s <= other.start_s or other.end_s <= span.start_s
+
+    asyncio.run(run())
+
+
+def test_a_move_that_fails_ends_the_wait_for_engines() -> None:
+    async def run() -> None:
+        coordinator = make(PARTIAL, [], division=DIVISION, late="engine 0 of judge judge")
+        with pytest.raises(WorkerError, match="engine 0 of judge judge did not finish"):
+            number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
+            await coordinator.acquire(number, "judge", 0, 5)
+            await coordinator.finish(number, "judge", 1, 1, 1)
+            await coordinator.acquire(number, "judge", 0, 3)
+            await coordinator.acquire(number, "judge", 0, 2)
+
+    asyncio.run(run())

@@ -1,0 +1,72 @@
+"""Requests meet engines: room, turns, and what is measured of it, worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from yatt_mm.control.pool import Pool
+
+
+def make(num_engines: int = 2, room: int = 2) -> Pool:
+    pool = Pool(num_engines=num_engines, requests_per_engine=room)
+    for engine in range(num_engines):
+        pool.wake(engine, now_s=0.0)
+    return pool
+
+
+def test_the_emptiest_engine_gets_the_next_request_until_all_are_full() -> None:
+    pool = make()
+    pool.want(0, 5, now_s=0.0)
+    assert pool.grant({0}, now_s=0.0) == {0: [0, 1, 0, 1]}
+    assert (pool.num_running, pool.num_waiting) == (4, 1)
+    pool.finish(1, 1, num_ended=1, now_s=1.0)
+    assert pool.grant({0}, now_s=1.0) == {0: [1]}
+
+
+def test_controllers_take_turns_and_those_that_do_not_ask_are_passed_over() -> None:
+    pool = make(room=3)
+    for controller in range(3):
+        pool.want(controller, 4, now_s=0.0)
+    assert {c: len(engines) for c, engines in pool.grant({0, 2}, now_s=0.0).items()} == {0: 3, 2: 3}
+    assert pool.num_waiting == 6
+
+
+def test_an_engine_that_rests_gets_nothing() -> None:
+    pool = make()
+    pool.rest(0, now_s=0.0)
+    pool.want(0, 3, now_s=0.0)
+    assert pool.grant({0}, now_s=0.0) == {0: [1, 1]}
+
+
+def test_times_are_integrals_over_what_engines_had() -> None:
+    pool = make()
+    pool.want(0, 3, now_s=0.0)
+    pool.grant({0}, now_s=0.0)  # 2 on engine 0, 1 on engine 1
+    pool.finish(0, 2, num_ended=2, now_s=4.0)
+    pool.rest(0, now_s=6.0)
+    times = pool.times(now_s=10.0)
+    assert times.held_s == 6 + 10
+    assert times.active_s == 4 + 10
+    assert times.work_s == pytest.approx(4 * 1.0 + 10 * 0.5)
+    assert times.any_s == 10
+    assert pool.num_ended == 2
+
+
+def test_idle_time_counts_from_the_first_moment_with_room() -> None:
+    pool = make()
+    pool.want(0, 4, now_s=1.0)
+    pool.grant({0}, now_s=1.0)
+    assert pool.idle_s(now_s=3.0) == 0.0
+    pool.finish(0, 1, num_ended=1, now_s=3.0)
+    pool.finish(0, 1, num_ended=1, now_s=5.0)
+    assert pool.idle_s(now_s=7.0) == 4.0
+    pool.rest(0, now_s=7.0)
+    assert pool.idle_s(now_s=9.0) == 0.0, "one engine with two requests is full"
+
+
+def test_a_new_phase_begins_with_nothing_under_way() -> None:
+    pool = make()
+    pool.want(0, 9, now_s=0.0)
+    pool.grant({0}, now_s=0.0)
+    pool.forget_requests(now_s=1.0)
+    assert (pool.num_running, pool.num_waiting) == (0, 0)

@@ -1,0 +1,48 @@
+"""The timeline is a JSON array that Perfetto reads, whole after every step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from yatt_mm.occupancy import Span
+from yatt_mm.placement import Role, State
+from yatt_mm.timeline import Timeline
+
+
+def span(start_s: float, *, device: int = 0, role: Role = Role.ROLLOUT) -> Span:
+    return Span(
+        role=role,
+        pool=str(role),
+        index=device,
+        devices=(device,),
+        state=State.AWAKE,
+        start_s=start_s,
+        end_s=start_s + 0.5,
+    )
+
+
+def events(path: Path) -> list[dict]:
+    return [event for event in json.loads(path.read_text()) if event["ph"] == "X"]
+
+
+def test_the_file_is_whole_after_every_addition(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    timeline = Timeline(path, continues=False)
+    assert events(path) == []
+    timeline.add([span(1.0)], [("rollout", 1.0, 2.0)])
+    timeline.add([span(2.0, device=1, role=Role.TRAIN)], [])
+    assert [(e["name"], e["pid"], e["ts"], e["dur"]) for e in events(path) if e["cat"] != "phase"] == [
+        ("rollout", 0, 1_000_000, 500_000),
+        ("train", 1, 2_000_000, 500_000),
+    ]
+
+
+def test_a_resumed_run_adds_to_it_and_a_fresh_one_begins_anew(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    Timeline(path, continues=False).add([span(1.0)], [])
+    Timeline(path, continues=True).add([span(2.0)], [])
+    assert len(events(path)) == 2
+    path.write_text(path.read_text()[:-5])  # cut off in the middle of a write
+    Timeline(path, continues=True).add([span(3.0)], [])
+    assert len(events(path)) == 1

@@ -1,0 +1,109 @@
+"""What the placement policy is told of a running generation phase, and how its answers are kept. Pure state.
+
+The policy itself (`yatt_mm.placement_policy`) is the one that the simulator runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from yatt_mm.control.pool import Pool, Times
+from yatt_mm.placement import Role
+from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Division:
+    """How cells may be divided; the part that the config decides."""
+
+    first: Split
+    """At the first step, and with `is_dynamic` False always."""
+    bounds: Bounds
+    is_dynamic: bool = True
+    decide_every_s: float = 0.5
+    """Time between decisions inside a generation phase."""
+
+
+class Mover:
+    """Decides for the coordinator, from what its pools measured."""
+
+    def __init__(self, division: Division, pools: Mapping[Role, tuple[Pool, ...]]) -> None:
+        self.planned = division.first
+        """The split with which the phase began."""
+        self._division = division
+        self._pools = pools
+        self._start: dict[Role, tuple[Times, int]] = {}
+        self._last: dict[Role, tuple[float, int]] = {}
+        """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
+        self._move_s = 0.0
+
+    def begin(self, *, now_s: float) -> Decision:
+        """The split for the phase that begins."""
+        decision = Decision(split=self.planned, reason=f"as configured: {self.planned}")
+        if self._division.is_dynamic and self._start:
+            observation = Observation(
+                moment=Moment.STEP,
+                rollout=self._load(Role.ROLLOUT, now_s),
+                genrm=self._load(Role.GENRM, now_s),
+            )
+            decision = decide(self.planned, observation, self._division.bounds)
+        self._last = {role: self._work(role, now_s) for role in self._start}
+        self._start = {role: self._totals(role, now_s) for role in self._pools}
+        self.planned = decision.split
+        return decision
+
+    def inside(self, split: Split, *, now_s: float) -> Decision:
+        """The split to go on with."""
+        if not self._division.is_dynamic:
+            return Decision(split=split, reason="static")
+        num_answering = sum(pool.num_running + pool.num_waiting for pool in self._pools[Role.ROLLOUT])
+        observation = Observation(
+            moment=Moment.GENERATION,
+            rollout=self._load(Role.ROLLOUT, now_s),
+            genrm=self._load(Role.GENRM, now_s, num_coming=num_answering * len(self._pools[Role.GENRM])),
+            move_s=self._move_s,
+            planned=self.planned,
+        )
+        return decide(split, observation, self._division.bounds)
+
+    def note_move(self, seconds: float) -> None:
+        """A cell was out of work so long while it moved; the longest yet is reckoned with."""
+        self._move_s = max(self._move_s, seconds)
+
+    def _load(self, role: Role, now_s: float, *, num_coming: int = 0) -> RoleLoad:
+        pools = self._pools[role]
+        work_s, num_ended = self._work(role, now_s)
+        work_before_s, num_ended_before = self._last.get(role, (0.0, 0))
+        num_ended += num_ended_before
+        held_s = self._totals(role, now_s)[0].since(self._start[role][0]).held_s
+        return RoleLoad(
+            busy_frac=min(1.0, work_s / held_s) if held_s else 0.0,
+            held_s=held_s,
+            num_running=sum(pool.num_running for pool in pools),
+            num_waiting=sum(pool.num_waiting for pool in pools),
+            num_coming=num_coming,
+            requests_per_cell=sum(pool.requests_per_engine for pool in pools),
+            request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
+            idle_s=min(pool.idle_s(now_s=now_s) for pool in pools),
+        )
+
+    def _work(self, role: Role, now_s: float) -> tuple[float, int]:
+        """Cell-seconds and requests of this phase so far.
+
+        Of rollout all time with a request counts: its answers take as long as they take, however many cells there
+        are. Of GenRM, which waits for them, only what its requests would need in full engines.
+        """
+        (before, ended_before), (now, ended) = self._start[role], self._totals(role, now_s)
+        times = now.since(before)
+        return (times.active_s if role is Role.ROLLOUT else times.work_s), ended - ended_before
+
+    def _totals(self, role: Role, now_s: float) -> tuple[Times, int]:
+        """Of all the role's pools; several judges share their cells, so they are counted side by side."""
+        pools = self._pools[role]
+        times = [pool.times(now_s=now_s) for pool in pools]
+        return Times(
+            active_s=sum(one.active_s for one in times) / len(pools),
+            work_s=sum(one.work_s for one in times) / len(pools),
+            held_s=sum(one.held_s for one in times) / len(pools),
+        ), sum(pool.num_ended for pool in pools)
