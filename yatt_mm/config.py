@@ -84,6 +84,8 @@ class PlacementSection(Section):
     mode: Literal["full_colocation", "partial_colocation"] = "full_colocation"
     """Full colocation: every role on every device, in turns. Partial colocation: some devices answer while the others
     judge, and training has all of them afterwards; every device has an engine of both."""
+    pin_cores: bool = False
+    """Without GPUs: True keeps the engines and ranks of every device on a processor core of its own."""
     rollout_devices: Count | None = None
     """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half."""
     dynamic: bool = True

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from yatt_mm.control.calls import wait_all
 from yatt_mm.control.coordinator import Coordinator
 from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
+from yatt_mm.cores import core_of
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.section import JudgeSection, judge_spec
 from yatt_mm.placement import Placement, Role, State, Unit
@@ -129,6 +130,10 @@ class _Site:
         """As it reads from another working directory."""
         return str(Path(self.config.model.path).absolute())
 
+    def core(self, device: int) -> int | None:
+        """The processor core of a device, where devices are cores and each keeps to its own."""
+        return core_of(device) if self.config.placement.pin_cores and not self.use_gpus else None
+
     def create(self, body: type, device: int, *, concurrency: int) -> Any:
         """The constructor of an actor beside a device."""
         options = on_device(self.group, device, use_gpus=self.use_gpus)
@@ -151,7 +156,7 @@ def _create_engines(site: _Site) -> list[Any]:
     return [
         site.create(RolloutActor, devices[0], concurrency=1000)(
             index=engine,
-            spec=spec,
+            spec=replace(spec, core=site.core(devices[0])),
             dataplane_uri=site.node.uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
@@ -168,7 +173,7 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
         actor = site.create(JudgeActor, unit.devices[0], concurrency=1000)(
             name=str(unit),
             spec=judge_spec(unit.pool, section),
-            engine=_judge_engine(site, section),
+            engine=replace(_judge_engine(site, section), core=site.core(unit.devices[0])),
             dataplane_uri=site.node.uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
@@ -219,7 +224,10 @@ def _create_ranks(site: _Site) -> list[Any]:
     )
     return [
         site.create(TrainActor, devices[0], concurrency=1)(
-            rank=rank, spec=spec, parallel=config.parallel(), dataplane_uri=site.node.uri
+            rank=rank,
+            spec=replace(spec, core=site.core(devices[0])),
+            parallel=config.parallel(),
+            dataplane_uri=site.node.uri,
         )
         for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
     ]

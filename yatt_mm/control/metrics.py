@@ -86,6 +86,7 @@ def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> Non
 def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
     """How a step's batch was filled; told by one controller, since all know the same."""
     meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
+    meter.add_sum("sampling/num_groups", len(outcome.kept))
     meter.add_sum("sampling/num_rejected", outcome.num_rejected)
     meter.add_sum("sampling/num_rounds", num_rounds)
 

@@ -74,3 +74,5 @@ class EngineSpec:
     """Of the data plane: what the engine stores is in it, and goes with the run."""
     durable: bool
     """What it stores outlives the data plane's node."""
+    core: int | None = None
+    """The processor core to which everything of the engine is pinned; None leaves it to the kernel."""

@@ -35,6 +35,8 @@ class TrainSpec:
     """True sums gradients over replicas during the backward pass."""
     carrier: Carrier
     """How weights reach the engines."""
+    core: int | None = None
+    """The processor core to which the rank is pinned; None leaves it to the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

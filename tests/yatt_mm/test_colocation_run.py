@@ -1,0 +1,84 @@
+"""Partial colocation, whole: two devices divided between a policy and a judge that work side by side, and hand over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.yatt_mm import runs
+
+NUM_PROMPTS, GROUP_SIZE = 8, 4
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("colocation")
+    runs.write_shard(path / "train-000000.tar", range(40), corrupt=(7,))
+    runs.write_shard(path / "eval-000000.tar", range(1000, 1012))
+    return path
+
+
+@pytest.fixture(scope="module")
+def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
+    """Three steps with a stream of prompts, more under way than needed, and a tail that is carried over."""
+    overrides = (
+        "train.steps=3",
+        "placement.mode=partial_colocation",
+        "placement.decide_every_s=0.02",
+        "rollout.deterministic=false",
+        "rollout.max_groups_per_engine=2",
+        "sampling.over_dispatch=1.5",
+        "sampling.tail=continue",
+        "reward.weight=0",
+        f"reward.judges.tiny.model={tiny_dir}",
+        'reward.judges.tiny.yes=[" Yes"]',
+        'reward.judges.tiny.no=[" one"]',
+        "reward.judges.tiny.kv_cache_memory=64MiB",
+        "reward.judges.tiny.max_model_len=256",
+        "reward.judges.tiny.max_groups_per_engine=2",
+    )
+    return runs.run(runs.arguments(folder, tiny_dir, "partial", *overrides))
+
+
+def read_lines(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "runs" / "partial" / name).read_text().splitlines()]
+
+
+def test_a_divided_run_ends_well_and_leaves_nothing_behind(partial: runs.Finished) -> None:
+    assert partial.status == 0, partial.output
+    assert partial.left_behind == []
+
+
+def test_every_batch_is_full_and_every_trained_group_was_judged(partial: runs.Finished, folder: Path) -> None:
+    assert partial.status == 0, partial.output
+    for record in runs.metrics(folder, "partial")[1:]:
+        assert record["sampling/num_groups"] == NUM_PROMPTS
+        assert record["genrm/num_judged"] >= NUM_PROMPTS * GROUP_SIZE
+        assert record["genrm/num_failed"] == 0
+        assert record["sampling/num_prompts_used"] >= NUM_PROMPTS
+        assert 0 < record["time/genrm_s"] <= record["time/rollout_s"]
+        assert record["placement/rollout_devices"] + record["placement/genrm_devices"] <= 2.0 + 1e-6
+        assert record["rollout/logprob_diff_max"] < 1e-2
+
+
+def test_no_device_ever_has_two_awake_roles(partial: runs.Finished, folder: Path) -> None:
+    assert partial.status == 0, partial.output
+    events = json.loads((folder / "runs" / "partial" / "timeline.json").read_text())
+    awake = [event for event in events if event.get("args", {}).get("state") == "awake"]
+    assert {event["cat"] for event in awake} == {"rollout", "genrm", "train"}
+    assert {event["pid"] for event in awake} == {0, 1}
+    for i, event in enumerate(awake):
+        for other in awake[i + 1 :]:
+            if event["pid"] == other["pid"] and event["cat"] != other["cat"]:
+                assert event["ts"] + event["dur"] <= other["ts"] or other["ts"] + other["dur"] <= event["ts"]
+
+
+def test_every_division_is_logged_with_its_reason(partial: runs.Finished, folder: Path) -> None:
+    assert partial.status == 0, partial.output
+    decisions = read_lines(folder, "placement.jsonl")
+    assert [d["step"] for d in decisions if d["moment"] == "step"] == [1, 2, 3]
+    assert any(d["moment"] == "generation" for d in decisions), "devices moved while prompts were answered"
+    assert all(d["reason"] and set(d["split"]) <= set("012+") for d in decisions)
