@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,11 +22,11 @@ def parser(description: str) -> argparse.ArgumentParser:
 
 
 def run_and_read(config: str, overrides: list[str]) -> list[dict[str, Any]]:
-    """Train in a temporary folder; the records of metrics.jsonl."""
+    """Train in a temporary folder, or in `run.dir` if the overrides have it; the records of metrics.jsonl."""
     with tempfile.TemporaryDirectory(prefix="yatt-bench-") as folder:
         settings = load_config(config, [f"run.dir={folder}", *overrides])
         launch(settings, console=Console(stderr=True))
-        lines = (Path(folder) / settings.run.name / "metrics.jsonl").read_text().splitlines()
+        lines = (settings.run_dir / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
 
 

@@ -34,8 +34,8 @@ def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
         "sampling.tail=continue",
         "reward.weight=0",
         f"reward.judges.tiny.model={tiny_dir}",
-        'reward.judges.tiny.yes=[" Yes"]',
-        'reward.judges.tiny.no=[" one"]',
+        'reward.judges.tiny.yes_words=[" Yes"]',
+        'reward.judges.tiny.no_words=[" one"]',
         "reward.judges.tiny.kv_cache_memory=64MiB",
         "reward.judges.tiny.max_model_len=256",
         "reward.judges.tiny.max_groups_per_engine=2",
@@ -61,7 +61,8 @@ def test_every_batch_is_full_and_every_trained_group_was_judged(partial: runs.Fi
         assert record["sampling/num_prompts_used"] >= NUM_PROMPTS
         assert 0 < record["time/genrm_s"] <= record["time/rollout_s"]
         assert record["placement/rollout_devices"] + record["placement/genrm_devices"] <= 2.0 + 1e-6
-        assert record["rollout/logprob_diff_max"] < 1e-2
+        if record["rollout/staleness_max"] == 0:
+            assert record["rollout/logprob_diff_max"] < 1e-2
 
 
 def test_no_device_ever_has_two_awake_roles(partial: runs.Finished, folder: Path) -> None:

@@ -43,6 +43,9 @@ from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
 from yatt_mm.weights.published import Published
 
+_Filled = tuple[list[ScoredGroup], list[ScoredGroup], RoundOutcome, int]
+"""My groups of the batch; all my judged groups; how the batch was filled; in how many rounds."""
+
 
 class Controller:
     """State of one controller between the verbs."""
@@ -110,10 +113,10 @@ class Controller:
         """
         fill = self._fill_in_rounds if self._takes_rounds else self._fill_in_a_stream
         kept, judged, outcome, num_rounds = fill()
-        add_groups(self._meter, scored(judged), step=self.step)
+        add_groups(self._meter, judged, step=self.step)
         if self.index == 0:
             add_sampling(self._meter, outcome, num_rounds)
-        return scored(kept)
+        return kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """[my replica] what its ranks train, balanced over all controllers' samples."""
@@ -233,7 +236,7 @@ class Controller:
         is_in_turn = bool(self._team.judges) and not self._team.placement.is_partial
         return self.config.rollout.deterministic or is_in_turn
 
-    def _fill_in_a_stream(self) -> tuple[list[Work], list[Work], RoundOutcome, int]:
+    def _fill_in_a_stream(self) -> _Filled:
         """Groups go from stage to stage, each at its own pace."""
         is_divided = self._team.placement.is_partial
         with self.phase(Phase.GENERATION if is_divided else Phase.ROLLOUT, clock="rollout") as entered:
@@ -249,22 +252,20 @@ class Controller:
         self._tell(stream.notices)
         return kept, judged, outcome, 1
 
-    def _fill_in_rounds(self) -> tuple[list[Work], list[Work], RoundOutcome, int]:
+    def _fill_in_rounds(self) -> _Filled:
         """All answer, all judge, and once more for what the batch still lacks."""
-        works: list[Work] = []
+        judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
-            landed = self._round(self._next_prompts(), num_rounds)
-            works += landed
-            signals = [(work.prompt.slot.position, has_signal(work.rewards)) for work in landed]
+            landed = scored(self._round(self._next_prompts(), num_rounds))
+            judged += landed
+            signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
             outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
             if outcome.is_full:
                 break
         positions = set(outcome.kept)
-        kept = [work for work in works if work.prompt.slot.position in positions]
-        self._client.release(
-            [group.group.ref for group in scored(works) if group.prompt.slot.position not in positions]
-        )
-        return kept, works, outcome, num_rounds
+        self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
+        kept = [group for group in judged if group.prompt.slot.position in positions]
+        return kept, judged, outcome, num_rounds
 
     def _round(self, prompts: Sequence[Prompt], number: int) -> list[Work]:
         """Answered, scored and judged groups of one round."""

@@ -14,9 +14,9 @@ from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.control.answering import Answering
 from yatt_mm.control.batch import RoundOutcome
 from yatt_mm.control.cursor import Slot
-from yatt_mm.control.generation import in_order
+from yatt_mm.control.generation import in_order, scored
 from yatt_mm.control.judging import Judging
-from yatt_mm.control.messages import Prompt
+from yatt_mm.control.messages import Prompt, ScoredGroup
 from yatt_mm.control.metrics import Meter
 from yatt_mm.control.scoring import Scoring
 from yatt_mm.control.work import CHUNK_SIZE, Desk, Work
@@ -40,7 +40,7 @@ class Streaming:
         self._carried = carried
         self._restarts = desk.config.sampling_rule().tail is Tail.RESTART
         self._works: dict[int, Work] = {}
-        self._landed: list[Work] = []
+        self._landed: list[ScoredGroup] = []
         self._outcome: RoundOutcome | None = None
         is_judged = bool(desk.team.judges)
         chunk_size = 1 if is_judged else CHUNK_SIZE
@@ -54,7 +54,7 @@ class Streaming:
             chunk_size=chunk_size,
         )
 
-    def run(self, slots: Sequence[Slot]) -> tuple[list[Work], list[Work], RoundOutcome]:
+    def run(self, slots: Sequence[Slot]) -> tuple[list[ScoredGroup], list[ScoredGroup], RoundOutcome]:
         """From this controller's first prompts to the full batch: (kept groups, all judged groups, how it was filled).
 
         Raises:
@@ -68,7 +68,7 @@ class Streaming:
         assert self._outcome is not None
         self._answering.stop()
         pending.run(lambda: not self._answering.num_sent)
-        return in_order(self._keep(self._outcome)), in_order(self._landed), self._outcome
+        return scored(in_order(self._keep(self._outcome))), self._landed, self._outcome
 
     def _take(self, slots: Sequence[Slot]) -> None:
         """Begin with these prompts, or go on with them."""
@@ -87,7 +87,7 @@ class Streaming:
             self._scoring.add(works[begin : begin + CHUNK_SIZE])
 
     def _land(self, works: list[Work]) -> None:
-        self._landed += works
+        self._landed += scored(works)
         for work in works:
             self._tell(work.prompt.slot.position, has_signal(work.rewards))
 
