@@ -60,12 +60,19 @@ def check_run(config: Config) -> None:
 
 
 def check_model(config: Config) -> dict[str, Any]:
-    """The model's config.json, after checking that it can be trained in the layout asked for.
+    """The model's config.json, after checking that it can be trained in the layout and to the length asked for.
 
     Raises:
-        ConfigError: no such folder, another family, or an impossible layout.
+        ConfigError: no such folder, another family, an impossible layout, or more tokens than the model has positions.
     """
     hf_config = _check_folder("model.path", config.model.path)
+    text = {**hf_config, **hf_config.get("text_config", {})}
+    num_positions = text.get("max_position_embeddings", config.rollout.max_model_len)
+    if config.rollout.max_model_len > num_positions:
+        raise ConfigError(
+            f"rollout.max_model_len is {config.rollout.max_model_len} and the model has {num_positions} positions "
+            f"(max_position_embeddings in its config.json); lower rollout.max_model_len"
+        )
     try:
         check_layout(config.parallel(), hf_config)
     except ValueError as error:

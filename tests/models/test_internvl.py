@@ -96,3 +96,16 @@ def test_the_tower_gives_transformers_embeddings(folder: Path, one_rank: dist.Pr
     ).pooler_output
     found = tower(tiles, [(1, 4, 4), (3, 4, 4)])
     assert torch.allclose(found, wanted.flatten(0, 1), atol=1e-6)
+
+
+def test_a_rank_without_tiles_gives_every_parameter_a_gradient_of_zero(
+    folder: Path, one_rank: dist.ProcessGroup
+) -> None:
+    tower = Tower(
+        make_visual(InternVLConfig.from_pretrained(folder), torch.float32), mean=MEAN, std=STD, group=one_rank
+    )
+    tower.always_runs = True
+    nothing = tower([], [])
+    assert nothing.shape == (0, 64)
+    nothing.sum().backward()
+    assert all(param.grad is not None and not param.grad.any() for param in tower.parameters())

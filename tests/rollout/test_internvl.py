@@ -101,6 +101,7 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
         try:
             assert not engine.normalizes_on_device
             from_folder = await engine.generate_batch(requests)
+            assert engine.num_ipc_bytes == sum(4 * m.patches.nbytes for r in requests for m in r.media)
             await engine.update_weights(Published(version=1, path=segments[1]))
             other = await engine.generate_batch(requests)
             await engine.update_weights(Published(version=2, path=segments[0]))
