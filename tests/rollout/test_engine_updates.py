@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -153,4 +154,44 @@ def test_weights_may_be_replaced_while_the_engine_sleeps(
     with pytest.raises(EngineError, match="asleep"):
         run(engine.generate(prompts.request(1)))
     run(engine.wake_up())
+    assert answers(run(engine.generate_batch([prompts.request(1)]))) == answers(before)
+
+
+class DeviceMemory:
+    """What an engine on a GPU would hold there, by vLLM's tags; the engine on the CPU goes on underneath."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.awake = {"weights", "kv_cache"}
+        self._sleep, self._wake_up = engine._llm.sleep, engine._llm.wake_up
+
+    async def sleep(self, level: int, mode: Any) -> None:
+        assert level == 1
+        self.awake.clear()
+        await self._sleep(level=0, mode=mode)
+
+    async def wake_up(self, tags: list[str] | None = None) -> None:
+        self.awake |= set(tags or ("weights", "kv_cache"))
+        if tags is None:
+            await self._wake_up(tags=["scheduling"])
+
+
+def test_an_update_of_a_sleeping_engine_wakes_its_weights_alone_and_they_can_sleep_again(
+    engine: Engine,
+    prompts: Prompts,
+    run: Run,
+    weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    before = run(engine.generate_batch([prompts.request(1)]))
+    memory = DeviceMemory(engine)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._backend, "is_cpu", lambda: False)
+        patch.setattr(engine._llm, "sleep", memory.sleep)
+        patch.setattr(engine._llm, "wake_up", memory.wake_up)
+        held = []
+        for change in (engine.sleep(), update(engine, tmp_path / "policy", weights), engine.sleep(), engine.wake_up()):
+            run(change)
+            held.append(set(memory.awake))
+    assert held == [set(), {"weights"}, set(), {"weights", "kv_cache"}]
     assert answers(run(engine.generate_batch([prompts.request(1)]))) == answers(before)

@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Any
 
+from yatt_mm.placement import State
 from yatt_mm.rollout import processes
 from yatt_mm.rollout.flights import Flights
 from yatt_mm.rollout.launched import Launched
@@ -49,7 +50,7 @@ class Engine:
         self._flights = Flights(
             config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
         )
-        self._is_asleep = False
+        self._state = State.AWAKE
         self._is_shut_down = False
         self._has_said_resident = False
         self._failure: str | None = None
@@ -163,7 +164,8 @@ class Engine:
 
         Samples in flight are held and go on with the new weights. All three caches that hold results of the old
         weights are emptied before anything is computed: prefix (keys and values), encoder (vision embeddings), and
-        media. An engine whose update failed is unusable, and says so.
+        media. An engine that was asleep holds its weights afterwards, until it sleeps again, and still refuses work.
+        One whose update failed is unusable, and says so.
         """
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
@@ -172,14 +174,14 @@ class Engine:
         try:
             async with self._deadline(f"the update to version {version}"), self._sending:
                 await self._llm.pause_generation(mode="keep", clear_cache=False)
-                if self._is_asleep and not self._backend.is_cpu():
-                    await self._llm.wake_up(tags=["weights"])
+                if self._state is State.ASLEEP:
+                    await self._wake_weights()
                 await self._llm.start_weight_update()
                 await self._llm.update_weights(WeightTransferUpdateRequest(update_info=published.update_info()))
                 await self._llm.finish_weight_update(weight_version=str(version))
                 await self._forget_computed()
                 await self._llm.reset_mm_cache()
-                if not self._is_asleep:
+                if self._state is State.AWAKE:
                     await self._llm.resume_generation()
         except Exception as error:
             self._failure = f"its update to version {version} failed ({type(error).__name__}: {error})"
@@ -202,25 +204,25 @@ class Engine:
 
         On the CPU vLLM cannot free its memory: the engine stays resident, says so once, and refuses work all the same.
         """
-        if self._is_asleep:
+        if self._state is State.ASLEEP:
             return
-        self._check_usable()
+        self._check_usable(asleep_is_fine=True)
         on_cpu = self._backend.is_cpu()
         if on_cpu and not self._has_said_resident:
             logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
         async with self._deadline("falling asleep"), self._sending:
             await self._llm.sleep(level=0 if on_cpu else 1, mode="abort")
-            self._is_asleep = True
+            self._state = State.ASLEEP
 
     async def wake_up(self) -> None:
         """Take the device again and accept work."""
-        if not self._is_asleep:
+        if self._state is State.AWAKE:
             return
         self._check_usable(asleep_is_fine=True)
         async with self._deadline("waking up"), self._sending:
             await self._llm.wake_up(tags=["scheduling"] if self._backend.is_cpu() else None)
-            self._is_asleep = False
+            self._state = State.AWAKE
 
     async def shutdown(self) -> None:
         """End every process that the engine started and remove its files, within the config's deadline."""
@@ -234,6 +236,12 @@ class Engine:
         del self._llm, self._flights
         await asyncio.to_thread(self._launched.end, self.config.shutdown_timeout_s)
 
+    async def _wake_weights(self) -> None:
+        """Take the memory of the weights again, and no other."""
+        if not self._backend.is_cpu():
+            await self._llm.wake_up(tags=["weights"])
+        self._state = State.WEIGHTS_ONLY
+
     async def _forget_computed(self) -> None:
         """Drop keys, values and vision embeddings; samples that are held while paused are computed again."""
         if not await self._llm.reset_prefix_cache(reset_running_requests=True):
@@ -243,7 +251,7 @@ class Engine:
     def _check_usable(self, *, asleep_is_fine: bool = False) -> None:
         if self._failure:
             raise EngineError(f"engine {self.config.name} is unusable: {self._failure}; start another")
-        if self._is_asleep and not asleep_is_fine:
+        if self._state is not State.AWAKE and not asleep_is_fine:
             raise EngineAsleepError(f"engine {self.config.name} is asleep; call wake_up before giving it work")
 
     def _on_death(self, pid: int) -> None:
