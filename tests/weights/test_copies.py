@@ -40,12 +40,26 @@ def test_the_memory_of_a_copied_parameter_can_still_be_released() -> None:
     assert source.untyped_storage().nbytes() == 0
 
 
-def test_all_16_bit_patterns_are_judged_as_torch_judges_them() -> None:
-    patterns = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16)
-    for dtype in (torch.bfloat16, torch.float16):
-        limits, values = copies._LIMITS[dtype], patterns.view(dtype)
-        assert limits.hold(values[values.isfinite()])
-        assert not any(limits.hold(value.view(1)) for value in values[~values.isfinite()])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_all_16_bit_patterns_are_judged_as_torch_judges_them(dtype: torch.dtype) -> None:
+    values = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+    finite, others = values[values.isfinite()], values[~values.isfinite()]
+    place = torch.zeros_like(finite)
+    copy_finite("w", finite, place)
+    assert torch.equal(place, finite)
+    for value in others.split(1):
+        with pytest.raises(NonFiniteWeightsError):
+            copy_finite("w", value, place[:1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_values_whose_sum_overflows_or_cancels_are_judged_one_by_one(dtype: torch.dtype) -> None:
+    largest = torch.full((64,), torch.finfo(dtype).max, dtype=dtype)
+    place = torch.zeros_like(largest)
+    copy_finite("w", largest, place)
+    assert torch.equal(place, largest)
+    with pytest.raises(NonFiniteWeightsError):
+        copy_finite("w", torch.tensor([torch.inf, -torch.inf], dtype=dtype), place[:2])
 
 
 def test_strided_places_scalars_and_integers_are_copied_too() -> None:
