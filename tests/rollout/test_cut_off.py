@@ -23,10 +23,16 @@ NUM_BEFORE = 5
 
 
 async def have_begun(engine: Engine, num_samples: int) -> None:
-    """Wait until that many samples have `NUM_BEFORE` tokens in the engine's own count."""
+    """Wait until so many samples were sent, and those under way have `NUM_BEFORE` tokens in the engine's own count."""
     states = engine._llm.output_processor.request_states
+    seen: set[str] = set()
+
+    def num_tokens() -> list[int]:
+        return [state.detokenizer.num_output_tokens() for state in states.values() if state.detokenizer]
+
     async with asyncio.timeout(60):
-        while sum(state.detokenizer.num_output_tokens() >= NUM_BEFORE for state in list(states.values())) < num_samples:
+        while len(seen) < num_samples or min(num_tokens(), default=0) < NUM_BEFORE:
+            seen.update(states)
             await asyncio.sleep(0)
 
 
@@ -63,19 +69,20 @@ def test_tokens_of_a_group_that_goes_on_have_the_numbers_of_the_weights_that_gav
     first, second, reported = run(cut_off_update_and_go_on())
     assert reported == [str(old), str(old + 1)]
     before, after = stored(reader, first), stored(reader, second)
-    assert second.ref.name == "updated/again" and first.finish_reasons == ("abort",) * 8
+    assert second.ref.name == "updated/again" and first.finish_reasons.count("abort") >= 4
     assert set(second.finish_reasons) <= {"stop", "length"}
     for was, now, versions in zip(before.samples, after.samples, second.policy_versions, strict=True):
-        num_before = len(was.token_ids)
-        assert NUM_BEFORE <= num_before < len(now.token_ids) <= 60
-        assert now.token_ids[:num_before].tolist() == was.token_ids.tolist()
-        assert now.policy_versions.tolist() == [old] * num_before + [old + 1] * (len(now.token_ids) - num_before)
-        assert versions == (old, old + 1)
+        num_before, num_after = len(was.token_ids), len(now.token_ids) - len(was.token_ids)
+        is_cut = was.finish_reason == "abort"
+        assert (num_before >= NUM_BEFORE and num_after > 0) if is_cut else num_after == 0
+        assert now.token_ids[:num_before].tolist() == was.token_ids.tolist() and len(now.token_ids) <= 60
+        assert now.policy_versions.tolist() == [old] * num_before + [old + 1] * num_after
+        assert versions == (old, old + is_cut)
         assert now.text == engine.tokenizer.decode(now.token_ids.tolist(), skip_special_tokens=True)
 
     pad = engine.image_token_id  # transformers would look for a second image where one was sampled
     readable = [sample for sample in after.samples if pad not in sample.token_ids]
-    assert readable
+    assert {version for sample in readable for version in sample.policy_versions} == {old, old + 1}
     (patches,) = reader.resolve(task.media)
     responses = [sample.token_ids.tolist() for sample in readable]
     by_version = [of_transformers(folder, after.prompt_token_ids.tolist(), patches, responses) for folder in folders]
@@ -111,11 +118,11 @@ def test_a_sleep_gives_what_was_sampled_and_a_sleeping_engine_gives_it_back(
     worker: RolloutWorker, reader: Reader, media: tuple[Ref, ...], run: Run
 ) -> None:
     long = Sampling(max_tokens=1500)
-    tasks = [dataclasses.replace(task, num_samples=2) for task in tasks_for(media, "slept")]
+    tasks = tasks_for(media[:3], "slept")
 
     async def sleep_and_wake() -> tuple[list[GroupRef], GroupRef, list[GroupRef]]:
         calls = [asyncio.create_task(worker.generate(task, long)) for task in tasks]
-        await have_begun(worker.engine, 4)
+        await have_begun(worker.engine, 12)
         late = asyncio.create_task(worker.generate(dataclasses.replace(tasks[0], name="slept/late"), long))
         await worker.engine.sleep()
         try:
@@ -126,22 +133,19 @@ def test_a_sleep_gives_what_was_sampled_and_a_sleeping_engine_gives_it_back(
         finally:
             await worker.engine.wake_up()
         again = dataclasses.replace(again, name="slept/awake", partial=asleep[1].ref)
-        return groups, await worker.generate(again, Sampling(max_tokens=groups[0].lengths[0] + 3)), asleep
+        return groups, await worker.generate(again, Sampling(max_tokens=max(groups[0].lengths) + 3)), asleep
 
     groups, awake, (late, still) = run(sleep_and_wake())
-    assert {reason for group in groups for reason in group.finish_reasons} == {"abort"}
-    assert sum(length >= NUM_BEFORE for group in groups for length in group.lengths) >= 4
-    assert late.lengths == (0, 0)
-    for group in (late, still):
-        assert group.finish_reasons == ("abort", "abort")
-    assert still.lengths == groups[0].lengths
-    assert (
-        stored(reader, still).samples[0].token_ids.tolist() == stored(reader, groups[0]).samples[0].token_ids.tolist()
-    )
+    assert {reason for group in groups for reason in group.finish_reasons} <= {"abort", "stop"}
+    assert "abort" in groups[0].finish_reasons
+    assert (late.lengths, late.finish_reasons) == ((0,) * 4, ("abort",) * 4)
+    assert (still.lengths, still.finish_reasons) == (groups[0].lengths, groups[0].finish_reasons)
     assert set(awake.finish_reasons) <= {"stop", "length"}
-    assert stored(reader, awake).samples[0].token_ids[: groups[0].lengths[0]].tolist() == (
-        stored(reader, groups[0]).samples[0].token_ids.tolist()
-    )
+    parts = (stored(reader, group).samples for group in (groups[0], still, awake))
+    for slept, kept, went_on in zip(*parts, strict=True):
+        tokens = slept.token_ids.tolist()
+        assert tokens == kept.token_ids.tolist() == went_on.token_ids[: len(tokens)].tolist()
+        assert (len(went_on.token_ids) > len(tokens) >= NUM_BEFORE) == (slept.finish_reason == "abort")
 
 
 def test_finished_and_full_samples_are_kept_and_only_the_others_are_sampled(
@@ -167,12 +171,13 @@ def test_finished_and_full_samples_are_kept_and_only_the_others_are_sampled(
     (done, open_ended, kept, full, going_on, fresh, unasked), counts = run(first_and_again())
     assert len(set(counts)) == 1, "nothing was sampled where nothing was left to do"
     assert (kept.lengths, kept.finish_reasons) == (done.lengths, done.finish_reasons)
-    assert (full.lengths, full.finish_reasons) == (open_ended.lengths, ("length",) * 4)
-    assert unasked.lengths == full.lengths
+    assert "abort" in open_ended.finish_reasons
+    assert full.finish_reasons == tuple("length" if why == "abort" else why for why in open_ended.finish_reasons)
+    assert unasked.lengths == full.lengths == open_ended.lengths
     assert set(going_on.finish_reasons) <= {"stop", "length"} and len(fresh.lengths) == 4
     for was, now in zip(stored(reader, open_ended).samples, stored(reader, going_on).samples, strict=True):
         assert now.token_ids[: len(was.token_ids)].tolist() == was.token_ids.tolist()
-        assert len(now.token_ids) > len(was.token_ids)
+        assert (len(now.token_ids) > len(was.token_ids)) == (was.finish_reason == "abort")
 
 
 def test_a_group_that_is_cut_off_before_it_was_sent_has_no_token_and_starts_anew(
