@@ -76,6 +76,7 @@ def test_every_step_has_the_promised_metrics(whole: runs.Finished, folder: Path)
         assert record["rollout/logprob_diff_mean"] < 1e-3
         assert record["rollout/logprob_diff_max"] < 1e-2
         assert record["rollout/staleness_max"] == 0
+        assert record["rollout/stale_tokens_frac"] == 0
         num_used = record["sampling/num_prompts_used"]
         assert num_used * record["reward/has_signal_frac"] >= NUM_PROMPTS, "the batch is full of groups with signal"
         assert record["sampling/num_rejected"] <= num_used - NUM_PROMPTS

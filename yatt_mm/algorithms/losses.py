@@ -26,8 +26,9 @@ def clipped_policy_loss(
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.
         entropy: [K] entropy of the same distributions.
-        columns: [K] each: `advantages`, `old_logprobs` (weights at the start of the step; nan where they are the
-            current ones) and `weights` (sum 1 over the global batch).
+        columns: [K] each: `advantages`, `old_logprobs` (of the behaviour policy: the weights at the start of the step,
+            or the older ones that sampled the token; nan where they are the current ones) and `weights` (sum 1 over
+            the global batch).
 
     Returns:
         The loss (a scalar) and weighted sums for the metrics.

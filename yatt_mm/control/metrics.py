@@ -102,8 +102,9 @@ def add_update(meter: Meter, report: UpdateReport) -> None:
         meter.add_sum(f"train/{name}", value)
     meter.add_max("train/grad_norm", report.grad_norm)
     meter.add_max("time/update_s", report.seconds)
-    meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_sampled)
+    meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_compared)
     meter.add_max("rollout/logprob_diff_max", report.difference_max)
+    meter.add_mean("rollout/stale_tokens_frac", report.num_stale, report.num_compared + report.num_stale)
 
 
 def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:

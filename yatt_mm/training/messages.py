@@ -61,8 +61,10 @@ class UpdateReport:
     """Mean over the step's updates of the norm before clipping, of the global gradient."""
     difference_sum: float = 0.0
     difference_max: float = 0.0
-    num_sampled: int = 0
-    """Tokens over which engine and trainer were compared."""
+    num_compared: int = 0
+    """Tokens over which engine and trainer were compared: those of the weights at the start of the step."""
+    num_stale: int = 0
+    """Trained tokens that an older policy sampled."""
     resolved_bytes: int = 0
     """Pixels that this rank resolved."""
     seconds: float = 0.0
@@ -73,9 +75,10 @@ class UpdateReport:
             self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
         self.grad_norm += grad_norm / num_minibatches
 
-    def add_difference(self, differences: np.ndarray) -> None:
-        """Add |engine - trainer| log-probabilities of one sample's tokens."""
+    def add_difference(self, differences: np.ndarray, *, num_stale: int) -> None:
+        """Add |engine - trainer| log-probabilities of one sample's tokens that are not stale, and how many are."""
+        self.num_stale += num_stale
         if len(differences):
             self.difference_sum += float(differences.sum())
             self.difference_max = max(self.difference_max, float(differences.max()))
-            self.num_sampled += len(differences)
+            self.num_compared += len(differences)

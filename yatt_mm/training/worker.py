@@ -59,6 +59,8 @@ class TrainWorker:
         self._reader = Reader(dataplane_uri, timeout_s=spec.timeout_s)
         self._state = State.AWAKE
         self._publisher: Publisher | None = None
+        self._policy_version = 0
+        """Of the weights that engines were given last: those at the start of the next update."""
         self._loss = functools.partial(
             clipped_policy_loss,
             clip_low=spec.clip_low,
@@ -109,7 +111,7 @@ class TrainWorker:
                     "lower train.lr or train.clip_grad and continue with --resume from the last checkpoint"
                 )
             report.add_minibatch(result.loss_metrics, result.grad_norm, len(plan.minibatches))
-            self._compare(report, samples, result.logprobs, step)
+            self._compare(report, step, minibatch, samples, result.logprobs)
         report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views if view is not None)
         report.seconds = time.perf_counter() - started
         return report
@@ -122,7 +124,9 @@ class TrainWorker:
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
             self._publisher = make_publisher(self._carrier, self._engine.weights, path, device())
-        return self._publisher.publish(version)
+        published = self._publisher.publish(version)
+        self._policy_version = version
+        return published
 
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write a checkpoint that `load` continues from exactly; an asynchronous one is complete after `finish_save`.
@@ -179,6 +183,8 @@ class TrainWorker:
         old_logprobs = step.old_logprobs.get((group, row))
         if old_logprobs is None:
             old_logprobs = np.full(num_sampled, np.nan, dtype=np.float32)
+        # A token that an older policy sampled is compared with that policy, whose numbers only the engine had.
+        old_logprobs = np.where(self._is_stale(sampled), sampled.logprobs, old_logprobs).astype(np.float32)
         return TrainSample(
             token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
             loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
@@ -202,18 +208,25 @@ class TrainWorker:
             for sample, values in zip(micro, logprobs):
                 step.old_logprobs[sample.group, sample.row] = values
 
+    def _is_stale(self, sampled: record.SampleRecord) -> np.ndarray:
+        """[T] True on tokens that are older than the weights at the start of the step."""
+        return np.asarray(sampled.policy_versions) < self._policy_version
+
     def _compare(
         self,
         report: UpdateReport,
+        step: _Step,
+        minibatch: Minibatch,
         samples: list[list[TrainSample]],
         logprobs: list[list[np.ndarray]],
-        step: _Step,
     ) -> None:
-        """Engine against trainer on the same tokens, under the weights that sampled them."""
+        """Engine against trainer on the same tokens, under the weights that sampled them: stale tokens are left out."""
         if not report.is_loss_rank:
             return
-        for micro, values in zip(samples, logprobs):
-            for sample, current in zip(micro, values):
+        for planned, micro, values in zip(minibatch.microbatches, samples, logprobs):
+            for place, sample, current in zip(planned, micro, values):
+                is_stale = self._is_stale(step.records[place.group].samples[place.row])
                 old = sample.columns["old_logprobs"]
                 trainer = np.where(np.isnan(old), current, old)
-                report.add_difference(np.abs(trainer - sample.columns["rollout_logprobs"]))
+                differences = np.abs(trainer - sample.columns["rollout_logprobs"])
+                report.add_difference(differences[~is_stale], num_stale=int(is_stale.sum()))
