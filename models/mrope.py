@@ -28,7 +28,11 @@ class Span:
 
 
 def mrope_positions(num_tokens: int, spans: Sequence[Span]) -> np.ndarray:
-    """[3, T] int64 positions as transformers' get_rope_index gives them; `spans` in the order of their tokens."""
+    """[3, T] int64 positions; `spans` in the order of their tokens.
+
+    What follows a span begins behind its largest position, as in vLLM and in the code that Qwen2.5-VL was trained with.
+    transformers 5 begins behind its height and width alone, so that what follows a long video overlaps with it.
+    """
     positions = np.empty((3, num_tokens), dtype=np.int64)
     cursor, position = 0, 0
     for span in spans:
@@ -40,7 +44,7 @@ def mrope_positions(num_tokens: int, spans: Sequence[Span]) -> np.ndarray:
         # in float32, like transformers, where a product may fall just below a whole number
         visual[0] = visual[0].astype(np.float32) * np.float32(span.step)
         positions[:, span.begin : end] = position + visual
-        position += max(h, w)
+        position += max(h, w, int(visual[0, -1]) + 1)
         cursor = end
     positions[:, cursor:] = position + np.arange(num_tokens - cursor)
     return positions

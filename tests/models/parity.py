@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForImageTextToText
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 
 from models.megatron import parallel_state
 from models.parallel import Parallel
+from tests.models.positions import behind_videos
 from tests.training import jobs
 from tests.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOKEN, Form, make_samples
 from yatt_mm.training.samples import TrainSample
@@ -61,7 +62,9 @@ def write_reference(folder: Path) -> Path:
     logprobs, entropies, loss = [], [], torch.zeros(())
     form = FORMS[model.config.model_type]
     for sample in make_samples(form):
-        distribution = model(**model_inputs(sample, form)).logits[0, :-1].log_softmax(-1)
+        inputs = model_inputs(sample, form)
+        logits = model(**inputs, **positions_of(model, inputs)).logits
+        distribution = logits[0, :-1].log_softmax(-1)
         labels = torch.from_numpy(sample.token_ids[1:])
         mask = torch.from_numpy(sample.loss_mask[1:])
         scored = distribution.gather(1, labels[:, None])[:, 0][mask]
@@ -97,6 +100,15 @@ def model_inputs(sample: TrainSample, form: Form) -> dict[str, torch.Tensor]:
     if media[VIDEO_TOKEN] and form == "spans":
         inputs["second_per_grid_ts"] = torch.tensor([sample.seconds_per_grid[number] for number in media[VIDEO_TOKEN]])
     return inputs
+
+
+def positions_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """[3, 1, T] what a model of M-RoPE would make of the inputs by itself, but for what follows a video."""
+    if "mm_token_type_ids" not in inputs:
+        return {}
+    wanted = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
+    positions, _ = model.model.get_rope_index(**wanted)
+    return {"position_ids": behind_videos(positions[:, 0], inputs["mm_token_type_ids"][0])[:, None]}
 
 
 NAMES = {IMAGE_TOKEN: ("pixel_values", "image_grid_thw"), VIDEO_TOKEN: ("pixel_values_videos", "video_grid_thw")}

@@ -1,0 +1,24 @@
+"""M-RoPE positions as transformers gives them, but for what follows a video."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import torch
+
+VIDEO = 2
+"""transformers' number for tokens of videos; 1 are images, 0 is text."""
+
+
+def behind_videos(positions: torch.Tensor, kinds: torch.Tensor) -> torch.Tensor:
+    """[3, T] positions of `get_rope_index` for tokens of these kinds [T], with what follows each video moved behind it.
+
+    transformers 5 goes on behind a video's height and width, whatever its length; vLLM, and transformers before, behind
+    the largest of its positions.
+    """
+    moved = positions.clone()
+    begins = [0, *((kinds[1:] != kinds[:-1]).nonzero()[:, 0] + 1).tolist(), len(kinds)]
+    for begin, end in pairwise(begins):
+        if kinds[begin] == VIDEO and end < len(kinds):
+            moved[:, end:] += moved[:, begin:end].max() + 1 - moved[0, end]
+    return moved
