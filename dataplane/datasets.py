@@ -186,6 +186,7 @@ class Datasets:
             nbytes=medium.nbytes,
             node=self._node_id,
             lineage=lineage,
+            meta={"medium": medium.kind},
         )
 
 

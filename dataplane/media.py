@@ -4,6 +4,9 @@ Standard library only: decoding is in `images` and `videos`, and runs in the poo
 """
 
 from collections.abc import Mapping
+from typing import Literal
+
+MediaKind = Literal["image", "video"]
 
 MEDIA_FORMATS: Mapping[str, tuple[str, ...]] = {
     "png": ("PNG",),
@@ -28,8 +31,23 @@ Image formats by Pillow's names, containers of video by those of `dataplane.cont
 """
 
 
+VIDEO_FORMATS = frozenset({"MP4", "MOV", "WEBM", "MKV", "AVI"})
+_VIDEO_MARKS = ((4, b"ftyp"), (4, b"moov"), (4, b"mdat"), (0, b"\x1a\x45\xdf\xa3"), (8, b"AVI "))
+"""Where a container of video says in its first bytes that it is one."""
+
+
 class UndecodableError(ValueError):
     """Why a medium cannot be used; its text becomes BadMedia.reason."""
+
+
+def kind_of(formats: tuple[str, ...], head: bytes = b"") -> MediaKind:
+    """What a medium is by what its name promises, or where that is nothing by its first bytes; unknown is an image.
+
+    Only a first sorting: whoever decodes the medium as what it is not says so.
+    """
+    if formats:
+        return "video" if formats[0] in VIDEO_FORMATS else "image"
+    return "video" if any(head[at : at + len(mark)] == mark for at, mark in _VIDEO_MARKS) else "image"
 
 
 def check_label(found: str, formats: tuple[str, ...]) -> None:

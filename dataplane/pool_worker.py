@@ -116,7 +116,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: Media
         return {"bad": f"it takes more than the {allowed_bytes(limits)} bytes that a worker of this node may use"}
     done = {
         "shape": plan.shape,
-        "meta": plan.meta,
+        "meta": {**plan.meta, "medium": kernel.medium},
         "checksum": content_digest(out, on_one_core=True),  # the others have workers of their own
         "pixel_bytes": plan.pixel_bytes,
         "format": found,

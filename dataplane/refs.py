@@ -65,7 +65,8 @@ class Ref:
     """Id of the node that gave the ref out; any node with the same datasets can make it again from its lineage."""
     lineage: Lineage | None
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-safe. Of derived patches: `grid_thw` ([1, h, w]), `num_tokens`, `checksum` of the content."""
+    """JSON-safe. `medium` (image or video) of derived objects, and of a data set's sources by their names; of derived
+    patches also `grid_thw` (images: [1, h, w]), `num_tokens`, and `checksum` of the content."""
     generation: int = 0
     """Of a plain object, which one of all that had its name; 0 where the name follows from the content."""
 

@@ -1,7 +1,7 @@
 """From what a row says of its media to media with names: what tables and JSON lines have in common."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataplane.byte_ranges import RangeFile
 from dataplane.digests import content_digest
@@ -10,7 +10,10 @@ from dataplane.formats.caches import Caches
 from dataplane.formats.media_paths import MediaFolders, RefusedPathError
 from dataplane.formats.media_values import Found
 from dataplane.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium, extension_of
-from dataplane.media import MEDIA_FORMATS
+from dataplane.media import MEDIA_FORMATS, MediaKind, kind_of
+
+HEAD_BYTES = 16
+"""What is looked at of media whose names promise nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,7 @@ class Cell:
     is_path: bool = False
     """Whether the row names the file; what is there may change though the row does not."""
     reason: str = ""
+    kind: MediaKind = "image"
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -51,7 +55,7 @@ def name_cell(found: Found, folders: MediaFolders, caches: Caches) -> Cell:
 
 def media_and_flaws(row: int, key: str, cells: Sequence[Cell]) -> tuple[tuple[Medium, ...], tuple[Flaw, ...]]:
     """The cells of a row, sorted into what is served and what is not."""
-    media = tuple(Medium(row, cell.part, cell.nbytes, cell.digest) for cell in cells if not cell.reason)
+    media = tuple(Medium(row, cell.part, cell.nbytes, cell.digest, cell.kind) for cell in cells if not cell.reason)
     flaws = tuple(Flaw(row, f"{key} {cell.part}", cell.reason) for cell in cells if cell.reason)
     return media, flaws
 
@@ -63,7 +67,7 @@ def _size_problem(nbytes: int) -> str:
 
 
 def _cell_of_bytes(part: str, data: bytes | memoryview) -> Cell:
-    return Cell(part, len(data), content_digest(data))
+    return Cell(part, len(data), content_digest(data), kind=kind_of((), bytes(data[:HEAD_BYTES])))
 
 
 def _cell_of_file(found: Found, file: RangeFile, caches: Caches) -> Cell:
@@ -76,4 +80,5 @@ def _cell_of_file(found: Found, file: RangeFile, caches: Caches) -> Cell:
             )
         digest = content_digest(data)
         caches.file_digests.put(file, digest)
-    return Cell(found.part, file.nbytes, digest, file, is_path=True)
+    cell = Cell(found.part, file.nbytes, digest, file, is_path=True)
+    return replace(cell, kind=kind_of(cell.formats, b"" if cell.formats else file.read(0, HEAD_BYTES)))

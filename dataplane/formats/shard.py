@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from dataplane.media import MediaKind
+
 MAX_MEDIUM_BYTES = 1 << 29
 """More than any image that would be decoded; a node reads whole media to name them."""
 MAX_FIELDS_BYTES = 16 << 20
@@ -66,6 +68,7 @@ class Medium:
     """Column and place, such as `images/1`; empty in a tar, where the offset says it all."""
     nbytes: int
     digest: str
+    kind: MediaKind
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dataplane.formats.shard import (
     Place,
     Row,
 )
-from dataplane.media import MEDIA_FORMATS
+from dataplane.media import MEDIA_FORMATS, kind_of
 from dataplane.tar_index import TarMember, index_tar
 
 DIGEST_BYTES = SOURCE_HEX // 2
@@ -56,8 +56,9 @@ class TarShard:
         fields: Mapping[str, Any] = {}
         media, flaws = [], []
         for at, member in members:
-            if formats_of(member) is not None:
-                media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member)))
+            formats = formats_of(member)
+            if formats is not None:
+                media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member), kind_of(formats)))
             elif member.extension == "json":
                 fields, reason = _read_fields(self._file, member)
                 if reason:
