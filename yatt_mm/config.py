@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, get_args
 import yaml
 from pydantic import Field, ValidationError
 
+from models.media_recipes import VideoSampling
 from models.parallel import Parallel
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.control.mover import Division
@@ -39,6 +40,25 @@ class ModelSection(Section):
     """Of weights and activations, in engines and trainers; optimizer states are float32."""
 
 
+class VideoSection(Section):
+    """Which frames of videos are taken, and how large; what is left out, the model's folder says."""
+
+    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
+    """Frames per second of video."""
+    min_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Fewest frames of a video; of a shorter one, all there are."""
+    max_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
+    """Most frames; a longer video is sampled more thinly."""
+    min_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
+    """Frames are scaled up to it: of each frame (Qwen2.5-VL), or of all frames together (Qwen3-VL)."""
+    max_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
+    """Frames are scaled down to it, counted likewise."""
+
+    def sampling(self) -> VideoSampling:
+        """The same as those who make recipes take it."""
+        return VideoSampling(**self.model_dump())
+
+
 class DataSection(Section):
     train: str
     """Glob of WebDataset tars, Parquet or JSON lines, or a Hugging Face `datasets` folder; with `dataplane.uri`, the
@@ -55,6 +75,7 @@ class DataSection(Section):
     """What a medium that cannot be read does: set the sample aside and go on, or end the run."""
     num_eval_samples: Annotated[int, Field(ge=0)] = 0
     """Held-out samples per evaluation; 0 takes all of them."""
+    video: VideoSection = VideoSection()
 
 
 class DataplaneSection(Section):
@@ -118,7 +139,7 @@ class RolloutSection(Section):
     max_tokens: Count = 256
     """Longest response, in tokens, the end-of-turn token included."""
     max_model_len: Count = 4096
-    """Longest prompt and response together, images expanded."""
+    """Longest prompt and response together, media expanded."""
     max_num_seqs: Count = 256
     """Sequences that an engine works on at the same time."""
     kv_cache_memory: Size = 2**30
@@ -128,6 +149,8 @@ class RolloutSection(Section):
     as `max_num_seqs` holds. In partial colocation a device is reckoned full with so many."""
     max_images_per_prompt: Count = 4
     """More images in one prompt are refused."""
+    max_videos_per_prompt: Annotated[int, Field(ge=0)] = 1
+    """More videos in one prompt are refused."""
     deterministic: bool = False
     """True gives each engine the prompts of a step as one batch: the same numbers for the same seed."""
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from dataplane.errors import DatasetError
 from dataplane.roots import WANTED, find_dataset_files
+from models.media_recipes import load_recipes
 from models.parallel import check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
@@ -24,6 +25,7 @@ def check_run(config: Config) -> None:
         ConfigError: with what was found, what was wanted, and what to change.
     """
     check_model(config)
+    check_media(config, "model.path", config.model.path)
     if config.dataplane.uri is None:
         for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
             check_shards(key, pattern)
@@ -80,6 +82,18 @@ def check_model(config: Config) -> dict[str, Any]:
     return hf_config
 
 
+def check_media(config: Config, key: str, path: str) -> None:
+    """What a model's folder and `data.video` say of videos, taken together.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    try:
+        load_recipes(Path(path), config.data.video.sampling())
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
 def check_judges(config: Config) -> None:
     """Their folders, templates and patterns, and a device for each of their engines.
 
@@ -89,7 +103,8 @@ def check_judges(config: Config) -> None:
     judges = config.reward.judges
     for name, section in judges.items():
         _check_folder(f"reward.judges.{name}.model", section.model)
-        judge_spec(name, section)
+        judge_spec(name, section, config.data.video.sampling())
+        check_media(config, f"reward.judges.{name}.model", section.model)
     num_engines = sum(section.num_engines for section in judges.values())
     if num_engines > config.placement.num_devices and config.placement.mode == "full_colocation":
         raise ConfigError(

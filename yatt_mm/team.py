@@ -11,7 +11,8 @@ import ray
 from ray.util.placement_group import PlacementGroup
 
 from models.flops import count_operations
-from models.registry import load_recipe, read_config
+from models.media_recipes import load_recipes
+from models.registry import read_config
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.cluster import on_device, reserved_devices
 from yatt_mm.config import Config
@@ -89,7 +90,7 @@ def build_team(
         ),
         placement=site.placement,
         dataplane_uri=node.uri,
-        recipe=load_recipe(Path(config.model.path)).patch_recipe(Path(config.model.path)),
+        recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
         export_dir=str(config.run_dir.absolute() / "hf"),
@@ -149,6 +150,7 @@ def _create_engines(site: _Site) -> list[Any]:
         max_num_seqs=config.rollout.max_num_seqs,
         kv_cache_bytes=config.rollout.kv_cache_memory,
         max_images_per_prompt=config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
         deadline_s=config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,
@@ -172,7 +174,7 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
         section = config.reward.judges[unit.pool]
         actor = site.create(JudgeActor, unit.devices[0], concurrency=1000)(
             name=str(unit),
-            spec=judge_spec(unit.pool, section),
+            spec=judge_spec(unit.pool, section, config.data.video.sampling()),
             engine=replace(_judge_engine(site, section), core=site.core(unit.devices[0])),
             dataplane_uri=site.node.uri,
             num_controllers=config.controllers.num,
@@ -190,6 +192,7 @@ def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
         max_num_seqs=section.max_num_seqs,
         kv_cache_bytes=section.kv_cache_memory,
         max_images_per_prompt=site.config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
         deadline_s=site.config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,

@@ -22,7 +22,8 @@ from examples.digits.prepare import Prepared as Digits
 from examples.judge import lessons, teaching
 from examples.judge.prepare import STAMP_NAME, VERSION, prepare, read_stamp
 from yatt_mm.config import load_config
-from yatt_mm.rollout.prompts import PromptTemplate
+from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
+from yatt_mm.rollout.requests import MediaTokens
 
 ROOT = Path(__file__).parents[2]
 PIECES = ["a", "7", " of", "12"]
@@ -67,7 +68,8 @@ def test_the_judge_is_asked_in_the_run_what_it_was_taught(folder: Path) -> None:
     assert (judge.yes_words, judge.no_words) == ((lessons.YES,), (lessons.NO,))
     pupil = teaching._Pupil(folder)
     tokenizer = load_processor(folder).tokenizer
-    asked = PromptTemplate(tokenizer, pupil.model.config.image_token_id).token_ids("7?", [4])
+    tokens = MediaTokens(image=pupil.model.config.image_token_id, video=None)
+    asked = PromptTemplate(tokenizer, tokens).token_ids("7?", [MediumSize(num_tokens=4)])
     assert tokenizer(pupil._prompt("7?", 4), add_special_tokens=False)["input_ids"] == asked
 
 

@@ -71,7 +71,12 @@ def run() -> Iterator[Run]:
 def engine_config(model_dir: Path, **changes: Any) -> EngineConfig:
     """Small enough for every test; long enough for those that need a request in flight."""
     return EngineConfig(
-        model_dir=str(model_dir), max_model_len=2048, kv_cache_bytes=2**26, max_images_per_prompt=2, **changes
+        model_dir=str(model_dir),
+        max_model_len=2048,
+        kv_cache_bytes=2**26,
+        max_images_per_prompt=2,
+        max_videos_per_prompt=2,
+        **changes,
     )
 
 

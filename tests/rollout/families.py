@@ -79,9 +79,12 @@ def build_served_folder(directory: Path, seed: int, *, has_experts: bool = False
     model.generation_config = GenerationConfig(eos_token_id=ids["<|im_end|>"], pad_token_id=ids["<|endoftext|>"])
     model.save_pretrained(directory)
     bounds = {"min_pixels": 56**2, "max_pixels": 224**2}
+    images = Qwen2VLImageProcessorPil(patch_size=PATCH_SIZE, **bounds)
     processor = Qwen3VLProcessor(
-        image_processor=Qwen2VLImageProcessorPil(patch_size=PATCH_SIZE, **bounds),
-        video_processor=Qwen3VLVideoProcessor(patch_size=PATCH_SIZE),
+        image_processor=images,
+        video_processor=Qwen3VLVideoProcessor(
+            patch_size=PATCH_SIZE, image_mean=images.image_mean, image_std=images.image_std
+        ),
         tokenizer=tokenizer,
         chat_template=CHAT_TEMPLATE,
     )

@@ -80,7 +80,7 @@ def test_tokens_of_a_group_that_goes_on_have_the_numbers_of_the_weights_that_gav
         assert versions == (old, old + is_cut)
         assert now.text == engine.tokenizer.decode(now.token_ids.tolist(), skip_special_tokens=True)
 
-    pad = engine.image_token_id  # transformers would look for a second image where one was sampled
+    pad = engine.media_tokens.image  # transformers would look for a second image where one was sampled
     readable = [sample for sample in after.samples if pad not in sample.token_ids]
     assert {version for sample in readable for version in sample.policy_versions} == {old, old + 1}
     (patches,) = reader.resolve(task.media)

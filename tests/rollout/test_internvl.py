@@ -25,7 +25,8 @@ from tests.rollout.test_families import numbers
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from yatt_mm.rollout.engine import Engine, GenerateRequest, Medium, Sampled
-from yatt_mm.rollout.prompts import PromptTemplate
+from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
+from yatt_mm.rollout.requests import MediaTokens
 from yatt_mm.weights.published import Published
 
 QUESTION = "Which number is written here?"
@@ -56,10 +57,12 @@ def medium_of(folder: Path, size: tuple[int, int]) -> tuple[Medium, int]:
 
 def request_of(folder: Path, sizes: Sequence[tuple[int, int]]) -> GenerateRequest:
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    template = PromptTemplate(tokenizer, tokenizer.context_image_token_id, load_recipe(folder).IMAGE_MARKS)
+    marks = load_recipe(folder).IMAGE_MARKS
+    tokens = MediaTokens(image=tokenizer.context_image_token_id, video=None, image_marks=marks)
+    template = PromptTemplate(tokenizer, tokens)
     media = [medium_of(folder, size) for size in sizes]
     return GenerateRequest(
-        prompt_token_ids=template.token_ids(QUESTION, [num_tokens for _, num_tokens in media]),
+        prompt_token_ids=template.token_ids(QUESTION, [MediumSize(num_tokens=num) for _, num in media]),
         media=tuple(medium for medium, _ in media),
         seeds=(1, 2),
         max_tokens=6,

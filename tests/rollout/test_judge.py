@@ -15,6 +15,7 @@ from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from examples.digits.model import VOCAB_SIZE
+from models.media_recipes import MediaRecipes, load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
 from tests.rollout.conftest import Prompts, Run
 from yatt_mm.genrm.judge import Judge
@@ -67,7 +68,7 @@ def task_for(group: GroupRef) -> JudgeTask:
 
 
 def judge_of(spec: JudgeSpec, engine: Engine, client: Client, reader: Reader, model_dir: Path) -> Judge:
-    return Judge(spec, engine, client, reader, recipe=patch_recipe(model_dir))
+    return Judge(spec, engine, client, reader, recipes=load_recipes(model_dir))
 
 
 def test_the_wanted_tokens_have_the_log_probabilities_of_the_whole_distribution(
@@ -98,7 +99,7 @@ def test_yes_and_no_are_read_from_the_distribution_over_prompt_image_and_answer(
         "<|im_end|>\n<|im_start|>assistant\n"
     )
     (view,) = reader.resolve(group.media)
-    from yatt_mm.rollout.worker import medium_of
+    from yatt_mm.rollout.media import medium_of
 
     request = GenerateRequest(
         prompt_token_ids=tokenizer(text, add_special_tokens=False)["input_ids"],
@@ -165,7 +166,7 @@ def test_policy_and_judge_share_what_was_processed_where_their_recipes_agree(
     before = client.stat()["num_processed"]
     run(judge_of(SPEC, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert client.stat()["num_processed"] == before
-    other = Judge(SPEC, engine, client, reader, recipe={**recipe, "max_pixels": 56 * 56})
+    other = Judge(SPEC, engine, client, reader, recipes=MediaRecipes(image={**recipe, "max_pixels": 56 * 56}))
     run(other.judge([task_for(group)]))
     assert client.stat()["num_processed"] == before + 1, "once for both answers"
 

@@ -382,3 +382,9 @@ def logprobs_without_pixels(rank: int, model_dir: Path) -> None:
     """What happens to a rank that was not given what it encodes."""
     engine = build_engine(model_dir, Parallel())
     engine.logprobs([[with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]])
+
+
+def logprobs_of(rank: int, model_dir: Path, parallel: Parallel, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    """[sample] log-probabilities of the sampled tokens."""
+    engine = build_engine(model_dir, parallel)
+    return engine.logprobs([samples])[0]

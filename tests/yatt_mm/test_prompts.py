@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
-from models.qwen2_5_vl.recipe import patch_recipe
+from models.media_recipes import load_recipes
 from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.config import load_config
 from yatt_mm.control.cursor import Slot
-from yatt_mm.control.fields import question_text
+from yatt_mm.control.fields import read_question
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.errors import DataError
@@ -53,7 +53,7 @@ def source(
         num_eval=sets["eval"],
     )
     loaded = load_config(runs.ROOT / config, rest)
-    return PromptSource(client, loaded, patch_recipe(model), start, controller=0)
+    return PromptSource(client, loaded, load_recipes(model), start, controller=0)
 
 
 def slots(*indices: int) -> list[Slot]:
@@ -96,7 +96,7 @@ def test_shuffled_answers_come_from_other_samples_in_the_fields_as_well(node: Em
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (("rollout.max_model_len=7", "rollout.max_tokens=3"), "its images make 4 tokens"),
+        (("rollout.max_model_len=7", "rollout.max_tokens=3"), "its media make 4 tokens"),
         (("rollout.max_model_len=256",), None),
     ],
 )
@@ -125,7 +125,7 @@ def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path) -> No
         ("What is in picture 2?", "2", 1),
     ]
     assert prompts[0].fields["reward_model"] == {"ground_truth": "1", "style": "rule"}
-    assert "1 placeholders for 0 media" in notices[0]["reason"]
+    assert "placeholders for image; the sample's media are none" in notices[0]["reason"]
 
 
 def test_shuffled_answers_replace_nested_ones_too(node: EmbeddedNode, tiny_dir: Path) -> None:
@@ -139,24 +139,40 @@ def test_a_field_that_is_not_there_is_named_beside_those_that_are(node: Embedded
 
 
 USER = {"role": "user", "content": "<image> <image>\nWhich?"}
+PARTS = [{"type": "image"}, {"type": "text", "text": "Which?"}]
+IMAGE, VIDEO = "image", "video"
 
 
 @pytest.mark.parametrize(
-    ("value", "num_media", "wanted"),
+    ("value", "kinds", "text", "order"),
     [
-        ("plain", 2, "plain"),
-        ("  plain ", 0, "  plain "),
-        ([USER], 2, "Which?"),
-        ([{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "Which?"}]}], 1, "Which?"),
-        ([USER], 1, "2 placeholders for 1 media"),
-        ("see <image> there", 1, "placeholder in its middle"),
-        ([{"role": "system", "content": "x"}, USER], 2, "turns of .'system', 'user'.; wanted one turn of the user"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], 1, "contents of"),
-        (7, 0, "is a int; wanted text or a list of chat turns"),
+        ("plain", [IMAGE, VIDEO], "plain", (0, 1)),
+        ("  plain ", [], "  plain ", ()),
+        ([USER], [IMAGE, IMAGE], "Which?", (0, 1)),
+        ([{"role": "user", "content": PARTS}], [IMAGE], "Which?", (0,)),
+        ("<video><image>Which?", [IMAGE, VIDEO], "Which?", (1, 0)),
+        ("<image>\n<video>\n<image> Which?", [VIDEO, IMAGE, IMAGE], "Which?", (1, 0, 2)),
     ],
 )
-def test_the_question_is_the_text_of_one_user_turn(value: object, num_media: int, wanted: str) -> None:
-    try:
-        assert question_text(value, num_media) == wanted
-    except ValueError as error:
-        assert re.search(wanted, str(error))
+def test_the_question_is_the_text_of_one_user_turn_and_says_in_which_order_media_stand(
+    value: object, kinds: list[Any], text: str, order: tuple[int, ...]
+) -> None:
+    question = read_question(value, kinds)
+    assert (question.text, question.order) == (text, order)
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds", "reason"),
+    [
+        ([USER], [IMAGE], "placeholders for image, image; the sample's media are image"),
+        ("<video> Which?", [IMAGE], "placeholders for video; the sample's media are image"),
+        ([{"role": "user", "content": PARTS}], [VIDEO], "placeholders for image; the sample's media are video"),
+        ("see <image> there", [IMAGE], "placeholder in its middle"),
+        ([{"role": "system", "content": "x"}, USER], [IMAGE, IMAGE], "turns of .'system', 'user'.; wanted one turn"),
+        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], [IMAGE], "contents of"),
+        (7, [], "is a int; wanted text or a list of chat turns"),
+    ],
+)
+def test_a_question_that_means_another_prompt_is_refused(value: object, kinds: list[Any], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
+        read_question(value, kinds)

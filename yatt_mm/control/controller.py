@@ -57,7 +57,7 @@ class Controller:
         self._start = start
         self._team = team
         self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
-        self._prompts = PromptSource(self._client, config, team.recipe, start, controller=index)
+        self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
         self._with = Colleagues(index, config, team)
         self._with.step = start.step
         self._carried: dict[int, Work] = {}

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-PLACEHOLDERS = ("<image>", "<video>")
+from dataplane.media import MediaKind
+
+PLACEHOLDERS: Mapping[str, MediaKind] = {"<image>": "image", "<video>": "video"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """What is asked about a sample's media."""
+
+    text: str
+    order: tuple[int, ...]
+    """Numbers of the sample's media in the order in which they stand in the prompt."""
 
 
 def take_field(fields: Mapping[str, Any], key: str) -> Any:
@@ -26,24 +38,32 @@ def with_field(fields: Mapping[str, Any], key: str, value: Any) -> dict[str, Any
     return {**fields, part: with_field(fields[part], rest, value) if dot else value}
 
 
-def question_text(value: Any, num_media: int) -> str:
+def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
     """The question of one user turn: text, or verl's and OpenAI's chat turns if there is only that one.
 
-    The trainer's prompts put all media before the text, so placeholders (`<image>`) are taken off the beginning, one
-    per medium; anywhere else, or in another number, they would mean another prompt, and ValueError says so.
+    `kinds`: of the sample's media, as the data plane has them. The trainer's prompts put all media before the text, so
+    placeholders (`<image>`, `<video>`) are taken off the beginning, and say in which order; anywhere else, or for other
+    media, they would mean another prompt, and ValueError says so.
     """
-    text = value if isinstance(value, str) else _only_turn(value)
-    bare, num_found = text.lstrip(), 0
-    while bare.startswith(PLACEHOLDERS):
-        bare, num_found = bare.partition(">")[2].lstrip(), num_found + 1
-    if any(placeholder in bare for placeholder in PLACEHOLDERS):
+    text, named = (value, []) if isinstance(value, str) else _only_turn(value)
+    bare = text.lstrip()
+    while bare.startswith(tuple(PLACEHOLDERS)):
+        placeholder, _, bare = bare.partition(">")
+        named.append(PLACEHOLDERS[f"{placeholder}>"])
+        text = bare = bare.lstrip()
+    if any(placeholder in text for placeholder in PLACEHOLDERS):
         raise ValueError(f"the question {text[:80]!r} has a placeholder in its middle; media come before the text here")
-    if num_found not in (0, num_media):
-        raise ValueError(f"the question {text[:80]!r} has {num_found} placeholders for {num_media} media")
-    return bare if num_found else text
+    if named and sorted(named) != sorted(kinds):
+        raise ValueError(
+            f"the question {text[:80]!r} has placeholders for {', '.join(named)}; the sample's media are "
+            f"{', '.join(kinds) or 'none'}"
+        )
+    places = {kind: iter([place for place, found in enumerate(kinds) if found == kind]) for kind in kinds}
+    return Question(text=text, order=tuple(next(places[kind]) for kind in named or kinds))
 
 
-def _only_turn(value: Any) -> str:
+def _only_turn(value: Any) -> tuple[str, list[MediaKind]]:
+    """Text, and the kinds of the media that the turn's contents name."""
     if not isinstance(value, list):
         raise ValueError(f"the question is a {type(value).__name__}; wanted text or a list of chat turns")
     roles = [turn.get("role") if isinstance(turn, Mapping) else None for turn in value]
@@ -51,9 +71,10 @@ def _only_turn(value: Any) -> str:
         raise ValueError(f"the question has turns of {roles}; wanted one turn of the user")
     content = value[0].get("content")
     if isinstance(content, str):
-        return content
+        return content, []
     parts: list[Any] = content if isinstance(content, list) else [None]
     kinds = [part.get("type") if isinstance(part, Mapping) else None for part in parts]
     if "text" not in kinds or not set(kinds) <= {"image", "video", "text"} or kinds != sorted(kinds, key="text".__eq__):
         raise ValueError(f"the user's turn has contents of {kinds}; wanted images or videos, then text")
-    return "".join(str(part.get("text", "")) for part in parts if part["type"] == "text")
+    text = "".join(str(part.get("text", "")) for part in parts if part["type"] == "text")
+    return text, [kind for kind in kinds if kind == "image" or kind == "video"]

@@ -8,6 +8,7 @@ from typing import Any
 
 from dataplane.refs import Ref
 from models.flops import Operations
+from models.media_recipes import MediaRecipes
 from models.parallel import Parallel
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.control.cursor import Slot
@@ -24,7 +25,7 @@ class Prompt:
     answer: str
     fields: Mapping[str, Any]
     media: tuple[Ref, ...]
-    """Derived refs: uint8 patches."""
+    """Derived refs (uint8 patches), in the order in which they stand in the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,8 +73,8 @@ class Team:
     """What training on the model takes: updates are balanced by it."""
     placement: Placement
     dataplane_uri: str
-    recipe: Mapping[str, Any]
-    """How the model wants its patches made."""
+    recipes: MediaRecipes
+    """How the model wants its media made."""
     weights_dir: str
     """Folder in shared memory through which weights are published."""
     checkpoints: Checkpoints

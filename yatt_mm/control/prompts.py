@@ -3,29 +3,28 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dataplane.client import Client
 from dataplane.refs import BadMedia, Ref, Sample
+from models.media_recipes import MediaRecipes
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot
-from yatt_mm.control.fields import question_text, take_field, with_field
+from yatt_mm.control.fields import read_question, take_field, with_field
 from yatt_mm.control.messages import Prompt, RunStart
 from yatt_mm.errors import DataError
-
-DERIVE_CHUNK = 64
-"""Media per call to the data plane."""
+from yatt_mm.media import derive_media, kind_of, prefetch_media
 
 
 class PromptSource:
     """Turns sample numbers into prompts, for one controller."""
 
     def __init__(
-        self, client: Client, config: Config, recipe: Mapping[str, Any], start: RunStart, *, controller: int
+        self, client: Client, config: Config, recipes: MediaRecipes, start: RunStart, *, controller: int
     ) -> None:
         self._client = client
-        self._recipe = recipe
+        self._recipes = recipes
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
         self._limits = config.rollout
@@ -49,7 +48,7 @@ class PromptSource:
     def prefetch(self, slots: Sequence[Slot]) -> None:
         """Have the node begin with the patches of slots that will be loaded later. Waits for no patch."""
         samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
-        self._client.prefetch([ref for sample in samples for ref in sample.media], self._recipe)
+        prefetch_media(self._client, [ref for sample in samples for ref in sample.media], self._recipes)
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """This controller's share of the held-out prompts; notices come with a fresh run's first call only."""
@@ -63,65 +62,50 @@ class PromptSource:
     def _prompts(
         self, slots: Sequence[Slot], samples: Sequence[Sample], donors: Sequence[Sample]
     ) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        derived = iter(self._derive([ref for sample in samples for ref in sample.media]))
+        refs = [ref for sample in samples for ref in sample.media]
+        derived = iter(derive_media(self._client, refs, self._recipes))
         prompts, notices = [], []
         for slot, sample, donor in zip(slots, samples, donors):
             media = [next(derived) for _ in sample.media]
-            reason = self._fault(sample, donor, media)
-            if reason is None:
-                answer = str(take_field(donor.fields, self._answer_field))
-                prompts.append(
-                    Prompt(
-                        slot=slot,
-                        question=question_text(take_field(sample.fields, self._question_field), len(media)),
-                        answer=answer,
-                        fields=with_field(sample.fields, self._answer_field, answer),
-                        media=tuple(ref for ref in media if isinstance(ref, Ref)),
-                    )
-                )
-                continue
-            if self._fail_on_bad:
-                raise bad_media_error(sample.shard, sample.key, reason)
-            notices.append(
-                {
-                    "position": slot.position,
-                    "index": slot.index,
-                    "shard": sample.shard,
-                    "key": sample.key,
-                    "reason": reason,
-                }
-            )
+            try:
+                prompts.append(self._prompt(slot, sample, donor, media))
+            except ValueError as fault:
+                if self._fail_on_bad:
+                    raise bad_media_error(sample.shard, sample.key, str(fault)) from fault
+                where = {"position": slot.position, "index": slot.index, "shard": sample.shard, "key": sample.key}
+                notices.append({**where, "reason": str(fault)})
         return prompts, notices
 
-    def _derive(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:
-        """Patches of all refs; in several calls, so that each is well within its deadline."""
-        starts = range(0, len(refs), DERIVE_CHUNK)
-        return [
-            result
-            for start in starts
-            for result in self._client.derive(refs[start : start + DERIVE_CHUNK], self._recipe)
-        ]
+    def _prompt(self, slot: Slot, sample: Sample, donor: Sample, made: Sequence[Ref | BadMedia]) -> Prompt:
+        """Raises ValueError with the reason why a sample cannot be used."""
+        for bad in (*sample.bad, *donor.bad, *(medium for medium in made if isinstance(medium, BadMedia))):
+            raise ValueError(bad.reason)
+        media = [medium for medium in made if isinstance(medium, Ref)]
+        question = read_question(take_field(sample.fields, self._question_field), [kind_of(ref) for ref in media])
+        take_field(sample.fields, self._answer_field)
+        answer = str(take_field(donor.fields, self._answer_field))
+        self._check_limits(media)
+        return Prompt(
+            slot=slot,
+            question=question.text,
+            answer=answer,
+            fields=with_field(sample.fields, self._answer_field, answer),
+            media=tuple(media[place] for place in question.order),
+        )
 
-    def _fault(self, sample: Sample, donor: Sample, media: Sequence[Ref | BadMedia]) -> str | None:
-        """Why a sample cannot be used; None when it can."""
-        for bad in (*sample.bad, *donor.bad, *(medium for medium in media if isinstance(medium, BadMedia))):
-            return bad.reason
-        try:
-            question_text(take_field(sample.fields, self._question_field), len(media))
-            take_field(sample.fields, self._answer_field)
-            take_field(donor.fields, self._answer_field)
-        except ValueError as error:
-            return str(error)
-        if len(media) > self._limits.max_images_per_prompt:
-            return f"{len(media)} images; rollout.max_images_per_prompt is {self._limits.max_images_per_prompt}"
-        num_tokens = sum(int(ref.meta["num_tokens"]) for ref in media if isinstance(ref, Ref))
-        room = self._limits.max_model_len - self._limits.max_tokens
+    def _check_limits(self, media: Sequence[Ref]) -> None:
+        limits = self._limits
+        for kind, most in (("image", limits.max_images_per_prompt), ("video", limits.max_videos_per_prompt)):
+            num = sum(kind_of(ref) == kind for ref in media)
+            if num > most:
+                raise ValueError(f"{num} {kind}s; rollout.max_{kind}s_per_prompt is {most}")
+        num_tokens = sum(int(ref.meta["num_tokens"]) for ref in media)
+        room = limits.max_model_len - limits.max_tokens
         if num_tokens >= room:
-            return (
-                f"its images make {num_tokens} tokens; rollout.max_model_len ({self._limits.max_model_len}) less "
-                f"rollout.max_tokens ({self._limits.max_tokens}) leaves {room} for the whole prompt"
+            raise ValueError(
+                f"its media make {num_tokens} tokens; rollout.max_model_len ({limits.max_model_len}) less "
+                f"rollout.max_tokens ({limits.max_tokens}) leaves {room} for the whole prompt"
             )
-        return None
 
 
 def bad_media_error(shard: str, key: str, reason: str) -> DataError:

@@ -10,24 +10,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
-from models.registry import load_recipe
+from models.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.verdicts import YesNo
+from yatt_mm.media import derive_media
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import sample_seed
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Sampled
+from yatt_mm.rollout.media import medium_of, size_of
 from yatt_mm.rollout.messages import EngineSpec
 from yatt_mm.rollout.prompts import PromptTemplate
 from yatt_mm.rollout.requests import ABORTED, EngineAsleepError, EngineTimeoutError, MediaDroppedError
-from yatt_mm.rollout.worker import medium_of
 
 logger = logging.getLogger(__name__)
 
@@ -51,9 +51,9 @@ class Judge:
     """An engine with a judge's model, and its connections to the data plane."""
 
     def __init__(
-        self, spec: JudgeSpec, engine: Engine, client: Client, reader: Reader, *, recipe: Mapping[str, Any]
+        self, spec: JudgeSpec, engine: Engine, client: Client, reader: Reader, *, recipes: MediaRecipes
     ) -> None:
-        """`recipe`: how the judge's model wants its patches.
+        """`recipes`: how the judge's model wants its media.
 
         Raises ValueError where the verdict's words are not single tokens of the judge's tokenizer.
         """
@@ -61,8 +61,8 @@ class Judge:
         self._spec = spec
         self._client = client
         self._reader = reader
-        self._recipe = dict(recipe)
-        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id, engine.image_marks)
+        self._recipes = recipes
+        self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._specials: tuple[str, ...] = tuple(engine.tokenizer.all_special_tokens)
         self._yes: tuple[int, ...] = ()
         self._no: tuple[int, ...] = ()
@@ -81,14 +81,15 @@ class Judge:
             max_num_seqs=engine.max_num_seqs,
             kv_cache_bytes=engine.kv_cache_bytes,
             max_images_per_prompt=engine.max_images_per_prompt,
+            max_videos_per_prompt=engine.max_videos_per_prompt,
             answer_timeout_s=engine.deadline_s,
         )
         model_dir = Path(engine.model_dir)
         client = Client(dataplane_uri, timeout_s=engine.deadline_s)
         reader = Reader(dataplane_uri, timeout_s=engine.deadline_s)
         try:
-            recipe = load_recipe(model_dir).patch_recipe(model_dir)
-            return cls(spec, await Engine.start(config), client, reader, recipe=recipe)
+            recipes = load_recipes(model_dir, spec.video)
+            return cls(spec, await Engine.start(config), client, reader, recipes=recipes)
         except BaseException:
             reader.close()
             client.close()
@@ -137,15 +138,13 @@ class Judge:
         text = self._spec.template.fill(
             question=task.question, response=self._defused(response), answer=task.answer, fields=task.fields
         )
-        prompt = self._template.token_ids(text, [int(ref.meta["num_tokens"]) for ref in media])
+        prompt = self._template.token_ids(text, [size_of(ref) for ref in media])
         seed = sample_seed(task.seed, place)
         return [_Vote(prompt, media, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
 
     async def _media(self, refs: Sequence[Ref]) -> list[Ref]:
         """The same media as the judge's model wants them: the policy's own objects where both want the same."""
-        if not refs:
-            return []
-        made = await asyncio.to_thread(self._client.derive, refs, self._recipe)
+        made = await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
         for ref in made:
             if isinstance(ref, BadMedia):
                 raise ValueError(

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from models.media_recipes import VideoSampling
 from yatt_mm.genrm.template import JudgeTemplate
 from yatt_mm.genrm.verdicts import Verdict, YesNo
 from yatt_mm.rollout.messages import GroupRef
@@ -31,6 +32,8 @@ class JudgeSpec:
     """Answers whose votes have at least this mean get 1, others 0; None gives the mean itself."""
     score_on_failure: float = 0.0
     """What an answer gets whose verdict could not be had."""
+    video: VideoSampling = field(default_factory=VideoSampling)
+    """What is taken of the policy's videos for it."""
 
     def __post_init__(self) -> None:
         if self.num_votes > 1 and not self.temperature:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from models.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Section, Size
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.messages import JudgeSpec
@@ -59,7 +60,7 @@ class JudgeSection(Section):
     """Memory of each engine's key-value cache."""
 
 
-def judge_spec(name: str, section: JudgeSection) -> JudgeSpec:
+def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeSpec:
     """How this judge is asked.
 
     Raises:
@@ -76,6 +77,7 @@ def judge_spec(name: str, section: JudgeSection) -> JudgeSpec:
             max_attempts=section.max_attempts,
             threshold=section.threshold,
             score_on_failure=section.score_on_failure,
+            video=video,
         )
     except ValueError as error:
         raise ConfigError(f"reward.judges.{name}: {error}") from error

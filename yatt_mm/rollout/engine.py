@@ -22,6 +22,7 @@ from yatt_mm.rollout.requests import (
     EngineError,
     EngineTimeoutError,
     GenerateRequest,
+    MediaTokens,
     Medium,
     Sampled,
 )
@@ -92,15 +93,10 @@ class Engine:
         return self._inputs.normalizes_on_device
 
     @property
-    def image_token_id(self) -> int:
-        """The placeholder that stands for one image token."""
-        return int(self._inputs.image_token_id)
-
-    @property
-    def image_marks(self) -> tuple[str, ...]:
-        """The tokens before and after an image's that prompts must get beside what the template writes."""
-        marks: tuple[str, ...] = self._inputs.image_marks
-        return marks
+    def media_tokens(self) -> MediaTokens:
+        """How the model writes media into its prompts."""
+        tokens: MediaTokens = self._inputs.tokens
+        return tokens
 
     @property
     def tokenizer(self) -> Any:

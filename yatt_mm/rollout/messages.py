@@ -31,7 +31,7 @@ class PromptTask:
     question: str
     """The user's text, put after the media by the model's chat template."""
     media: tuple[Ref, ...]
-    """Derived refs (uint8 patches), in the order in which they stand in the prompt."""
+    """Derived refs (uint8 patches of images and videos), in the order in which they stand in the prompt."""
     num_samples: int
     seed: int
     """Sample i is drawn with a seed that depends on (seed, i) alone."""
@@ -50,7 +50,7 @@ class GroupRef:
     """Plain object: the Arrow record of `yatt_mm.rollout.record`."""
     media: tuple[Ref, ...]
     num_prompt_tokens: int
-    """Length of the prompt with its image placeholders expanded."""
+    """Length of the prompt with the placeholders of its media expanded."""
     lengths: tuple[int, ...]
     """[G] sampled tokens per sample, of all attempts."""
     policy_versions: tuple[tuple[int, int], ...]
@@ -69,6 +69,7 @@ class EngineSpec:
     max_num_seqs: int
     kv_cache_bytes: int
     max_images_per_prompt: int
+    max_videos_per_prompt: int
     deadline_s: float
     scope: str
     """Of the data plane: what the engine stores is in it, and goes with the run."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from dataplane.media import MediaKind
 from yatt_mm.errors import WorkerError
 
 
@@ -47,6 +48,8 @@ class EngineConfig:
     """Tokens of one block of the KV cache: what prefix caching shares. vLLM's CPU attention wants multiples of 32."""
     max_images_per_prompt: int = 1
     """Requests with more are refused."""
+    max_videos_per_prompt: int = 0
+    """The same for videos."""
     media_cache_bytes: int = 2**28
     """Patches that the engine process keeps, so that a group's samples and later steps need not send them again."""
     num_threads: int = 1
@@ -63,8 +66,32 @@ class EngineConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MediaTokens:
+    """How a model writes media into its prompts."""
+
+    image: int
+    """Id of the token that stands for one merged patch of an image."""
+    video: int | None
+    """The same for videos; None where the model takes none."""
+    image_marks: tuple[str, ...] = ()
+    """Tokens before and after each image that the chat template leaves out; none, or two."""
+    start: int | None = None
+    """Id of what opens a span of vision tokens; needed where `has_spans_per_frame`."""
+    end: int | None = None
+    """Id of what closes it."""
+    has_spans_per_frame: bool = False
+    """True where every t of a video's grid is a span of its own, with its time as text before it."""
+
+    def of(self, kind: MediaKind) -> int | None:
+        """The token of a kind of medium."""
+        return self.image if kind == "image" else self.video
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Medium:
-    """One image, ready for the model's vision tower."""
+    """One image or video, ready for the model's vision tower."""
+
+    kind: MediaKind = "image"
 
     digest: str
     """Stands for the content in all of the engine's caches: equal digests must mean equal patches."""
@@ -73,6 +100,8 @@ class Medium:
     grid_thw: tuple[int, int, int]
     """Temporal, vertical and horizontal number of patches; N is their product. Of tiles, their number, and the patches
     of one."""
+    seconds_per_grid: float = 1.0
+    """Of a video, from one t of the grid to the next."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +109,7 @@ class GenerateRequest:
     """One prompt and the seeds of its samples."""
 
     prompt_token_ids: Sequence[int]
-    """With one placeholder token per image token, as the model will see it."""
+    """With one placeholder token per image or video token, as the model will see it."""
     media: tuple[Medium, ...] = ()
     """In the order in which their placeholders stand in the prompt."""
     seeds: tuple[int, ...] = (0,)

@@ -9,16 +9,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from dataplane.client import Client
 from dataplane.reader import Reader
-from dataplane.refs import Ref
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import Attempt, begin
 from yatt_mm.rollout.engine import Engine
+from yatt_mm.rollout.media import medium_of, size_of
 from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.prompts import PromptTemplate
 from yatt_mm.rollout.requests import (
@@ -28,7 +26,6 @@ from yatt_mm.rollout.requests import (
     EngineConfig,
     GenerateRequest,
     MediaDroppedError,
-    Medium,
     Sampled,
 )
 from yatt_mm.weights.published import Published
@@ -53,7 +50,7 @@ class RolloutWorker:
         self._scope = scope
         self._client = client
         self._reader = reader
-        self._template = PromptTemplate(engine.tokenizer, engine.image_token_id, engine.image_marks)
+        self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
         self._in_hand: set[Cut] = set()
         """One per group that `generate` is at work on."""
@@ -71,6 +68,7 @@ class RolloutWorker:
             max_num_seqs=spec.max_num_seqs,
             kv_cache_bytes=spec.kv_cache_bytes,
             max_images_per_prompt=spec.max_images_per_prompt,
+            max_videos_per_prompt=spec.max_videos_per_prompt,
             answer_timeout_s=spec.deadline_s,
         )
         client = Client(dataplane_uri, timeout_s=spec.deadline_s)
@@ -142,7 +140,7 @@ class RolloutWorker:
             self._client.close()
 
     def _token_ids(self, task: PromptTask) -> list[int]:
-        return self._template.token_ids(task.question, [int(_meta(ref, "num_tokens")) for ref in task.media])
+        return self._template.token_ids(task.question, [size_of(ref) for ref in task.media])
 
     async def _begin(self, task: PromptTask, sampling: Sampling) -> Attempt:
         partial = None
@@ -213,18 +211,3 @@ class RolloutWorker:
 
     async def _call(self, function: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._io, function)
-
-
-def medium_of(ref: Ref, view: np.ndarray) -> Medium:
-    """What an engine is told of a resolved medium. Raises ValueError where the ref is not one of derived patches."""
-    temporal, height, width = _meta(ref, "grid_thw")
-    return Medium(digest=ref.name, patches=view, grid_thw=(temporal, height, width))
-
-
-def _meta(ref: Ref, key: str) -> Any:
-    if key not in ref.meta:
-        raise ValueError(
-            f"ref {ref.name} ({ref.kind}) says nothing about its {key}; a rollout wants derived patches: send the refs "
-            "that the data plane's derive gave"
-        )
-    return ref.meta[key]

@@ -1,0 +1,128 @@
+"""Images and videos in a real data plane, as engine and trainer are given them, and as transformers makes them.
+
+Frames are as large as both processors leave them, so that no resize stands between ours and transformers'.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from transformers import AutoProcessor
+from transformers.video_utils import VideoMetadata
+
+from dataplane.client import Client
+from dataplane.reader import Reader
+from dataplane.refs import Ref
+from dataplane.videos import Video
+from models.media_recipes import MediaRecipes, VideoSampling, load_recipes
+from tests.dataplane.clips import encode_video, moving
+from yatt_mm.media import derive_media, kind_of
+from yatt_mm.rollout.engine import GenerateRequest
+from yatt_mm.rollout.media import medium_of, seconds_per_grid, size_of
+from yatt_mm.rollout.prompts import PromptTemplate
+from yatt_mm.rollout.requests import MediaTokens
+from yatt_mm.training.samples import TrainSample
+
+SAMPLING = VideoSampling(fps=7.0, min_pixels=28 * 28, max_pixels=2**24)
+QUESTION = "What is in the picture?"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clips:
+    """Encoded media by number, and their patches for one model."""
+
+    encoded: tuple[bytes, ...]
+    refs: tuple[Ref, ...]
+    """Derived."""
+    recipes: MediaRecipes
+
+
+def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
+    """An image, a video of 12 frames, another one of 5 frames (the last is repeated), and another image."""
+    encoded = (
+        _png(0),
+        encode_video(folder / "long.mp4", "mp4v", moving(12, 56, 56), fps=8.0),
+        encode_video(folder / "short.mp4", "mp4v", moving(5, 84, 56), fps=10.0),
+        _png(1),
+    )
+    recipes = load_recipes(model_dir, SAMPLING)
+    kinds = ("image", "video", "video", "image")
+    sources = [
+        client.put_source(data, meta={"medium": kind, "number": number})
+        for number, (data, kind) in enumerate(zip(encoded, kinds, strict=True))
+    ]
+    refs = derive_media(client, sources, recipes)
+    return Clips(encoded=encoded, refs=tuple(ref for ref in refs if isinstance(ref, Ref)), recipes=recipes)
+
+
+def request_for(clips: Clips, places: Sequence[int], tokenizer: Any, tokens: MediaTokens, reader: Reader) -> Any:
+    """A question about some of the media, in this order."""
+    refs = [clips.refs[place] for place in places]
+    return GenerateRequest(
+        prompt_token_ids=PromptTemplate(tokenizer, tokens).token_ids(QUESTION, [size_of(ref) for ref in refs]),
+        media=tuple(medium_of(ref, view) for ref, view in zip(refs, reader.resolve(refs), strict=True)),
+        seeds=(1, 2),
+        max_tokens=6,
+    )
+
+
+def train_sample(clips: Clips, places: Sequence[int], request: GenerateRequest, sampled: Sequence[int]) -> TrainSample:
+    """The same prompt and a response as the trainer takes them, patches included."""
+    num_prompt = len(request.prompt_token_ids)
+    return TrainSample(
+        token_ids=np.array([*request.prompt_token_ids, *sampled], dtype=np.int64),
+        loss_mask=np.arange(num_prompt + len(sampled)) >= num_prompt,
+        grid_thw=tuple(medium.grid_thw for medium in request.media),
+        seconds_per_grid=tuple(seconds_per_grid(clips.refs[place]) for place in places),
+        patches=tuple(np.array(medium.patches) for medium in request.media),
+        media_keys=tuple(medium.digest for medium in request.media),
+        columns={},
+    )
+
+
+def of_processor(model_dir: Path, clips: Clips, places: Sequence[int]) -> Any:
+    """What transformers' processor makes of the same question, images and frames."""
+    processor = AutoProcessor.from_pretrained(model_dir)
+    kinds = [kind_of(clips.refs[place]) for place in places]
+    content = [*({"type": kind} for kind in kinds), {"type": "text", "text": QUESTION}]
+    text = processor.apply_chat_template(
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
+    )
+    images = [clips.encoded[place] for place, kind in zip(places, kinds) if kind == "image"]
+    videos = [place for place, kind in zip(places, kinds) if kind == "video"]
+    metas = [clips.refs[place].meta for place in videos]
+    return processor(
+        text=[text],
+        images=[Image.open(io.BytesIO(data)) for data in images] or None,
+        videos=[_frames(clips.encoded[place], clips.refs[place]) for place in videos] or None,
+        video_metadata=[
+            VideoMetadata(
+                total_num_frames=meta["total_num_frames"],
+                fps=meta["video_fps"],
+                frames_indices=list(meta["frame_indices"]),
+            )
+            for meta in metas
+        ],
+        do_sample_frames=False,
+        do_rescale=False,
+        do_normalize=False,
+        size={"shortest_edge": SAMPLING.min_pixels, "longest_edge": SAMPLING.max_pixels},
+        return_tensors="np",
+    )
+
+
+def _frames(data: bytes, ref: Ref) -> np.ndarray:
+    return np.stack(list(Video(data).frames(ref.meta["frame_indices"]))).transpose(0, 3, 1, 2)
+
+
+def _png(seed: int) -> bytes:
+    png = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(png, format="PNG")
+    return png.getvalue()

@@ -1,0 +1,58 @@
+"""Media of several kinds through the data plane: each made by its kind's recipe. Refs only; no torch, no pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dataplane.client import Client
+from dataplane.media import MediaKind
+from dataplane.refs import BadMedia, Ref
+from models.media_recipes import MediaRecipes
+
+DERIVE_CHUNK = 64
+"""Media per call to the data plane, so that each is well within its deadline."""
+
+
+def kind_of(ref: Ref) -> MediaKind:
+    """Image or video, as the data plane says of its data sets' media and of what it made of them."""
+    if "medium" not in ref.meta:
+        raise ValueError(
+            f"ref {ref.name} ({ref.kind}) does not say whether it is an image or a video; send refs that the data "
+            "plane's samples or derive gave"
+        )
+    kind: MediaKind = ref.meta["medium"]
+    return kind
+
+
+def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> list[Ref | BadMedia]:
+    """Patches of all refs, in their order; BadMedia in the place of what cannot be decoded or is not taken."""
+    made: dict[int, Ref | BadMedia] = {}
+    for kind, places in _by_kind(refs).items():
+        if not recipes.takes(kind):
+            made |= {place: _refused(refs[place], kind) for place in places}
+            continue
+        for start in range(0, len(places), DERIVE_CHUNK):
+            chunk = places[start : start + DERIVE_CHUNK]
+            made |= zip(chunk, client.derive([refs[place] for place in chunk], recipes.of(kind)), strict=True)
+    return [made[place] for place in range(len(refs))]
+
+
+def prefetch_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> None:
+    """Have the node begin with the patches of refs that will be derived later. Waits for no patch."""
+    for kind, places in _by_kind(refs).items():
+        if recipes.takes(kind):
+            client.prefetch([refs[place] for place in places], recipes.of(kind))
+
+
+def _by_kind(refs: Sequence[Ref]) -> dict[MediaKind, list[int]]:
+    places: dict[MediaKind, list[int]] = {}
+    for place, ref in enumerate(refs):
+        places.setdefault(kind_of(ref), []).append(place)
+    return places
+
+
+def _refused(ref: Ref, kind: MediaKind) -> BadMedia:
+    dataset, shard = (ref.lineage.dataset, ref.lineage.shard) if ref.lineage else ("", "")
+    return BadMedia(
+        dataset=dataset, shard=shard, key="", reason=f"it is a {kind}, and the model's family takes none", name=ref.name
+    )
