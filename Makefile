@@ -1,5 +1,6 @@
 # make train   install what is missing, make the digits example, train on it
 # make judge   the same with a judge: a second model says what is right, and nothing else rewards
+# make motion  the same with videos: digits that move in MP4 clips, and which way they go
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
 # make parity  every model in every layout against transformers, with the differences as a table
@@ -11,7 +12,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-.PHONY: train judge test check parity data clean
+.PHONY: train judge motion test check parity data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -28,6 +29,10 @@ judge: $(STAMP)
 	$(PYTHON) -m examples.judge.prepare
 	$(PYTHON) -m yatt_mm.train configs/judge_full_cpu.yaml $(ARGS)
 
+motion: $(STAMP)
+	$(PYTHON) -m examples.motion.prepare
+	$(PYTHON) -m yatt_mm.train configs/motion_cpu.yaml $(ARGS)
+
 check: $(STAMP)
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -40,4 +45,4 @@ parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models $(ARGS)
 
 clean:
-	rm -rf runs examples/digits/data examples/judge/data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs examples/digits/data examples/judge/data examples/motion/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,119 @@
+"""Clips of handwritten digits that cross a canvas, as MP4 in WebDataset shards: the same bytes for the same seed.
+
+The scans are scikit-learn's (see examples/digits). Each moves to the left, right, up or down, from a place and over a
+distance that are drawn, on a canvas of the size that the model's processor keeps as it is. A sample is two members of a
+tar: `<key>.mp4` and `<key>.json` with {"question", "answer"}.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2  # before decord is, anywhere: each brings a libvpx, and the first one loaded serves both
+import numpy as np
+from sklearn.datasets import load_digits
+from webdataset import TarWriter
+
+QUESTION = "Which way does it go?"
+DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
+"""Answer -> rows and columns, per pixel of the way."""
+CANVAS_SIDE = 56
+"""Pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens for every two frames."""
+DIGIT_SIDE = 24
+NUM_FRAMES = 8
+FPS = 8.0
+DISTANCE = (18, 28)
+"""Fewest and most pixels of the way."""
+NUM_TRAIN = 1500
+NUM_TRAIN_SHARDS = 3
+MAX_GREY_LEVEL = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clip:
+    """One video with its question."""
+
+    key: str
+    """Name inside the shard: the scan's number in `load_digits`."""
+    mp4: bytes
+    """`NUM_FRAMES` frames, `CANVAS_SIDE` pixels on a side, `FPS` a second."""
+    question: str
+    answer: str
+    """One of `DIRECTIONS`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Split:
+    """All clips, each in exactly one part; no scan is in both."""
+
+    train: tuple[Clip, ...]
+    held_out: tuple[Clip, ...]
+
+
+def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int | None = None) -> Split:
+    """One clip of every scan, shuffled by the seed: `num_train` to learn from, the others (or so many) held out."""
+    digits = load_digits()
+    generator = np.random.default_rng(seed)
+    order = generator.permutation(len(digits.target))
+    stop = len(order) if num_held_out is None else num_train + num_held_out
+    with tempfile.TemporaryDirectory() as folder:
+        clips = [_make_clip(int(i), digits.images[i], generator, Path(folder)) for i in order[:stop]]
+    return Split(train=tuple(clips[:num_train]), held_out=tuple(clips[num_train:]))
+
+
+def write_shards(directory: Path, split: Split) -> list[Path]:
+    """Write train-*.tar and eval-*.tar into `directory`; returns their paths."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, clips, num_shards in (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1)):
+        for shard in range(num_shards):
+            path = directory / f"{name}-{shard:06d}.tar"
+            _write_shard(path, clips[shard::num_shards])
+            paths.append(path)
+    return paths
+
+
+def make_frames(scan: np.ndarray, direction: str, start: tuple[int, int], distance: int) -> np.ndarray:
+    """[T, CANVAS_SIDE, CANVAS_SIDE, 3] uint8: the scan on black, from `start` (row, column) over the distance."""
+    grey = np.round(scan * (255 / MAX_GREY_LEVEL)).astype(np.uint8)
+    digit = cv2.resize(grey, (DIGIT_SIDE, DIGIT_SIDE), interpolation=cv2.INTER_CUBIC)
+    frames = np.zeros((NUM_FRAMES, CANVAS_SIDE, CANVAS_SIDE, 3), np.uint8)
+    rows, columns = DIRECTIONS[direction]
+    for at, frame in enumerate(frames):
+        way = round(distance * at / (NUM_FRAMES - 1))
+        row, column = start[0] + rows * way, start[1] + columns * way
+        frame[row : row + DIGIT_SIDE, column : column + DIGIT_SIDE] = digit[:, :, None]
+    return frames
+
+
+def _make_clip(number: int, scan: np.ndarray, generator: np.random.Generator, folder: Path) -> Clip:
+    direction = list(DIRECTIONS)[generator.integers(len(DIRECTIONS))]
+    distance = int(generator.integers(*DISTANCE, endpoint=True))
+    room = CANVAS_SIDE - DIGIT_SIDE
+    low = [distance if step < 0 else 0 for step in DIRECTIONS[direction]]
+    high = [room - distance if step > 0 else room for step in DIRECTIONS[direction]]
+    row, column = (int(generator.integers(least, most, endpoint=True)) for least, most in zip(low, high))
+    frames = make_frames(scan, direction, (row, column), distance)
+    mp4 = _encode(frames, folder / "clip.mp4")
+    return Clip(key=f"{number:04d}", mp4=mp4, question=QUESTION, answer=direction)
+
+
+def _encode(frames: np.ndarray, path: Path) -> bytes:
+    writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*"mp4v"), FPS, (CANVAS_SIDE, CANVAS_SIDE))
+    if not writer.isOpened():
+        raise RuntimeError("OpenCV cannot encode MPEG-4 here; install opencv-python-headless from a wheel")
+    for frame in frames:
+        writer.write(frame)
+    writer.release()
+    return path.read_bytes()
+
+
+def _write_shard(path: Path, clips: Sequence[Clip]) -> None:
+    with path.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
+        for clip in clips:
+            fields = json.dumps({"question": clip.question, "answer": clip.answer})
+            writer.write({"__key__": clip.key, "mp4": clip.mp4, "json": fields.encode()})
