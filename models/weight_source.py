@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from models.experts import copy_whole
+from models.experts import ExpertStack, copy_whole
 from models.weight_plan import Shards, WeightMeta, buckets, holders, metadata, plan, replica
 from models.weights import Held, WeightTable, global_names
 
@@ -55,6 +55,14 @@ class ShardedWeights:
                 buffers.note_read()
         for transfer in under_way:
             yield from self._finish(transfer)
+
+    def held(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, tensor) of all that this rank holds; the name is that of a Hugging Face tensor it is part of."""
+        for shards in self._planned:
+            if self._group.rank() in shards.owners:
+                held = self._own[shards.name].detach()
+                parts = held.params if isinstance(held, ExpertStack) else [held]
+                yield from ((shards.match.names[0], part) for part in parts)
 
     def own_parts(self, full: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
         """(name, part of a parameter of this rank, its place in `full`): copied by all ranks, `full` is the model.

@@ -257,9 +257,9 @@ class TrainSection(Section):
 
 
 class WeightsSection(Section):
-    carrier: Literal["auto", "shm", "cuda_ipc"] = "auto"
-    """How trained weights reach the engines: a segment in shared memory, or CUDA IPC between roles that share GPUs;
-    auto takes CUDA IPC on GPUs."""
+    carrier: Literal["auto", "shm", "cuda_ipc", "nccl"] = "auto"
+    """How trained weights reach the engines: a segment in shared memory, CUDA IPC between roles that share GPUs, or a
+    broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs and else shared memory."""
 
 
 class EvalSection(Section):

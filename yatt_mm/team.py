@@ -221,6 +221,8 @@ def _create_ranks(site: _Site) -> list[Any]:
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
         carrier=config.weights.carrier,
+        num_receivers=len(site.placement.devices(Role.ROLLOUT)),
+        deadline_s=config.controllers.deadline_s,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
         overlap_grad_reduce=train.overlap_grad_reduce,

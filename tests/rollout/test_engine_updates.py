@@ -1,7 +1,10 @@
 """Weights replaced in a running engine: as good as a fresh one, and wrong if a cache were kept."""
 
 import asyncio
+import pickle
 import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +12,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from models.parallel import Parallel
 from tests.rollout.conftest import Prompts, Run, engine_config
+from tests.training import jobs
+from tests.training.ranks import RankPool
 from yatt_mm.rollout.engine import Engine, EngineError, Sampled
 from yatt_mm.weights.published import Published
 from yatt_mm.weights.writing import write_segment
@@ -91,6 +97,32 @@ def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
         assert found == pytest.approx(wanted, abs=1e-4)
     assert {v for group in batched for sampled in group for v in sampled.policy_versions} == {version + 1}
     assert answers(restored) == answers(before)
+
+
+def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loaded_one(
+    engine: Engine,
+    prompts: Prompts,
+    run: Run,
+    ranks: RankPool,
+    fresh: list[list[Sampled]],
+    weights: dict[str, torch.Tensor],
+    other_weights: dict[str, torch.Tensor],
+    tiny_dir: Path,
+    tmp_path: Path,
+) -> None:
+    folder = save_folder(tmp_path / "model", tiny_dir, other_weights)
+    announced, version = tmp_path / "stream", engine.policy_version + 1
+    with ThreadPoolExecutor() as pool:
+        sending = pool.submit(ranks.run, 2, jobs.stream, folder, Parallel(tp=2), str(announced), version)
+        deadline = time.monotonic() + 120
+        while not announced.exists() and not sending.done() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stream = pickle.loads(announced.read_bytes())
+        run(engine.update_weights(Published(version=version, path="", stream=stream)))
+        sending.result()
+    sent = run(engine.generate_batch(prompts.requests(IMAGES, max_tokens=8)))
+    run(update(engine, tmp_path / "policy", weights))
+    assert answers(sent) == answers(fresh)
 
 
 async def _stream(engine: Engine, prompts: Prompts) -> list[list[Sampled]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import shutil
 import threading
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ from yatt_mm.training.engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.samples import TrainSample
 from yatt_mm.weights.publisher import SegmentPublisher
+from yatt_mm.weights.sending import Receivers, StreamPublisher
 
 OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
 """Settings that are not the optimizer's."""
@@ -123,6 +125,18 @@ def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[di
 def publish(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
     """Write the weights for engines, as a training rank does."""
     SegmentPublisher(build_engine(model_dir, parallel).weights, path).publish(version)
+
+
+def stream(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
+    """Send the weights to one receiver, which finds at `path` how to get them."""
+    receivers = Receivers(host="127.0.0.1", num=1, deadline_s=60)
+    publisher = StreamPublisher(build_engine(model_dir, parallel).weights, torch.device("cpu"), receivers)
+    announced = publisher.publish(version)
+    if announced:
+        draft = Path(f"{path}.draft")
+        draft.write_bytes(pickle.dumps(announced))
+        draft.rename(path)
+    publisher.release()
 
 
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:

@@ -131,10 +131,13 @@ def check_that_it_trains_alike(folder: Path, name: str) -> None:
 
 
 def test_a_run_on_a_node_of_ones_own_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
-    """The same seed twice, once with a data-plane node that somebody else started, and several runs may use."""
+    """The same seed twice, once with a data-plane node that somebody else started, and several runs may use.
+
+    Its weights are broadcast, as to engines that share no memory with the trainer.
+    """
     roots = {name: [str(folder / f"{name}-000000.tar")] for name in ("train", "eval")}
     with EmbeddedNode(memory_bytes=64 * 2**20, roots=roots) as node:
-        where = (f"dataplane.uri={node.uri}", "data.train=train", "data.eval=eval")
+        where = (f"dataplane.uri={node.uri}", "data.train=train", "data.eval=eval", "weights.carrier=nccl")
         done = runs.run(runs.arguments(folder, tiny_dir, "external", "train.steps=2", *where))
         assert done.status == 0, done.output
         with Client(node.uri) as client:

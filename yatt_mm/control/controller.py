@@ -163,9 +163,8 @@ class Controller:
     def publish(self) -> None:
         """Give the engines the trained weights: ranks make them readable on this host, engines read them."""
         path = f"{self._team.weights_dir}/policy"
-        mine = [segment for segment in self._with.on_my_ranks("publish", path, self.step) if segment]
-        devices = tuple(segment for segments in self._with.meet(mine) for segment in segments)
-        published = Published(version=self.step, path=path, devices=devices)
+        mine = [part for part in self._with.on_my_ranks("publish", path, self.step) if part]
+        published = Published.of(self.step, path, [part for parts in self._with.meet(mine) for part in parts])
         self._with.on_engines(self._with.my_engines, "update_weights", published)
         self._with.meet(None)  # nobody publishes again before every engine has taken this version
 

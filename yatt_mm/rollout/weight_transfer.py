@@ -1,4 +1,4 @@
-"""The engine side of publishing: load a weight segment of this host, or of this GPU, into the running model.
+"""The engine side of publishing: load a segment of this host or of this GPU, or a stream, into the running model.
 
 Runs in vLLM's worker. Layers are reloaded one by one through vLLM's own reload, because on the CPU vLLM packs weights
 after loading and leaves empty parameters behind: a plain `load_weights` into a running model corrupts it.
@@ -19,8 +19,9 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
-from yatt_mm.weights.published import segment_on
+from yatt_mm.weights.published import Stream, segment_on
 from yatt_mm.weights.segment import MappedSegment, views
+from yatt_mm.weights.stream import receive
 
 
 @dataclass
@@ -38,6 +39,8 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     """A file of `yatt_mm.weights.segment` that this host's processes can map."""
     devices: list[dict[str, Any]]
     """Fields of `DeviceSegment`s; where there are any, the one of this GPU is read instead of the file."""
+    stream: dict[str, Any] | None
+    """Fields of a `Stream`; where there is one, it is received instead."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
@@ -63,9 +66,12 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Copy from the mapped file or GPU memory into the model."""
+        """Copy from the stream, GPU memory or the mapped file into the model."""
         model = cast(Any, self.model)
-        if update_info.devices:
+        if update_info.stream:
+            name = f"{self.model_config.served_model_name} (process {self.parallel_config.rank})"
+            model.load_weights(receive(Stream(**update_info.stream), self.device, name))
+        elif update_info.devices:
             found = segment_on(gpu_uuid(self.device), update_info.devices)
             model.load_weights(views(open_shared(found["handle"], self.device), found["index"]))
         else:

@@ -10,7 +10,7 @@ from yatt_mm.cores import pin_to_core
 from yatt_mm.placement import State
 from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.plan import UpdatePlan
-from yatt_mm.weights.published import DeviceSegment
+from yatt_mm.weights.published import DeviceSegment, Stream
 
 if TYPE_CHECKING:
     from yatt_mm.training.worker import TrainWorker
@@ -53,7 +53,7 @@ class TrainActor:
         """Train one step."""
         return self._started().update(plan)
 
-    def publish(self, path: str, version: int) -> DeviceSegment | None:
+    def publish(self, path: str, version: int) -> DeviceSegment | Stream | None:
         """Make the weights readable for the engines."""
         return self._started().publish(path, version)
 

@@ -35,6 +35,10 @@ class TrainSpec:
     """True sums gradients over replicas during the backward pass."""
     carrier: Carrier
     """How weights reach the engines."""
+    num_receivers: int
+    """Processes that hold a model of the engines, where they are sent to them."""
+    deadline_s: float
+    """Of every wait for those."""
     core: int | None = None
     """The processor core to which the rank is pinned; None leaves it to the kernel."""
 

@@ -27,7 +27,8 @@ from yatt_mm.training.offload import EVERYTHING, Holding
 from yatt_mm.training.plan import Minibatch, UpdatePlan
 from yatt_mm.training.samples import TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
-from yatt_mm.weights.published import DeviceSegment
+from yatt_mm.weights.published import DeviceSegment, Stream
+from yatt_mm.weights.sending import Receivers
 
 HELD = {
     State.AWAKE: EVERYTHING,
@@ -73,6 +74,8 @@ class TrainWorker:
         spec = self._spec
         init_distributed(rank=self._rank, world_size=self._parallel.world_size, store_address=store_address)
         self._carrier = resolve_carrier(spec.carrier, device())
+        host = store_address.rpartition(":")[0]
+        self._receivers = Receivers(host=host, num=spec.num_receivers, deadline_s=spec.deadline_s)
         self._engine = TrainEngine(
             model_dir=Path(spec.model_dir),
             parallel=self._parallel,
@@ -116,14 +119,16 @@ class TrainWorker:
         report.seconds = time.perf_counter() - started
         return report
 
-    def publish(self, path: str, version: int) -> DeviceSegment | None:
-        """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU.
+    def publish(self, path: str, version: int) -> DeviceSegment | Stream | None:
+        """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU, or
+        as a stream.
 
-        All ranks must be called, always with the same path. What is on the GPU lasts until the state changes.
+        All ranks must be called, always with the same path. What is on the GPU lasts until the state changes, and a
+        stream must have reached everyone by then.
         """
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
-            self._publisher = make_publisher(self._carrier, self._engine.weights, path, device())
+            self._publisher = make_publisher(self._carrier, self._engine.weights, path, device(), self._receivers)
         published = self._publisher.publish(version)
         self._policy_version = version
         return published

@@ -8,14 +8,15 @@ import torch
 
 from models.weight_source import ShardedWeights
 from yatt_mm.weights.device import DevicePublisher
-from yatt_mm.weights.published import Carrier, DeviceSegment
+from yatt_mm.weights.published import Carrier, DeviceSegment, Stream
 from yatt_mm.weights.publisher import SegmentPublisher
+from yatt_mm.weights.sending import Receivers, StreamPublisher
 
 
 class Publisher(Protocol):
     """One training rank's part of publishing."""
 
-    def publish(self, version: int) -> DeviceSegment | None:
+    def publish(self, version: int) -> DeviceSegment | Stream | None:
         """Make today's weights readable for engines; what they need besides the segment's path. Collective."""
 
     def release(self) -> None:
@@ -34,8 +35,12 @@ def resolve_carrier(carrier: Carrier, device: torch.device) -> Carrier:
     return carrier
 
 
-def make_publisher(carrier: Carrier, weights: ShardedWeights, path: str, device: torch.device) -> Publisher:
+def make_publisher(
+    carrier: Carrier, weights: ShardedWeights, path: str, device: torch.device, receivers: Receivers
+) -> Publisher:
     """For a resolved carrier; `path` is where a segment in shared memory goes. Collective."""
     if carrier == "cuda_ipc":
         return DevicePublisher(weights, device)
+    if carrier == "nccl":
+        return StreamPublisher(weights, device, receivers)
     return SegmentPublisher(weights, path)

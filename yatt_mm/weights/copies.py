@@ -35,26 +35,25 @@ def copy_finite(name: str, source: torch.Tensor, place: torch.Tensor) -> None:
         source, place = source.view(-1), place.view(-1)  # cheaper to cut and to sum than rows
     seen = source if source.device.type == "cpu" else place
     rows = max(1, CHUNK_BYTES * len(source) // (source.numel() * source.itemsize))
-    is_looked_at = source.dtype in _LOOKED_AT
     for part, target, copied in _chunks(rows, source, place, seen):
         target.copy_(part)
-        if is_looked_at:
-            _check(name, copied)
+        check_finite(name, copied)
+
+
+def check_finite(name: str, values: torch.Tensor) -> None:
+    """Raise NonFiniteWeightsError where one of the values is nan or infinite. float8 and integers are not looked at.
+
+    One such value is enough for a sum that is not finite, and a sum is the fastest pass there is. A sum that only
+    overflowed proves nothing: the values are then looked at one by one.
+    """
+    if values.dtype in _LOOKED_AT and not math.isfinite(values.sum()) and not values.isfinite().all():
+        raise NonFiniteWeightsError.of(name)
+
+
+_LOOKED_AT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def _chunks(rows: int, *tensors: torch.Tensor) -> Iterable[tuple[torch.Tensor, ...]]:
     if rows >= len(tensors[0]):
         return [tensors]
     return zip(*(tensor.split(rows) for tensor in tensors), strict=True)
-
-
-_LOOKED_AT = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
-
-def _check(name: str, values: torch.Tensor) -> None:
-    """One nan or infinity is enough for a sum that is not finite, and a sum is the fastest pass there is.
-
-    A sum that only overflowed proves nothing: the values are then looked at one by one.
-    """
-    if not math.isfinite(values.sum()) and not values.isfinite().all():
-        raise NonFiniteWeightsError.of(name)

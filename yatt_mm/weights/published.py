@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-Carrier = Literal["auto", "shm", "cuda_ipc"]
-"""How weights reach the engines: a segment in shared memory, or one in the memory of each GPU that both roles use."""
+Carrier = Literal["auto", "shm", "cuda_ipc", "nccl"]
+"""How weights reach the engines: a segment in shared memory, one in the memory of each GPU that both roles use, or a
+broadcast over NCCL (gloo on the CPU)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,13 +24,42 @@ class DeviceSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """A whole model on its way from training rank 0 to everybody who receives it."""
+
+    host: str
+    port: int
+    """Of the store in which the members meet."""
+    key: str
+    """Of this publish alone."""
+    num_members: int
+    """The sender, and each process of an engine that holds a model."""
+    deadline_s: float
+    """Of every wait."""
+    index: bytes = field(repr=False)
+    """Names, dtypes, shapes and places, as in a segment's file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Published:
     """A policy that engines may read until the next one is published."""
 
     version: int
     path: str
-    """The segment in shared memory, where `devices` is empty."""
+    """The segment in shared memory, where there is nothing else."""
     devices: tuple[DeviceSegment, ...] = ()
+    stream: Stream | None = None
+
+    @classmethod
+    def of(cls, version: int, path: str, parts: Iterable[DeviceSegment | Stream]) -> Published:
+        """From what all training ranks gave back."""
+        streams, devices = [], []
+        for part in parts:
+            if isinstance(part, Stream):
+                streams.append(part)
+            else:
+                devices.append(part)
+        return cls(version=version, path=path, devices=tuple(devices), stream=streams[0] if streams else None)
 
     def update_info(self) -> dict[str, Any]:
         """As vLLM carries it to its workers."""

@@ -81,13 +81,19 @@ class Header(NamedTuple):
         return self.generation % 2 == 0
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
     """A tensor of the index."""
 
     name: str
     dtype: str
     shape: Sequence[int]
     offset: int
+    """From the first tensor."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the tensor, without what aligns the next one."""
+        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +117,7 @@ class Layout:
         # offsets count from the first tensor, whose place depends on the length of the index
         rows, offset = [], 0
         for meta in metas:
-            rows.append(_Row(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape), offset))
+            rows.append(Row(meta.name, str(meta.dtype).removeprefix("torch."), list(meta.shape), offset))
             num_bytes = torch.Size(meta.shape).numel() * meta.dtype.itemsize
             offset += -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
         index = json.dumps(rows).encode()
@@ -185,12 +191,16 @@ def read_segment(path: str | Path, version: int | None = None) -> Iterator[tuple
 def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of an index, in the bytes of a whole segment. Raises SegmentError where there are too few."""
     first = _first_tensor(len(index))
-    for row in map(_Row._make, json.loads(index)):
-        dtype, shape = DTYPES[row.dtype], torch.Size(row.shape)
-        begin, num_bytes = first + row.offset, shape.numel() * dtype.itemsize
-        if begin + num_bytes > len(flat):
+    for row in map(Row._make, json.loads(index)):
+        if first + row.offset + row.num_bytes > len(flat):
             raise SegmentError(f"a segment of {len(flat)} bytes is too short for its {row.name}: it was cut off")
-        yield row.name, flat[begin : begin + num_bytes].view(dtype).view(shape)
+        yield row.name, view_of(row, flat, -first)
+
+
+def view_of(row: Row, flat: torch.Tensor, begin: int) -> torch.Tensor:
+    """A tensor of an index in bytes of which the first has the offset `begin`."""
+    at = row.offset - begin
+    return flat[at : at + row.num_bytes].view(DTYPES[row.dtype]).view(torch.Size(row.shape))
 
 
 def _first_tensor(index_length: int) -> int:
