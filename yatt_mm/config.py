@@ -314,13 +314,14 @@ class Config(Section):
 
     def make_placement(self) -> Placement:
         """Which unit uses which device."""
-        num_devices = self.placement.num_devices
+        num_devices, judges = self.placement.num_devices, self.reward.judges
         if self.placement.mode == "partial_colocation":
-            return partial_colocation(num_devices=num_devices, judges=self.reward.judges)
+            return partial_colocation(num_devices=num_devices, judges=judges)
         return full_colocation(
             num_devices=num_devices,
             num_engines=self.rollout.num_engines,
-            num_judge_engines={name: judge.num_engines for name, judge in self.reward.judges.items()},
+            num_judge_engines={name: judge.num_engines for name, judge in judges.items() if judge.url is None},
+            num_judge_actors={name: judge.num_engines for name, judge in judges.items() if judge.url is not None},
         )
 
     def division(self) -> Division | None:

@@ -64,6 +64,7 @@ class Unit:
     index: int
     """Of the engine in its pool, or the rank."""
     devices: tuple[int, ...]
+    """None of a judge that is a server elsewhere."""
 
     def __str__(self) -> str:
         """How errors call it."""
@@ -108,8 +109,17 @@ class Placement:
         return states
 
 
-def full_colocation(*, num_devices: int, num_engines: int, num_judge_engines: Mapping[str, int]) -> Placement:
-    """One training rank on every device; engines on the first devices, all judges' engines one after another."""
+def full_colocation(
+    *,
+    num_devices: int,
+    num_engines: int,
+    num_judge_engines: Mapping[str, int],
+    num_judge_actors: Mapping[str, int] | None = None,
+) -> Placement:
+    """One training rank on every device; engines on the first devices, all judges' engines one after another.
+
+    `num_judge_actors`: of judges that are servers elsewhere; they use no device.
+    """
     judges = [(name, engine) for name, count in num_judge_engines.items() for engine in range(count)]
     return Placement(
         units=(
@@ -117,6 +127,11 @@ def full_colocation(*, num_devices: int, num_engines: int, num_judge_engines: Ma
             *(
                 Unit(role=Role.GENRM, pool=name, index=engine, devices=(device,))
                 for device, (name, engine) in enumerate(judges)
+            ),
+            *(
+                Unit(role=Role.GENRM, pool=name, index=index, devices=())
+                for name, count in (num_judge_actors or {}).items()
+                for index in range(count)
             ),
             *_units(Role.TRAIN, "train", num_devices),
         )

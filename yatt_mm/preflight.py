@@ -102,10 +102,11 @@ def check_judges(config: Config) -> None:
     """
     judges = config.reward.judges
     for name, section in judges.items():
-        _check_folder(f"reward.judges.{name}.model", section.model)
         judge_spec(name, section, config.data.video.sampling())
-        check_media(config, f"reward.judges.{name}.model", section.model)
-    num_engines = sum(section.num_engines for section in judges.values())
+        if section.url is None:
+            _check_folder(f"reward.judges.{name}.model", section.model)
+            check_media(config, f"reward.judges.{name}.model", section.model)
+    num_engines = sum(section.num_engines for section in judges.values() if section.url is None)
     if num_engines > config.placement.num_devices and config.placement.mode == "full_colocation":
         raise ConfigError(
             f"the judges have {num_engines} engines (reward.judges.*.num_engines), but placement.num_devices is "
@@ -141,6 +142,12 @@ def _check_division(config: Config) -> None:
             "placement.mode is partial_colocation, which divides devices between rollout and judges, but reward.judges "
             "is empty; add a judge, or take placement.mode=full_colocation"
         )
+    away = [name for name, judge in config.reward.judges.items() if judge.url is not None]
+    if away:
+        raise ConfigError(
+            f"reward.judges.{away[0]}.url names a server, which has no devices of the run to divide; take "
+            "placement.mode=full_colocation, or leave the url out"
+        )
     if config.rollout.deterministic and section.dynamic:
         raise ConfigError(
             "rollout.deterministic is true, but placement.dynamic moves devices by the clock; set "
@@ -168,7 +175,7 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
         found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
         raise ConfigError(
             f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
-            "(for the digits example: python -m examples.digits.prepare)"
+            "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"
         )
     hf_config: dict[str, Any] = json.loads(file.read_text())
     model_type = hf_config.get("model_type")

@@ -24,7 +24,8 @@ from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.control.rendezvous import Rendezvous
 from yatt_mm.cores import core_of
 from yatt_mm.genrm.actor import JudgeActor
-from yatt_mm.genrm.section import JudgeSection, judge_spec
+from yatt_mm.genrm.remote_actor import RemoteJudgeActor
+from yatt_mm.genrm.section import JudgeSection, judge_spec, remote_spec
 from yatt_mm.placement import Placement, Role, State, Unit
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
@@ -171,17 +172,24 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
     config = site.config
     judges: dict[str, list[Any]] = {name: [] for name in config.reward.judges}
     for unit in site.placement.of_role(Role.GENRM):
-        section = config.reward.judges[unit.pool]
-        actor = site.create(JudgeActor, unit.devices[0], concurrency=1000)(
-            name=str(unit),
-            spec=judge_spec(unit.pool, section, config.data.video.sampling()),
-            engine=replace(_judge_engine(site, section), core=site.core(unit.devices[0])),
-            dataplane_uri=site.node.uri,
-            num_controllers=config.controllers.num,
-            deadline_s=config.controllers.deadline_s,
-        )
-        judges[unit.pool].append(actor)
+        judges[unit.pool].append(_create_judge(site, unit))
     return {name: tuple(engines) for name, engines in judges.items()}
+
+
+def _create_judge(site: _Site, unit: Unit) -> Any:
+    config, section = site.config, site.config.reward.judges[unit.pool]
+    shared: dict[str, Any] = {
+        "name": str(unit),
+        "spec": judge_spec(unit.pool, section, config.data.video.sampling()),
+        "dataplane_uri": site.node.uri,
+        "num_controllers": config.controllers.num,
+        "deadline_s": config.controllers.deadline_s,
+    }
+    server = remote_spec(section)
+    if server is not None:
+        return _create(site.stack, RemoteJudgeActor, concurrency=1000)(server=server, **shared)
+    engine = replace(_judge_engine(site, section), core=site.core(unit.devices[0]))
+    return site.create(JudgeActor, unit.devices[0], concurrency=1000)(engine=engine, **shared)
 
 
 def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:

@@ -55,6 +55,15 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
     assert message in str(caught.value)
 
 
+def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device_but_cannot_be_divided(
+    folder: Path, tiny_dir: Path
+) -> None:
+    judge = ("reward.judges.away.url=http://host:8000/v1", "reward.judges.away.model=judge")
+    check(folder, tiny_dir, *judge, "reward.judges.away.num_engines=3")
+    with pytest.raises(ConfigError, match=r"reward\.judges\.away\.url names a server"):
+        check(folder, tiny_dir, *judge, "placement.mode=partial_colocation")
+
+
 def test_parquet_json_lines_and_folders_pass_too(folder: Path, tiny_dir: Path) -> None:
     (folder / "tables").mkdir()
     write_parquet(folder / "tables" / "a.parquet", verl_table([[]]))

@@ -200,7 +200,7 @@ def test_a_signal_stops_everything_that_was_started(
         check_that_it_trains_alike(folder, name)
 
 
-def test_a_judge_alone_gives_the_reward_and_sees_what_was_processed_for_the_policy(
+def test_judges_alone_give_the_reward_and_see_what_was_processed_for_the_policy_and_one_that_is_away_is_counted(
     folder: Path, tiny_dir: Path
 ) -> None:
     judge = (
@@ -210,15 +210,20 @@ def test_a_judge_alone_gives_the_reward_and_sees_what_was_processed_for_the_poli
         'reward.judges.tiny.no_words=[" one"]',
         "reward.judges.tiny.kv_cache_memory=64MiB",
         "reward.judges.tiny.max_model_len=256",
+        "reward.judges.away.url=http://127.0.0.1:9/v1",  # nobody listens there
+        "reward.judges.away.model=judge",
+        "reward.judges.away.weight=0.5",
+        "reward.judges.away.max_attempts=1",
+        "reward.judges.away.score_on_failure=0.5",
     )
     done = runs.run(runs.arguments(folder, tiny_dir, "judged", "train.steps=2", *judge))
     assert done.status == 0, done.output
     assert done.left_behind == []
     for record in runs.metrics(folder, "judged")[1:]:
-        assert record["genrm/num_judged"] == record["sampling/num_prompts_used"] * 4
-        assert record["genrm/num_failed"] == 0
+        assert record["genrm/num_judged"] == record["sampling/num_prompts_used"] * 4 * 2
+        assert record["genrm/num_failed"] == record["genrm/num_judged"] / 2, "those of the judge that is away"
         assert 0 < record["genrm/tiny_mean"] < 1
-        assert record["reward/mean"] == pytest.approx(record["genrm/tiny_mean"])
+        assert record["reward/mean"] == pytest.approx(record["genrm/tiny_mean"] + 0.25)
         assert record["reward/function_mean"] != record["reward/mean"]
         assert record["time/genrm_s"] > 0
         assert record["genrm/bytes_moved"] > 0

