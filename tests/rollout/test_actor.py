@@ -9,14 +9,25 @@ import pytest
 from dataplane.refs import Ref
 from yatt_mm.errors import PhaseAbortedError
 from yatt_mm.rollout.actor import RolloutActor
-from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.worker import RolloutWorker
 
 SAMPLING = Sampling(max_tokens=3)
 
 
 def actor(*, deadline_s: float) -> RolloutActor:
-    spec: Any = None  # the stand-in reads none
+    spec = EngineSpec(
+        model_dir="",
+        dtype="float32",
+        max_model_len=1,
+        max_num_seqs=1,
+        kv_cache_bytes=1,
+        max_images_per_prompt=0,
+        max_videos_per_prompt=0,
+        deadline_s=1,
+        scope="",
+        durable=False,
+    )
     return RolloutActor(index=1, spec=spec, dataplane_uri="", num_controllers=2, deadline_s=deadline_s)
 
 
