@@ -187,8 +187,7 @@ def test_a_group_that_is_cut_off_before_it_was_sent_has_no_token_and_starts_anew
 
     async def at_once() -> list[GroupRef]:
         call = asyncio.create_task(worker.generate(task, Sampling(max_tokens=1500)))
-        await asyncio.sleep(0)
-        await worker.abort([task.name])
+        await worker.abort([task.name])  # before the task runs for the first time
         async with asyncio.timeout(60):
             cut = await call
         again = dataclasses.replace(task, name="early/again", partial=cut.ref)

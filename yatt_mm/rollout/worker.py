@@ -7,9 +7,9 @@ Left out: Ray and the meeting of controllers (`actor`).
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dataplane.client import Client
 from dataplane.reader import Reader
@@ -81,20 +81,15 @@ class RolloutWorker:
             client.close()
             raise
 
-    async def generate(self, task: PromptTask, sampling: Sampling) -> GroupRef:
+    def generate(self, task: PromptTask, sampling: Sampling) -> Coroutine[Any, Any, GroupRef]:
         """Answer one task, from where its `partial` ended, together with whatever else the engine is doing.
 
         Samples that `abort` or the engine's sleep cut off come back with the tokens that they have; so does the whole
-        group where the engine is asleep already.
+        group where the engine is asleep already. The task is in hand from the call on, before the first await.
         """
         cut = Cut(name=task.name)
         self._in_hand.add(cut)
-        try:
-            attempt = await self._begin(task, sampling)
-            sampled = await self._sample(attempt, cut) if attempt.unfinished else []
-        finally:
-            self._in_hand.discard(cut)
-        return await self._store(attempt, sampled)
+        return self._generate(task, sampling, cut)
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
         """Answer all tasks as one batch, from where their `partial`s ended: the same list gives the same bits.
@@ -141,6 +136,14 @@ class RolloutWorker:
 
     def _token_ids(self, task: PromptTask) -> list[int]:
         return self._template.token_ids(task.question, [size_of(ref) for ref in task.media])
+
+    async def _generate(self, task: PromptTask, sampling: Sampling, cut: Cut) -> GroupRef:
+        try:
+            attempt = await self._begin(task, sampling)
+            sampled = await self._sample(attempt, cut) if attempt.unfinished else []
+        finally:
+            self._in_hand.discard(cut)
+        return await self._store(attempt, sampled)
 
     async def _begin(self, task: PromptTask, sampling: Sampling) -> Attempt:
         partial = None
