@@ -39,7 +39,7 @@ check: $(STAMP)
 	$(VENV)/bin/mypy
 
 test: check
-	$(PYTHON) -m pytest $(ARGS)
+	$(PYTHON) -m pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models $(ARGS)

@@ -11,9 +11,18 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.training.ranks import RankPool
 
+LONGEST = ("yatt_mm/test_run.py", "training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
+"""Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""
+
 # Time limits on single examples measure the machine, not the code; whole tests have theirs.
 settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("any machine")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files first; the order is otherwise as it was."""
+    rank = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 
 
 @pytest.fixture(scope="session")
