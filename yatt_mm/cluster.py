@@ -43,13 +43,7 @@ def ray_session(
             _connect(address, runtime_env={"env_vars": dict(env)}, **common)
         else:
             os.environ.update(env)  # a local Ray hands the environment on to its workers
-            ray.init(
-                num_cpus=num_cpus,
-                include_dashboard=False,
-                object_store_memory=OBJECT_STORE_BYTES,
-                _temp_dir=str(scratch / "ray"),
-                **common,
-            )
+            _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
         yield
     finally:
         ray.shutdown()
@@ -57,6 +51,21 @@ def ray_session(
         os.environ.update(before)
         if address is None:
             _keep_logs(scratch / "ray", log_dir)
+
+
+def _start(**options: Any) -> None:
+    """A cluster of this run's own.
+
+    Raises:
+        WorkerError: Ray's processes did not come up, which on a busy machine takes them longer than they wait.
+    """
+    try:
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+    except Exception as error:  # Ray raises no type of its own
+        raise WorkerError(
+            f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
+            "processors; try again when it is lower, or name a running cluster in ray.address"
+        ) from error
 
 
 def _connect(address: str, **options: Any) -> None:

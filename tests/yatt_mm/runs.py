@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -21,6 +22,8 @@ from typing import Any
 import webdataset
 from PIL import Image
 from sklearn.datasets import load_digits
+
+from yatt_mm.owned import LOCK_FILE
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 500.0
@@ -142,7 +145,21 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
                 appeared -= set(re.findall(r"/dev/shm/([^/ \n]+)", (entry / "maps").read_text()))
         except OSError:
             continue
-    return left + [f"/dev/shm/{name}" for name in appeared]
+    held = {name for name in appeared if _is_held(Path("/dev/shm") / name)}
+    held |= {name for name in appeared if any(name.startswith(f"sem.{folder}-") for folder in held)}
+    return left + [f"/dev/shm/{name}" for name in appeared - held]
+
+
+def _is_held(folder: Path) -> bool:
+    """True for a folder (`yatt_mm.owned`) of another run that goes on now."""
+    try:
+        with (folder / LOCK_FILE).open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def wait_for_process(mark: str, pattern: str, *, deadline_s: float) -> int:

@@ -8,20 +8,19 @@ It holds refs, lengths and rewards. No pixel, token or weight passes through it.
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from dataplane.client import Client
-from yatt_mm.algorithms.advantages import group_advantages, has_signal
+from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.config import Config
-from yatt_mm.control.batch import RoundOutcome
 from yatt_mm.control.colleagues import Colleagues
 from yatt_mm.control.coordinator import Entered
-from yatt_mm.control.generation import answer, judge, scored
-from yatt_mm.control.messages import Prompt, RunStart, ScoredGroup, Team
+from yatt_mm.control.filling import Filling
+from yatt_mm.control.generation import answer, scored
+from yatt_mm.control.messages import RunStart, ScoredGroup, Team
 from yatt_mm.control.metrics import (
     Meter,
     add_groups,
@@ -32,19 +31,13 @@ from yatt_mm.control.metrics import (
     merge,
     resident_bytes,
 )
-from yatt_mm.control.pending import Pending
 from yatt_mm.control.prompts import PromptSource
-from yatt_mm.control.streaming import Streaming
-from yatt_mm.control.work import Desk, Work
 from yatt_mm.errors import DataError
 from yatt_mm.placement import Phase
 from yatt_mm.rollout.messages import Sampling
 from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
 from yatt_mm.weights.published import Published
-
-_Filled = tuple[list[ScoredGroup], list[ScoredGroup], RoundOutcome, int]
-"""My groups of the batch; all my judged groups; how the batch was filled; in how many rounds."""
 
 
 class Controller:
@@ -60,9 +53,18 @@ class Controller:
         self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
         self._with = Colleagues(index, config, team)
         self._with.step = start.step
-        self._carried: dict[int, Work] = {}
-        """Position -> what the last step cut off, and the next one goes on with."""
         self._meter = Meter()
+        self._filling = Filling(
+            controller=index,
+            config=config,
+            team=team,
+            colleagues=self._with,
+            client=self._client,
+            prompts=self._prompts,
+            meter=self._meter,
+            enter_phase=self.phase,
+            tell=self._tell,
+        )
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -111,12 +113,11 @@ class Controller:
 
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
-        fill = self._fill_in_rounds if self._takes_rounds else self._fill_in_a_stream
-        kept, judged, outcome, num_rounds = fill()
-        add_groups(self._meter, judged, step=self.step)
+        filled = self._filling.fill()
+        add_groups(self._meter, filled.judged, step=self.step)
         if self.index == 0:
-            add_sampling(self._meter, outcome, num_rounds)
-        return kept
+            add_sampling(self._meter, filled.outcome, filled.num_rounds)
+        return filled.kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """[my replica] what its ranks train, balanced over all controllers' samples."""
@@ -176,7 +177,7 @@ class Controller:
             if not sum(self._with.meet(len(prompts))):
                 raise DataError("every held-out sample is quarantined (quarantine.jsonl says why); check data.eval")
             sampling = Sampling(max_tokens=self.config.rollout.max_tokens, greedy=True)
-            desk = self._desk(entered, f"evaluation {self.step}")
+            desk = self._filling.desk(entered, f"evaluation {self.step}")
             groups = scored(answer(desk, prompts, sampling, num_samples=1))
             self._client.release([group.group.ref for group in groups])
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
@@ -221,97 +222,13 @@ class Controller:
         self._with.on_my_ranks("load", self._start.checkpoint)
         with self.phase(Phase.PUBLISH):
             self.publish()
-        self._meter = Meter()
+        self._meter.take()
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one cannot go on."""
         self._with.ask("abort", self.index, reason)
 
     # ------------------------------------------------------------------ helpers
-
-    @property
-    def _takes_rounds(self) -> bool:
-        """Where all wait for all: for the same numbers every time, or because judges work when engines sleep."""
-        is_in_turn = bool(self._team.judges) and not self._team.placement.is_partial
-        return self.config.rollout.deterministic or is_in_turn
-
-    def _fill_in_a_stream(self) -> _Filled:
-        """Groups go from stage to stage, each at its own pace."""
-        is_divided = self._team.placement.is_partial
-        with self.phase(Phase.GENERATION if is_divided else Phase.ROLLOUT, clock="rollout") as entered:
-            slots = self._with.meet_for("open_stream")
-            stream = Streaming(
-                self._desk(entered, f"step {self.step}"),
-                self._sampling(),
-                self._meter,
-                self._prompts.load,
-                self._carried,
-            )
-            kept, judged, outcome = stream.run(slots)
-        self._tell(stream.notices)
-        return kept, judged, outcome, 1
-
-    def _fill_in_rounds(self) -> _Filled:
-        """All answer, all judge, and once more for what the batch still lacks."""
-        judged: list[ScoredGroup] = []
-        for num_rounds in itertools.count(1):
-            landed = scored(self._round(self._next_prompts(), num_rounds))
-            judged += landed
-            signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
-            outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
-            if outcome.is_full:
-                break
-        positions = set(outcome.kept)
-        self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
-        kept = [group for group in judged if group.prompt.slot.position in positions]
-        return kept, judged, outcome, num_rounds
-
-    def _round(self, prompts: Sequence[Prompt], number: int) -> list[Work]:
-        """Answered, scored and judged groups of one round."""
-        name = f"step {self.step}" if number == 1 else f"step {self.step}, round {number}"
-        num_samples, is_divided = self.config.rollout.group_size, self._team.placement.is_partial
-        with self.phase(Phase.GENERATION if is_divided else Phase.ROLLOUT, clock="rollout") as entered:
-            works = answer(self._desk(entered, name), prompts, self._sampling(), num_samples=num_samples)
-            if self._team.judges and is_divided:
-                works = judge(self._desk(entered, name), works, self._meter)
-        if self._team.judges and not is_divided:
-            with self.phase(Phase.JUDGE, clock="genrm") as entered:
-                works = judge(self._desk(entered, name), works, self._meter)
-        return works
-
-    def _next_prompts(self) -> list[Prompt]:
-        """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
-        self._with.phase = "prompts"
-        prompts: list[Prompt] = []
-        bad: list[int] = []
-        while True:
-            share = self._with.meet_for("draw", bad)
-            with self._meter.timed("time/prompts_s"):
-                found, notices = self._prompts.load(share)
-            prompts += found
-            bad = [notice["index"] for notice in notices]
-            self._tell(notices)
-            if not any(self._with.meet(len(bad))):
-                return prompts
-
-    def _sampling(self) -> Sampling:
-        return Sampling(max_tokens=self.config.rollout.max_tokens, temperature=self.config.rollout.temperature)
-
-    def _desk(self, entered: Entered, name: str) -> Desk:
-        pending = Pending(
-            deadline_s=self.config.controllers.deadline_s,
-            on_progress=lambda: self._team.rendezvous.seen.remote(self.index),
-        )
-        return Desk(
-            controller=self.index,
-            config=self.config,
-            team=self._team,
-            client=self._client,
-            pending=pending,
-            name=name,
-            number=entered.number,
-            awake=entered.awake,
-        )
 
     def _prefetch(self) -> None:
         """Let the node make the next step's patches while the ranks compute."""
@@ -331,8 +248,7 @@ class Controller:
         if self._team.judges:
             add_judges(self._meter, self._with.on_my_judges("metrics"))
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
-        meters = self._with.meet(self._meter)
-        self._meter = Meter()
+        meters = self._with.meet(self._meter.take())
         if self.index:
             return
         record = merge(meters) | self._tell_usage()

@@ -50,6 +50,12 @@ class Meter:
         """Sum over time; over controllers the slowest counts."""
         self.maxima[name] = self.maxima.get(name, 0.0) + seconds
 
+    def take(self) -> Meter:
+        """What was collected since the last call; begins anew."""
+        taken = Meter(sums=self.sums, counts=self.counts, maxima=self.maxima)
+        self.sums, self.counts, self.maxima = {}, {}, {}
+        return taken
+
 
 def merge(meters: Sequence[Meter]) -> dict[str, float]:
     """One record out of the meters of all controllers; means without a single count are left out."""

@@ -61,6 +61,34 @@ class Desk:
     awake: Mapping[str, tuple[int, ...]]
     """[pool] engines that were awake as the phase began."""
 
+    @classmethod
+    def open(
+        cls,
+        *,
+        controller: int,
+        config: Config,
+        team: Team,
+        client: Client,
+        name: str,
+        number: int,
+        awake: Mapping[str, tuple[int, ...]],
+    ) -> Desk:
+        """With nothing under way."""
+        pending = Pending(
+            deadline_s=config.controllers.deadline_s,
+            on_progress=lambda: team.rendezvous.seen.remote(controller),
+        )
+        return cls(
+            controller=controller,
+            config=config,
+            team=team,
+            client=client,
+            pending=pending,
+            name=name,
+            number=number,
+            awake=awake,
+        )
+
     @property
     def is_deterministic(self) -> bool:
         """Every engine gets all controllers' requests of a phase as one batch."""

@@ -1,0 +1,153 @@
+"""How a controller comes by its share of a step's batch: in rounds in which all wait for all, or in a stream."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dataplane.client import Client
+from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.config import Config
+from yatt_mm.control.batch import RoundOutcome
+from yatt_mm.control.colleagues import Colleagues
+from yatt_mm.control.coordinator import Entered
+from yatt_mm.control.generation import answer, judge, scored
+from yatt_mm.control.messages import Prompt, ScoredGroup, Team
+from yatt_mm.control.metrics import Meter
+from yatt_mm.control.prompts import PromptSource
+from yatt_mm.control.streaming import Streaming
+from yatt_mm.control.work import Desk, Work
+from yatt_mm.placement import Phase
+from yatt_mm.rollout.messages import Sampling
+
+
+class EnterPhase(Protocol):
+    """Brings every role into its state of a phase, for a block."""
+
+    def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[Entered]:
+        """`clock`: the metric that the block's time adds to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """A batch, as one controller sees it."""
+
+    kept: list[ScoredGroup]
+    """My groups of it, in the run's order."""
+    judged: list[ScoredGroup]
+    """All groups that I had judged."""
+    outcome: RoundOutcome
+    num_rounds: int
+
+
+class Filling:
+    """Consumes: prompts that the rendezvous deals out.  Produces: scored groups."""
+
+    def __init__(
+        self,
+        *,
+        controller: int,
+        config: Config,
+        team: Team,
+        colleagues: Colleagues,
+        client: Client,
+        prompts: PromptSource,
+        meter: Meter,
+        enter_phase: EnterPhase,
+        tell: Callable[[Sequence[Mapping[str, Any]]], None],
+    ) -> None:
+        """`tell` hands over notices of samples that were set aside."""
+        self._controller = controller
+        self._config = config
+        self._team = team
+        self._with = colleagues
+        self._client = client
+        self._prompts = prompts
+        self._meter = meter
+        self._enter_phase = enter_phase
+        self._tell = tell
+        self._carried: dict[int, Work] = {}
+        """Position -> what the last step cut off, and the next one goes on with."""
+
+    def fill(self) -> Filled:
+        """This controller's share of a full batch."""
+        is_in_turn = bool(self._team.judges) and not self._team.placement.is_partial
+        takes_rounds = self._config.rollout.deterministic or is_in_turn
+        return self._in_rounds() if takes_rounds else self._in_a_stream()
+
+    def desk(self, entered: Entered, name: str) -> Desk:
+        """What the stages of a phase work with; `name`: of the phase, unique in the run."""
+        return Desk.open(
+            controller=self._controller,
+            config=self._config,
+            team=self._team,
+            client=self._client,
+            name=name,
+            number=entered.number,
+            awake=entered.awake,
+        )
+
+    def _in_a_stream(self) -> Filled:
+        """Groups go from stage to stage, each at its own pace."""
+        with self._enter_phase(self._phase, clock="rollout") as entered:
+            slots = self._with.meet_for("open_stream")
+            desk = self.desk(entered, f"step {self._with.step}")
+            stream = Streaming(desk, self._sampling, self._meter, self._prompts.load, self._carried)
+            kept, judged, outcome = stream.run(slots)
+        self._tell(stream.notices)
+        return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=1)
+
+    def _in_rounds(self) -> Filled:
+        """All answer, all judge, and once more for what the batch still lacks."""
+        judged: list[ScoredGroup] = []
+        for num_rounds in itertools.count(1):
+            landed = scored(self._round(self._next_prompts(), num_rounds))
+            judged += landed
+            signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
+            outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
+            if outcome.is_full:
+                break
+        positions = set(outcome.kept)
+        self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
+        kept = [group for group in judged if group.prompt.slot.position in positions]
+        return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
+
+    def _round(self, prompts: Sequence[Prompt], number: int) -> list[Work]:
+        """Answered, scored and judged groups of one round."""
+        name = f"step {self._with.step}" if number == 1 else f"step {self._with.step}, round {number}"
+        is_divided = self._team.placement.is_partial
+        with self._enter_phase(self._phase, clock="rollout") as entered:
+            num_samples = self._config.rollout.group_size
+            works = answer(self.desk(entered, name), prompts, self._sampling, num_samples=num_samples)
+            if self._team.judges and is_divided:
+                works = judge(self.desk(entered, name), works, self._meter)
+        if self._team.judges and not is_divided:
+            with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
+                works = judge(self.desk(entered, name), works, self._meter)
+        return works
+
+    def _next_prompts(self) -> list[Prompt]:
+        """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
+        self._with.phase = "prompts"
+        prompts: list[Prompt] = []
+        bad: list[int] = []
+        while True:
+            share = self._with.meet_for("draw", bad)
+            with self._meter.timed("time/prompts_s"):
+                found, notices = self._prompts.load(share)
+            prompts += found
+            bad = [notice["index"] for notice in notices]
+            self._tell(notices)
+            if not any(self._with.meet(len(bad))):
+                return prompts
+
+    @property
+    def _phase(self) -> Phase:
+        return Phase.GENERATION if self._team.placement.is_partial else Phase.ROLLOUT
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature)
