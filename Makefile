@@ -1,5 +1,5 @@
 # make train   install what is missing, make the digits example, train on it
-# make judge   the same with a judge: a second model says what is right, and nothing else rewards
+# make judge   the same with a judge that alone says what is right: in turns with the policy, then beside it
 # make motion  the same with videos: digits that move in MP4 clips, and which way they go
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
@@ -28,6 +28,7 @@ train: data
 judge: $(STAMP)
 	$(PYTHON) -m examples.judge.prepare
 	$(PYTHON) -m yatt_mm.train configs/judge_full_cpu.yaml $(ARGS)
+	$(PYTHON) -m yatt_mm.train configs/judge_partial_cpu.yaml $(ARGS)
 
 motion: $(STAMP)
 	$(PYTHON) -m examples.motion.prepare
