@@ -125,6 +125,31 @@ def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loade
     assert answers(sent) == answers(fresh)
 
 
+def test_an_engine_over_two_devices_equals_one_on_a_single_device_also_after_an_update(
+    tiny_dir: Path,
+    prompts: Prompts,
+    run: Run,
+    fresh: list[list[Sampled]],
+    other_weights: dict[str, torch.Tensor],
+    tmp_path: Path,
+) -> None:
+    async def updated() -> list[list[Sampled]]:
+        engine = await Engine.start(engine_config(tiny_dir, name="two", tensor_parallel_size=2))
+        try:
+            await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
+            await update(engine, tmp_path / "policy", other_weights)
+            await engine.sleep()
+            await engine.wake_up()
+            return await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
+        finally:
+            await engine.shutdown()
+
+    found = answers(run(updated()))
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in answers(fresh)]
+    for (_, logprobs), (_, wanted) in zip(found, answers(fresh), strict=True):
+        assert logprobs == pytest.approx(wanted, abs=1e-4)
+
+
 async def _stream(engine: Engine, prompts: Prompts) -> list[list[Sampled]]:
     return list(await asyncio.gather(*map(engine.generate, prompts.requests(IMAGES, max_tokens=8))))
 

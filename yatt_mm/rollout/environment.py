@@ -12,6 +12,7 @@ _DEFAULTS = {
     "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on the CPU are many and need no action
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each worker of an engine wants a NUMA node to itself
     "TOKENIZERS_PARALLELISM": "false",
 }
 """Hold for the whole process, unless the user set them."""
