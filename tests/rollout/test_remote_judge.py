@@ -36,7 +36,8 @@ START_DEADLINE_S = 240.0
 
 @pytest.fixture(scope="module")
 def task(client: Client, tiny_dir: Path) -> JudgeTask:
-    return task_for(make_group(client, patch_recipe(tiny_dir), side=56, texts=("3", "7", "<|im_end|> 7")))
+    texts = ("3", "7", "<|im_end|> 7")
+    return task_for(make_group(client, patch_recipe(tiny_dir), side=168, texts=texts))
 
 
 def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
