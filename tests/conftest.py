@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 from tests.training.ranks import RankPool
 
-LONGEST = ("yatt_mm/test_run.py", "training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
+LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
 """Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs.

@@ -19,6 +19,8 @@ from yatt_mm.rollout.launched import Launched
 from yatt_mm.weights.published import Published
 from yatt_mm.weights.writing import write_segment
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[object]]]:

@@ -13,6 +13,9 @@ from tests.yatt_mm import runs
 NUM_PROMPTS, GROUP_SIZE = 8, 4
 
 
+pytestmark = pytest.mark.alone
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("colocation")

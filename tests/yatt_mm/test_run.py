@@ -16,6 +16,8 @@ from dataplane.embedded import EmbeddedNode
 from tests.yatt_mm import runs
 from tests.yatt_mm.killing_reward import VARIABLE
 
+pytestmark = pytest.mark.alone
+
 REQUIRED_KEYS = {
     "step",
     "reward/mean",
