@@ -133,6 +133,8 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_also_after_an_
     other_weights: dict[str, torch.Tensor],
     tmp_path: Path,
 ) -> None:
+    before = set(Path("/dev/shm").glob("vllm_dist_*"))
+
     async def updated() -> list[list[Sampled]]:
         engine = await Engine.start(engine_config(tiny_dir, name="two", tensor_parallel_size=2))
         try:
@@ -145,6 +147,7 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_also_after_an_
             await engine.shutdown()
 
     found = answers(run(updated()))
+    assert not [path for path in Path("/dev/shm").glob("vllm_dist_*") if path not in before]
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in answers(fresh)]
     for (_, logprobs), (_, wanted) in zip(found, answers(fresh), strict=True):
         assert logprobs == pytest.approx(wanted, abs=1e-4)

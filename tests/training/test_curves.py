@@ -92,7 +92,8 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_optimizer_state(
     for parallel in (Parallel(tp=2, pp=2), Parallel(pp=2, vpp=2)):
         for result in ranks.run(parallel.world_size, jobs.frozen_parts, deep_folder, parallel, parts):
             assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)
-            assert result["norms"] == pytest.approx(single["norms"], rel=1e-5)
+            # the later norm follows an Adam update, which divides by small numbers: seen once at 1.07e-5
+            assert result["norms"] == pytest.approx(single["norms"], rel=2e-5)
 
 
 def test_freezing_everything_is_refused(ranks: RankPool, deep_folder: Path) -> None:

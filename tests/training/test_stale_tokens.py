@@ -48,6 +48,8 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         freeze=(),
         overlap_grad_reduce=False,
         carrier="shm",
+        num_receivers=0,
+        deadline_s=60,
     )
     worker = TrainWorker(rank=0, spec=spec, parallel=Parallel(), dataplane_uri=uri)
     with tempfile.TemporaryDirectory() as store, Client(uri) as client:

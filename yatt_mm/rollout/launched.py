@@ -20,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MAX_TMP_DIR_LENGTH = 107 - 37
 """A socket's path holds 107 characters, of which vLLM takes a slash and a UUID."""
+VLLM_SEGMENTS = "/dev/shm/vllm_dist_"
+"""Through these the workers of one engine talk on the CPU; vLLM 0.32 leaves them behind."""
 INTERRUPT_PERIOD_S = 0.1
 """How often a start that was given up is looked at."""
 
@@ -63,12 +65,15 @@ class Launched:
         self._is_given_up = True
         self._interrupt_launch(timeout_s / 2)
         started = self.processes if "processes" in self.__dict__ else self._started()
+        segments = processes.mapped(started, VLLM_SEGMENTS)
         if "llm" in self.__dict__:
             self.llm.shutdown(timeout=timeout_s / 2)
             del self.llm
         if not self._had_tracker:
             processes.stop_tracker()
         processes.end(started, timeout_s)
+        for segment in segments:
+            segment.unlink(missing_ok=True)
         if self._tmp_dir is not None:
             owned.remove(Path(self._tmp_dir))
 

@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from multiprocessing import resource_tracker
+from pathlib import Path
 
 import psutil
 
@@ -37,6 +38,15 @@ def watch(processes: set[psutil.Process], on_death: Callable[[int], None]) -> Ca
     for pid, pidfd in pidfds.items():
         loop.add_reader(pidfd, report, pid)
     return stop
+
+
+def mapped(processes: set[psutil.Process], prefix: str) -> set[Path]:
+    """Files whose path begins with `prefix` and that any of the processes maps."""
+    paths: set[Path] = set()
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            paths |= {Path(area.path) for area in process.memory_maps() if area.path.startswith(prefix)}
+    return paths
 
 
 def end(processes: set[psutil.Process], timeout_s: float) -> None:
