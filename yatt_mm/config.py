@@ -312,10 +312,20 @@ class Config(Section):
             deterministic=self.rollout.deterministic,
         )
 
+    @property
+    def is_partial(self) -> bool:
+        """Rollout and judges have devices of their own while prompts are answered."""
+        return self.placement.mode == "partial_colocation"
+
+    @property
+    def takes_rounds(self) -> bool:
+        """All prompts wait for all: for the same numbers every time, or because judges work when engines sleep."""
+        return self.rollout.deterministic or (bool(self.reward.judges) and not self.is_partial)
+
     def make_placement(self) -> Placement:
         """Which unit uses which device."""
         num_devices, judges = self.placement.num_devices, self.reward.judges
-        if self.placement.mode == "partial_colocation":
+        if self.is_partial:
             return partial_colocation(num_devices=num_devices, judges=judges)
         return full_colocation(
             num_devices=num_devices,
@@ -327,7 +337,7 @@ class Config(Section):
     def division(self) -> Division | None:
         """How devices may be divided in partial colocation; None without it."""
         section = self.placement
-        if section.mode != "partial_colocation":
+        if not self.is_partial:
             return None
         num = section.num_devices
         num_rollout = section.rollout_devices or (num + 1) // 2

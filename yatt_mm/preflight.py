@@ -13,6 +13,7 @@ from models.media_recipes import load_recipes
 from models.parallel import check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
+from yatt_mm.control.mover import Division
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.section import judge_spec
 from yatt_mm.rewards.loading import load_reward_function
@@ -30,8 +31,7 @@ def check_run(config: Config) -> None:
         for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
             check_shards(key, pattern)
     load_reward_function(config.reward.function)
-    is_partial = config.placement.mode == "partial_colocation"
-    if config.rollout.num_engines > config.placement.num_devices and not is_partial:
+    if config.rollout.num_engines > config.placement.num_devices and not config.is_partial:
         raise ConfigError(
             f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
@@ -107,7 +107,7 @@ def check_judges(config: Config) -> None:
             _check_folder(f"reward.judges.{name}.model", section.model)
             check_media(config, f"reward.judges.{name}.model", section.model)
     num_engines = sum(section.num_engines for section in judges.values() if section.url is None)
-    if num_engines > config.placement.num_devices and config.placement.mode == "full_colocation":
+    if num_engines > config.placement.num_devices and not config.is_partial:
         raise ConfigError(
             f"the judges have {num_engines} engines (reward.judges.*.num_engines), but placement.num_devices is "
             f"{config.placement.num_devices}; an engine needs a device of its own"
@@ -122,12 +122,11 @@ def check_placement(config: Config) -> None:
     Raises:
         ConfigError: it cannot work like that.
     """
-    section, sampling = config.placement, config.sampling
-    is_partial = section.mode == "partial_colocation"
-    if is_partial:
-        _check_division(config)
-    is_streaming = (is_partial or not config.reward.judges) and not config.rollout.deterministic
-    if sampling.over_dispatch > 1 and not is_streaming:
+    sampling = config.sampling
+    division = config.division()
+    if division is not None:
+        _check_division(config, division)
+    if sampling.over_dispatch > 1 and config.takes_rounds:
         why = "rollout.deterministic is true" if config.rollout.deterministic else "judges wait for all answers"
         raise ConfigError(
             f"sampling.over_dispatch is {sampling.over_dispatch:g}, but {why}; set it to 1, or "
@@ -135,7 +134,7 @@ def check_placement(config: Config) -> None:
         )
 
 
-def _check_division(config: Config) -> None:
+def _check_division(config: Config, division: Division) -> None:
     section, num = config.placement, config.placement.num_devices
     if not config.reward.judges:
         raise ConfigError(
@@ -153,7 +152,7 @@ def _check_division(config: Config) -> None:
             "rollout.deterministic is true, but placement.dynamic moves devices by the clock; set "
             "placement.dynamic=false"
         )
-    first = section.rollout_devices or (num + 1) // 2
+    first = division.first.rollout
     if not section.dynamic and not 0 < first < num:
         raise ConfigError(
             f"placement.rollout_devices is {first} of {num} devices (placement.num_devices) and placement.dynamic is "

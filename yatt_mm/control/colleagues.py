@@ -71,11 +71,13 @@ class Colleagues:
 
     def ask(self, method: str, *arguments: Any) -> Any:
         """The rendezvous's answer."""
-        call = getattr(self._team.rendezvous, method).remote(*arguments)
-        deadline_s = self._deadline_s * 1.5  # it has a deadline of its own, and says more
-        return wait_all([("the rendezvous", call)], what=method, deadline_s=deadline_s)[0]
+        return self._ask("the rendezvous", self._team.rendezvous, method, *arguments)
 
     def ask_coordinator(self, method: str, *arguments: Any) -> Any:
         """The coordinator's answer."""
-        call = getattr(self._team.coordinator, method).remote(*arguments)
-        return wait_all([("the coordinator", call)], what=method, deadline_s=self._deadline_s * 1.5)[0]
+        return self._ask("the coordinator", self._team.coordinator, method, *arguments)
+
+    def _ask(self, name: str, actor: Any, method: str, *arguments: Any) -> Any:
+        call = getattr(actor, method).remote(*arguments)
+        deadline_s = self._deadline_s * 1.5  # they have deadlines of their own, and say more
+        return wait_all([(name, call)], what=method, deadline_s=deadline_s)[0]

@@ -17,6 +17,7 @@ from yatt_mm.control.coordinator import Entered
 from yatt_mm.control.generation import answer, judge, scored
 from yatt_mm.control.messages import Prompt, ScoredGroup, Team
 from yatt_mm.control.metrics import Meter
+from yatt_mm.control.pending import Pending
 from yatt_mm.control.prompts import PromptSource
 from yatt_mm.control.streaming import Streaming
 from yatt_mm.control.work import Desk, Work
@@ -74,17 +75,20 @@ class Filling:
 
     def fill(self) -> Filled:
         """This controller's share of a full batch."""
-        is_in_turn = bool(self._team.judges) and not self._team.placement.is_partial
-        takes_rounds = self._config.rollout.deterministic or is_in_turn
-        return self._in_rounds() if takes_rounds else self._in_a_stream()
+        return self._in_rounds() if self._config.takes_rounds else self._in_a_stream()
 
     def desk(self, entered: Entered, name: str) -> Desk:
         """What the stages of a phase work with; `name`: of the phase, unique in the run."""
-        return Desk.open(
+        pending = Pending(
+            deadline_s=self._config.controllers.deadline_s,
+            on_progress=lambda: self._team.rendezvous.seen.remote(self._controller),
+        )
+        return Desk(
             controller=self._controller,
             config=self._config,
             team=self._team,
             client=self._client,
+            pending=pending,
             name=name,
             number=entered.number,
             awake=entered.awake,

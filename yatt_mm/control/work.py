@@ -61,34 +61,6 @@ class Desk:
     awake: Mapping[str, tuple[int, ...]]
     """[pool] engines that were awake as the phase began."""
 
-    @classmethod
-    def open(
-        cls,
-        *,
-        controller: int,
-        config: Config,
-        team: Team,
-        client: Client,
-        name: str,
-        number: int,
-        awake: Mapping[str, tuple[int, ...]],
-    ) -> Desk:
-        """With nothing under way."""
-        pending = Pending(
-            deadline_s=config.controllers.deadline_s,
-            on_progress=lambda: team.rendezvous.seen.remote(controller),
-        )
-        return cls(
-            controller=controller,
-            config=config,
-            team=team,
-            client=client,
-            pending=pending,
-            name=name,
-            number=number,
-            awake=awake,
-        )
-
     @property
     def is_deterministic(self) -> bool:
         """Every engine gets all controllers' requests of a phase as one batch."""
@@ -125,23 +97,26 @@ class EngineQueue:
         works = list(self._waiting)
         self._waiting.clear()
         if self._is_asking:
-            self._tell("want", 0)
+            self._want(0)
         return works
 
     def finish(self, engine: int, count: int, *, num_ended: int) -> None:
         """An engine has given back `count` requests."""
-        self._tell("finish", engine, count, num_ended)
+        self._desk.team.coordinator.finish.remote(self._desk.number, self._pool, engine, count, num_ended)
 
     def _ask(self) -> None:
         if not self._waiting:
             return
         if self._is_asking:
-            self._tell("want", len(self._waiting))
+            self._want(len(self._waiting))
             return
         self._is_asking = True
         desk = self._desk
         call = desk.team.coordinator.acquire.remote(desk.number, self._pool, desk.controller, len(self._waiting))
         desk.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
+
+    def _want(self, count: int) -> None:
+        self._desk.team.coordinator.want.remote(self._desk.number, self._pool, self._desk.controller, count)
 
     def _granted(self, engines: list[int]) -> None:
         self._is_asking = False
@@ -152,14 +127,6 @@ class EngineQueue:
             for begin in range(0, len(works), self._chunk_size):
                 self._send(engine, works[begin : begin + self._chunk_size])
         self._ask()
-
-    def _tell(self, method: str, *arguments: int) -> None:
-        """The coordinator hears what its pool needs to know."""
-        desk = self._desk
-        if method == "want":
-            desk.team.coordinator.want.remote(desk.number, self._pool, desk.controller, *arguments)
-        else:
-            desk.team.coordinator.finish.remote(desk.number, self._pool, *arguments)
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:

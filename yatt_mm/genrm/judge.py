@@ -101,7 +101,6 @@ class Judge:
         `as_batch`: the same list gives the same bits, whatever came before.
         """
         votes = await self._votes(tasks)
-        is_sure = not self._spec.temperature or isinstance(self._spec.verdict, YesNo)
         for attempt in range(self._spec.max_attempts):
             asked = [vote for group in votes for answer in group for vote in answer if not vote.is_final]
             if not asked:
@@ -112,7 +111,7 @@ class Judge:
                     vote.is_final = vote.is_cut_off = True
                 elif sampled is not None:
                     vote.score = self._read(sampled)
-                    vote.is_final = is_sure or vote.score is not None
+                    vote.is_final = self._spec.is_sure or vote.score is not None
         return [self._judged(group) for group in votes]
 
     async def shutdown(self) -> None:

@@ -42,6 +42,11 @@ class JudgeSpec:
                 "each time; set a temperature, or num_votes=1"
             )
 
+    @property
+    def is_sure(self) -> bool:
+        """True when asking again would give the same."""
+        return not self.temperature or isinstance(self.verdict, YesNo)
+
     def score_of(self, votes: Sequence[float]) -> float:
         """Of an answer with these readable votes: their mean, in [0, 1] or cut by `threshold`."""
         if not votes:

@@ -49,7 +49,6 @@ class RemoteJudge:
         self._spec = spec
         self._server = server
         self._reader = reader
-        self._is_sure = not spec.temperature or isinstance(spec.verdict, YesNo)
         self._under_way = asyncio.Semaphore(server.max_requests)
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=server.deadline_s),
@@ -101,7 +100,7 @@ class RemoteJudge:
                 logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, attempt + 1, what)
                 continue
             score = self._read(choice)
-            if score is not None or self._is_sure:
+            if score is not None or self._spec.is_sure:
                 return _Verdict(score=score, num_asked=attempt + 1)
         return _Verdict(score=None, num_asked=attempts)
 
