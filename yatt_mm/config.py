@@ -5,275 +5,37 @@ Nothing heavy is imported here, and nothing is opened: what needs the disk is ch
 
 from __future__ import annotations
 
-import difflib
 import math
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import ValidationError
 
-from models.media_recipes import VideoSampling
 from models.parallel import Parallel
-from yatt_mm.config_values import Count, Seconds, Section, Size
+from yatt_mm.config_file import explain, read_tree
+from yatt_mm.config_sections import (
+    AlgorithmSection,
+    CheckpointSection,
+    ControllersSection,
+    DataplaneSection,
+    DataSection,
+    EvalSection,
+    ModelSection,
+    PlacementSection,
+    RaySection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    SamplingSection,
+    TrainSection,
+    WeightsSection,
+)
+from yatt_mm.config_values import Section
 from yatt_mm.control.mover import Division
 from yatt_mm.errors import ConfigError
-from yatt_mm.genrm.section import JudgeSection
 from yatt_mm.placement import Placement, full_colocation, partial_colocation
 from yatt_mm.placement_policy import Bounds, Split
 from yatt_mm.sampling import SamplingRule, Tail
-
-
-class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
-    """Folder of the run's results inside `dir`."""
-    dir: str = "runs"
-    """Folder of all runs."""
-    seed: Annotated[int, Field(ge=0, lt=2**31)] = 0
-    """Everything that is drawn at random follows from it."""
-
-
-class ModelSection(Section):
-    path: str
-    """A Hugging Face folder: config.json, safetensors, tokenizer, processor."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of weights and activations, in engines and trainers; optimizer states are float32."""
-
-
-class VideoSection(Section):
-    """Which frames of videos are taken, and how large; what is left out, the model's folder says."""
-
-    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Frames per second of video."""
-    min_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """Fewest frames of a video; of a shorter one, all there are."""
-    max_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """Most frames; a longer video is sampled more thinly."""
-    min_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
-    """Frames are scaled up to it: of each frame (Qwen2.5-VL), or of all frames together (Qwen3-VL)."""
-    max_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
-    """Frames are scaled down to it, counted likewise."""
-
-    def sampling(self) -> VideoSampling:
-        """The same as those who make recipes take it."""
-        return VideoSampling(**self.model_dump())
-
-
-class DataSection(Section):
-    train: str
-    """Glob of WebDataset tars, Parquet or JSON lines, or a Hugging Face `datasets` folder; with `dataplane.uri`, the
-    name under which its node registered them."""
-    eval: str
-    """The same for the held-out samples."""
-    question_field: str = "question"
-    """Where a sample's question is: text, or one chat turn of the user (`prompt` in verl's Parquet)."""
-    answer_field: str = "answer"
-    """Where its answer is; `a.b` looks into nested fields (`reward_model.ground_truth` in verl's Parquet)."""
-    shuffle_answers: bool = False
-    """True deals the answers out among the prompts at random: the control in which nothing can be learnt."""
-    on_bad_media: Literal["quarantine", "fail"] = "quarantine"
-    """What a medium that cannot be read does: set the sample aside and go on, or end the run."""
-    num_eval_samples: Annotated[int, Field(ge=0)] = 0
-    """Held-out samples per evaluation; 0 takes all of them."""
-    video: VideoSection = VideoSection()
-
-
-class DataplaneSection(Section):
-    uri: str | None = None
-    """Address of a running node (`grpc://127.0.0.1:4815`); without it the run starts its own."""
-    memory: Size = 2**30
-    """Byte budget of the embedded node."""
-    num_workers: Count = 1
-    """Processes that decode media and cut patches in the embedded node."""
-    spill_dir: str | None = None
-    """Where the embedded node keeps, in a folder of its own, the rollouts that must outlive it if it dies, and what has
-    no room in memory; without it, among the run's temporary files. It is removed at the end."""
-    spill_size: Size = 10 * 2**30
-    """What the files there may take."""
-    timeout_s: Seconds = 120.0
-    """How long one call of a controller, a reward worker or a training rank to the data plane may take."""
-
-
-class RaySection(Section):
-    address: str | None = None
-    """An existing cluster (`auto` or host:port); without it the run starts Ray on this machine."""
-
-
-class PlacementSection(Section):
-    num_devices: Count = 2
-    """GPUs, or on a machine without any, CPU slots."""
-    mode: Literal["full_colocation", "partial_colocation"] = "full_colocation"
-    """Full colocation: every role on every device, in turns. Partial colocation: some devices answer while the others
-    judge, and training has all of them afterwards; every device has an engine of both."""
-    pin_cores: bool = False
-    """Without GPUs: True keeps the engines and ranks of every device on a processor core of its own."""
-    rollout_devices: Count | None = None
-    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half."""
-    dynamic: bool = True
-    """Partial colocation: True moves devices between rollout and judges, between steps and inside the generation phase,
-    toward the one that holds the other up; `placement.jsonl` says why."""
-    min_rollout_devices: Annotated[int, Field(ge=0)] = 0
-    """Devices that rollout keeps all through a generation phase."""
-    min_genrm_devices: Annotated[int, Field(ge=0)] = 0
-    """Devices that judges keep all through a generation phase."""
-    min_gain_frac: Annotated[float, Field(ge=0, lt=1)] = 0.03
-    """Share of the predicted time that another division must save before devices move between steps."""
-    decide_every_s: Seconds = 0.5
-    """Time between decisions inside a generation phase."""
-
-
-class ControllersSection(Section):
-    num: Count = 2
-    """Parallel controllers; independent of the data-parallel size."""
-    deadline_s: Seconds = 300.0
-    """How long controllers wait for each other, and for one call to a worker, before the phase is given up."""
-
-
-class RolloutSection(Section):
-    num_engines: Count = 2
-    """vLLM engines; at most one a device."""
-    group_size: Annotated[int, Field(ge=2)] = 8
-    """Samples per prompt, which GRPO compares with each other."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of training rollouts; evaluation is greedy."""
-    max_tokens: Count = 256
-    """Longest response, in tokens, the end-of-turn token included."""
-    max_model_len: Count = 4096
-    """Longest prompt and response together, media expanded."""
-    max_num_seqs: Count = 256
-    """Sequences that an engine works on at the same time."""
-    kv_cache_memory: Size = 2**30
-    """Memory of each engine's key-value cache."""
-    max_groups_per_engine: Count | None = None
-    """Prompts that an engine is given at once; the others wait for the first engine that has room. By default as many
-    as `max_num_seqs` holds. In partial colocation a device is reckoned full with so many."""
-    max_images_per_prompt: Count = 4
-    """More images in one prompt are refused."""
-    max_videos_per_prompt: Annotated[int, Field(ge=0)] = 1
-    """More videos in one prompt are refused."""
-    deterministic: bool = False
-    """True gives each engine the prompts of a step as one batch: the same numbers for the same seed."""
-
-
-class RewardSection(Section):
-    function: str = "yatt_mm.rewards.functions:exact_match"
-    """`module:name` of a function (response: str, answer: str, fields: dict) -> float."""
-    num_workers: Count = 1
-    """Reward processes."""
-    deadline_s: Seconds = 60.0
-    """How long the function may take over one response before it is interrupted and scored 0."""
-    weight: Annotated[float, Field(ge=0)] = 1.0
-    """Of the function's score in the reward; 0 leaves the reward to the judges, and the function to evaluation."""
-    judges: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JudgeSection] = {}
-    """Generative reward models by name; each adds its weighted score to the reward."""
-
-
-class AlgorithmSection(Section):
-    normalize_std: bool = True
-    """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
-    clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
-    """The probability ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The probability ratio counts up to 1 + clip_high."""
-    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of an entropy bonus in the loss."""
-
-
-class SamplingSection(Section):
-    replace_groups: bool = False
-    """True replaces groups whose rewards are all equal, which teach nothing, by other prompts' until the batch is full
-    (DAPO's dynamic sampling)."""
-    max_prompts_factor: Annotated[float, Field(ge=1)] = 4.0
-    """Most prompts that a step may use, as a multiple of `train.prompts_per_step`; what the batch then still lacks is
-    filled with groups without signal."""
-    over_dispatch: Annotated[float, Field(ge=1)] = 1.0
-    """Prompts under way per group that the batch still lacks: above 1 it is full without waiting for the slowest. Needs
-    rewards that come while others are answered: no judges, or partial colocation; and not `rollout.deterministic`."""
-    tail: Literal["drop", "restart", "continue"] = "drop"
-    """What becomes of prompts under way when the batch is full: dropped, answered anew in the next step (`restart`), or
-    gone on with there from where they were (`continue`), each token with the policy version that it was sampled by."""
-
-
-class ParallelSection(Section):
-    tp: Count = 1
-    """Tensor-parallel ranks."""
-    pp: Count = 1
-    """Pipeline stages."""
-    vpp: Count = 1
-    """Runs of layers per pipeline stage (virtual pipeline); above 1 the stages wait less for each other."""
-    first_stage_layers: Count | None = None
-    """Layers of the first stage, which has the vision tower too; by default all stages have the same number."""
-    last_stage_layers: Count | None = None
-    """Layers of the last stage, which has the head too; by default all stages have the same number."""
-    sp: bool = False
-    """True cuts norms and residuals over the tensor-parallel ranks as well (sequence parallelism)."""
-    cp: Count = 1
-    """Context-parallel ranks: each holds a part of every sequence."""
-    cp_comm: Literal["a2a", "allgather"] = "a2a"
-    """How they attend to each other's tokens: exchange heads for tokens, or gather all keys and values."""
-    cp_order: Literal["contiguous", "zigzag"] = "contiguous"
-    """Which tokens a rank holds: a slice of the packed stream, or of each sequence a piece from both of its ends."""
-    ep: Count = 1
-    """Ranks of a stage over which the experts of a layer are dealt, across replicas; 1 for models without experts."""
-    etp: Count = 1
-    """Ranks over which each expert's matrices are cut; 1 for models without experts."""
-    dp: Count | None = None
-    """Data-parallel replicas; by default the devices that tp, pp and cp leave."""
-
-
-class TrainSection(Section):
-    steps: Count
-    """Training steps of the run."""
-    prompts_per_step: Count
-    """Prompts drawn per step, over all controllers."""
-    lr: Annotated[float, Field(gt=0)]
-    """Learning rate of AdamW after the warm-up."""
-    warmup_steps: Annotated[int, Field(ge=0)] = 0
-    """Optimizer updates over which the learning rate rises from 0."""
-    lr_final_frac: Annotated[float, Field(ge=0, le=1)] = 1.0
-    """Share of `lr` that is left at the last step; it falls linearly. 1 keeps it constant."""
-    weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    """Of AdamW; biases and norms are not decayed."""
-    betas: tuple[float, float] = (0.9, 0.95)
-    """Of AdamW."""
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the global gradient."""
-    optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Share of the optimizer's state that stays, and is updated, in host memory. Needs a GPU."""
-    num_minibatches: Count = 1
-    """Optimizer updates per step; above 1 the later ones are off-policy and the clip matters."""
-    max_tokens_per_microbatch: Count = 8192
-    """Tokens, images expanded, that one forward pass may hold."""
-    max_patches_per_microbatch: Count | None = None
-    """Image patches that one forward pass may encode; by default what the images of its tokens have."""
-    recompute: Literal["none", "full", "selective"] = "none"
-    """Activations computed again in the backward pass to save memory: none, whole layers, or attention alone."""
-    freeze: Annotated[list[Literal["tower", "merger", "language"]], Field(max_length=2)] = []
-    """Parts that are not trained, two at most: the vision tower, its merger (which makes tokens of patches), the
-    language model."""
-    overlap_grad_reduce: bool = False
-    """True sums gradients over replicas while the backward pass goes on; pays with many replicas on GPUs."""
-    parallel: ParallelSection = ParallelSection()
-
-
-class WeightsSection(Section):
-    carrier: Literal["auto", "shm", "cuda_ipc", "nccl"] = "auto"
-    """How trained weights reach the engines: a segment in shared memory, CUDA IPC between roles that share GPUs, or a
-    broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs and else shared memory."""
-
-
-class EvalSection(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """Steps between evaluations; 0 evaluates only before and after training."""
-
-
-class CheckpointSection(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """Steps between checkpoints; 0 saves only at the end."""
-    keep: Count = 2
-    """Newest checkpoints that stay on disk."""
-    asynchronous: bool = True
-    """True copies the training state to host memory and writes it during the next step; it counts after that step."""
 
 
 class Config(Section):
@@ -393,76 +155,6 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
         raise ConfigError("\n".join(explain(problem, Config) for problem in error.errors())) from error
 
 
-def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
-    """The plain tree of a YAML file, with `dotted.key=value` overrides put in.
-
-    Raises:
-        ConfigError: the file cannot be read or is not a mapping, or an override is not one.
-    """
-    try:
-        text = Path(path).read_text()
-    except OSError as error:
-        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
-    try:
-        tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{path} is not YAML: {error}") from error
-    if not isinstance(tree, dict):
-        raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
-    for override in overrides:
-        _apply_override(tree, override)
-    return tree
-
-
 def dump_config(config: Config) -> str:
     """The resolved config as YAML; loading it gives the same config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-
-
-def _apply_override(tree: dict[str, Any], override: str) -> None:
-    key, separator, value = override.partition("=")
-    if not separator or not key:
-        raise ConfigError(f"found the argument {override!r}; wanted dotted.key=value, such as train.lr=1e-4")
-    *sections, leaf = key.split(".")
-    for section in sections:
-        below = tree.setdefault(section, {})
-        if not isinstance(below, dict):
-            raise ConfigError(f"{key}: {section} is a value, not a section")
-        tree = below
-    try:
-        tree[leaf] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
-
-
-def explain(problem: Any, root: type[Section]) -> str:
-    """One line on a validation error of pydantic's, with the key and the nearest known one."""
-    location = [str(part) for part in problem["loc"]]
-    key = ".".join(location)
-    if problem["type"] == "extra_forbidden":
-        known = _all_keys(root)
-        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-        same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == location[-1]]
-        return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
-    if problem["type"] == "missing":
-        return f"{key} is missing; add it to the config or give {key}=VALUE"
-    if not location:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key} is {problem['input']!r}: {problem['msg']}"
-
-
-def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
-    """The section that a field holds, itself or by name, and what stands between its key and theirs; else None."""
-    if isinstance(annotation, type) and issubclass(annotation, Section):
-        return annotation, "."
-    inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
-    return (inside[0], ".<name>.") if inside else None
-
-
-def _all_keys(section: type[Section], prefix: str = "") -> list[str]:
-    keys: list[str] = []
-    for name, field in section.model_fields.items():
-        keys.append(f"{prefix}{name}")
-        if (found := section_inside(field.annotation)) is not None:
-            keys += _all_keys(found[0], f"{prefix}{name}{found[1]}")
-    return keys

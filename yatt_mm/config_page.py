@@ -7,7 +7,8 @@ import json
 import yaml
 from pydantic.fields import FieldInfo
 
-from yatt_mm.config import Config, section_inside
+from yatt_mm.config import Config
+from yatt_mm.config_file import section_inside
 from yatt_mm.config_values import Section
 
 

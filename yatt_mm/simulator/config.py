@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from yatt_mm.config import Count, Section, explain, read_tree
+from yatt_mm.config_file import explain, read_tree
+from yatt_mm.config_values import Count, Section
 from yatt_mm.errors import ConfigError
 from yatt_mm.sampling import Tail
 
