@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 
-def check_divides(axis: str, size: int, what: str, count: int) -> None:
-    """Raise ValueError, with the nearest sizes that fit, where `count` of `what` do not divide by parallel.`axis`."""
+def check_divides(key: str, size: int, what: str, count: int) -> None:
+    """Raise ValueError, with sizes that fit, where `count` of `what` do not divide by the `size` of `key`."""
     if count % size:
         raise ValueError(
-            f"parallel.{axis} is {size} and the model has {count} {what}, which do not divide by it; "
+            f"{key} is {size} and the model has {count} {what}, which do not divide by it; "
             f"choose {nearest(divisors(count), size)}"
         )
 

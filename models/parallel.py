@@ -69,8 +69,8 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
     """Raise ValueError where the model of a Hugging Face config.json cannot be divided like this."""
     text = {**config_json, **config_json.get("text_config", {})}
     _check_experts(parallel, config_json["model_type"], text)
-    check_divides("tp", parallel.tp, "attention heads", text["num_attention_heads"])
-    check_divides("tp", parallel.tp, "MLP columns", text["intermediate_size"])
+    check_divides("parallel.tp", parallel.tp, "attention heads", text["num_attention_heads"])
+    check_divides("parallel.tp", parallel.tp, "MLP columns", text["intermediate_size"])
     groups = text["num_key_value_heads"]
     if groups % parallel.tp and parallel.tp % groups:
         raise ValueError(
@@ -89,6 +89,16 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
     check_deepstack(stages[0], parallel.vpp, len(vision.get("deepstack_visual_indexes") or ()))
 
 
+def check_engine_layout(key: str, tp: int, config_json: Mapping[str, Any]) -> None:
+    """Raise ValueError, with the name `key` for `tp`, where vLLM cannot cut the model over so many devices."""
+    text = {**config_json, **config_json.get("text_config", {})}
+    check_divides(key, tp, "attention heads", text["num_attention_heads"])
+    check_divides(key, tp, "MLP columns", text["intermediate_size"])
+    vision = config_json.get("vision_config") or {}
+    if "num_heads" in vision:
+        check_divides(key, tp, "heads in its vision tower", vision["num_heads"])
+
+
 def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any]) -> None:
     num_experts = text.get("num_experts") or text.get("num_local_experts")
     if num_experts is None:
@@ -96,8 +106,8 @@ def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any])
             if size != 1:
                 raise ValueError(f"parallel.{axis} is {size}; {model_type} has no experts, so set parallel.{axis}=1")
         return
-    check_divides("ep", parallel.ep, "experts", num_experts)
-    check_divides("etp", parallel.etp, "MLP columns of an expert", text["moe_intermediate_size"])
+    check_divides("parallel.ep", parallel.ep, "experts", num_experts)
+    check_divides("parallel.etp", parallel.etp, "MLP columns of an expert", text["moe_intermediate_size"])
     of_experts, of_stage = parallel.ep * parallel.etp, parallel.tp * parallel.cp * parallel.dp
     if of_stage % of_experts:
         raise ValueError(

@@ -19,7 +19,7 @@ def stage_layers(
         _check_single(vpp, first, last)
         return [num_layers]
     if first is None and last is None:
-        check_divides("pp", pp, "layers", num_layers)
+        check_divides("parallel.pp", pp, "layers", num_layers)
     num_others = pp - (first is not None) - (last is not None)
     left = num_layers - (first or 0) - (last or 0)
     if left < num_others or left % max(1, num_others) or (left and not num_others):

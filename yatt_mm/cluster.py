@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -109,15 +109,15 @@ def reserved_devices(num_devices: int, *, use_gpus: bool, deadline_s: float) -> 
         remove_placement_group(group)
 
 
-def on_device(group: PlacementGroup, device: int, *, use_gpus: bool) -> dict[str, Any]:
-    """Options that put an actor beside device number `device`, without claiming it: roles take turns."""
+def on_devices(group: PlacementGroup, devices: Sequence[int], *, use_gpus: bool) -> dict[str, Any]:
+    """Options that put an actor beside these devices, without claiming them: roles take turns."""
     options: dict[str, Any] = {
         "num_cpus": 0,
         "num_gpus": 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=device),
+        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=devices[0]),
     }
     if use_gpus:
-        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": str(device)}}
+        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}}
     return options
 
 

@@ -33,7 +33,7 @@ from yatt_mm.config_sections import (
 from yatt_mm.config_values import Section
 from yatt_mm.control.mover import Division
 from yatt_mm.errors import ConfigError
-from yatt_mm.placement import Placement, full_colocation, partial_colocation
+from yatt_mm.placement import Engines, Placement, cell_size, full_colocation, partial_colocation
 from yatt_mm.placement_policy import Bounds, Split
 from yatt_mm.sampling import SamplingRule, Tail
 
@@ -86,33 +86,51 @@ class Config(Section):
 
     def make_placement(self) -> Placement:
         """Which unit uses which device."""
-        num_devices, judges = self.placement.num_devices, self.reward.judges
-        if self.is_partial:
-            return partial_colocation(num_devices=num_devices, judges=judges)
-        return full_colocation(
-            num_devices=num_devices,
-            num_engines=self.rollout.num_engines,
-            num_judge_engines={name: judge.num_engines for name, judge in judges.items() if judge.url is None},
-            num_judge_actors={name: judge.num_engines for name, judge in judges.items() if judge.url is not None},
-        )
+        place = partial_colocation if self.is_partial else full_colocation
+        return place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
+
+    @property
+    def engines(self) -> Engines:
+        """Those of the policy."""
+        return self._engines(self.rollout.num_engines, self.rollout.tp)
+
+    @property
+    def judges(self) -> dict[str, Engines]:
+        """[judge] its engines; with `tp` 0 those of servers elsewhere."""
+        return {
+            name: Engines(num=judge.num_engines, tp=0) if judge.url else self._engines(judge.num_engines, judge.tp)
+            for name, judge in self.reward.judges.items()
+        }
+
+    @property
+    def has_local_judges(self) -> bool:
+        """Some judge works on the run's own devices."""
+        return any(engines.tp for engines in self.judges.values())
+
+    def _engines(self, num: int, tp: int) -> Engines:
+        return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
 
     def division(self) -> Division | None:
         """How devices may be divided in partial colocation; None without it."""
         section = self.placement
         if not self.is_partial:
             return None
-        num = section.num_devices
-        num_rollout = section.rollout_devices or (num + 1) // 2
+        size = cell_size(self.engines, self.judges.values())
+        num = section.num_devices // size
+        min_rollout, min_genrm = section.min_rollout_devices // size, section.min_genrm_devices // size
+        num_rollout = (num + 1) // 2 if section.rollout_devices is None else section.rollout_devices // size
+        if not self.has_local_judges:
+            num_rollout = min_rollout = num
         return Division(
             first=Split(rollout=num_rollout, genrm=num - num_rollout),
             bounds=Bounds(
-                min_rollout=section.min_rollout_devices,
-                max_rollout=num - section.min_genrm_devices,
-                min_genrm=section.min_genrm_devices,
-                max_genrm=num - section.min_rollout_devices,
+                min_rollout=min_rollout,
+                max_rollout=num - min_genrm,
+                min_genrm=min_genrm,
+                max_genrm=num - min_rollout,
                 min_gain_frac=section.min_gain_frac,
             ),
-            is_dynamic=section.dynamic,
+            is_dynamic=section.dynamic and self.has_local_judges,
             decide_every_s=section.decide_every_s,
         )
 

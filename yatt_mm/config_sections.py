@@ -95,7 +95,8 @@ class PlacementSection(Section):
     pin_cores: bool = False
     """Without GPUs: True keeps the engines and ranks of every device on a processor core of its own."""
     rollout_devices: Count | None = None
-    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half."""
+    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half. These
+    and the two below count whole engines: multiples of the largest engine's devices."""
     dynamic: bool = True
     """Partial colocation: True moves devices between rollout and judges, between steps and inside the generation phase,
     toward the one that holds the other up; `placement.jsonl` says why."""
@@ -118,7 +119,9 @@ class ControllersSection(Section):
 
 class RolloutSection(Section):
     num_engines: Count = 2
-    """vLLM engines; at most one a device."""
+    """vLLM engines; no two share a device. In partial colocation there are as many as the devices hold."""
+    tp: Count = 1
+    """Devices of each engine, over which its tensors are cut (tensor parallelism)."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Samples per prompt, which GRPO compares with each other."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -130,7 +133,7 @@ class RolloutSection(Section):
     max_num_seqs: Count = 256
     """Sequences that an engine works on at the same time."""
     kv_cache_memory: Size = 2**30
-    """Memory of each engine's key-value cache."""
+    """Memory of each engine's key-value cache, on each of its devices."""
     max_groups_per_engine: Count | None = None
     """Prompts that an engine is given at once; the others wait for the first engine that has room. By default as many
     as `max_num_seqs` holds. In partial colocation a device is reckoned full with so many."""

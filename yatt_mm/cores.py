@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 
 
-def pin_to_core(core: int | None) -> None:
-    """Keep this process's threads, and the processes that it starts from now on, on one core; None changes nothing."""
-    if core is None:
+def pin_to_cores(cores: Collection[int]) -> None:
+    """Keep this process's threads, and the processes that it starts from now on, on these; none changes nothing."""
+    if not cores:
         return
     for thread in Path("/proc/self/task").iterdir():
-        os.sched_setaffinity(int(thread.name), {core})
+        os.sched_setaffinity(int(thread.name), cores)
 
 
 def core_of(device: int) -> int:

@@ -1,8 +1,8 @@
 """Which role may use which device, and in which state. Pure data and its rules; the coordinator carries it out.
 
 Full colocation: every role on every device, in turns. Partial colocation: while prompts are answered and judged, the
-devices are divided into those of rollout and those of GenRM; training has all of them afterwards. What divides is a
-*cell*: the devices that hold one engine of the policy and one of every judge.
+devices are divided into those of rollout and those of GenRM; training has all of them afterwards. What passes from one
+to the other is a *cell*: the devices of the largest engine, which hold whole engines of the policy and of every judge.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 
 
 class Role(StrEnum):
@@ -90,13 +91,18 @@ class Placement:
         """Its units."""
         return tuple(unit for unit in self.units if unit.role is role)
 
+    def pools(self) -> dict[str, tuple[Unit, ...]]:
+        """[pool] its units."""
+        names = dict.fromkeys(unit.pool for unit in self.units)
+        return {name: tuple(unit for unit in self.units if unit.pool == name) for name in names}
+
     def devices(self, role: Role) -> tuple[tuple[int, ...], ...]:
         """[unit of the role] device numbers."""
         return tuple(unit.devices for unit in self.of_role(role))
 
     def in_cell(self, cell: int, role: Role) -> tuple[Unit, ...]:
         """The role's units on the devices of a cell."""
-        return tuple(unit for unit in self.of_role(role) if set(unit.devices) <= set(self.cells[cell]))
+        return tuple(unit for unit in self.of_role(role) if unit.devices and set(unit.devices) <= set(self.cells[cell]))
 
     def wanted(self, phase: Phase, rollout_cells: Iterable[int] = ()) -> dict[Unit, State]:
         """[unit] its state in a phase; `rollout_cells` answer in `GENERATION`, all others judge."""
@@ -104,51 +110,66 @@ class Placement:
         if phase is Phase.GENERATION:
             answering = {device for cell in rollout_cells for device in self.cells[cell]}
             for unit in self.units:
-                if unit.role is not Role.TRAIN and (unit.role is Role.ROLLOUT) != (unit.devices[0] in answering):
+                if unit.role is Role.TRAIN or not unit.devices:
+                    continue
+                if (unit.role is Role.ROLLOUT) != (unit.devices[0] in answering):
                     states[unit] = State.ASLEEP
         return states
 
 
-def full_colocation(
-    *,
-    num_devices: int,
-    num_engines: int,
-    num_judge_engines: Mapping[str, int],
-    num_judge_actors: Mapping[str, int] | None = None,
-) -> Placement:
-    """One training rank on every device; engines on the first devices, all judges' engines one after another.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Engines:
+    """The engines of a pool."""
 
-    `num_judge_actors`: of judges that are servers elsewhere; they use no device.
-    """
-    judges = [(name, engine) for name, count in num_judge_engines.items() for engine in range(count)]
+    num: int
+    tp: int = 1
+    """Devices of each; 0 where they are servers elsewhere."""
+
+    @property
+    def num_devices(self) -> int:
+        """Of all of them."""
+        return self.num * self.tp
+
+
+def full_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, Engines]) -> Placement:
+    """One training rank on every device; engines on the first devices, all judges' engines one after another."""
+    first, units_of_judges = 0, []
+    for name, engines in judges.items():
+        units_of_judges.append(_units(Role.GENRM, name, engines, first=first))
+        first += engines.num_devices
     return Placement(
         units=(
-            *_units(Role.ROLLOUT, "rollout", num_engines),
-            *(
-                Unit(role=Role.GENRM, pool=name, index=engine, devices=(device,))
-                for device, (name, engine) in enumerate(judges)
-            ),
-            *(
-                Unit(role=Role.GENRM, pool=name, index=index, devices=())
-                for name, count in (num_judge_actors or {}).items()
-                for index in range(count)
-            ),
-            *_units(Role.TRAIN, "train", num_devices),
+            *_units(Role.ROLLOUT, "rollout", rollout),
+            *chain.from_iterable(units_of_judges),
+            *_units(Role.TRAIN, "train", Engines(num=num_devices)),
         )
     )
 
 
-def partial_colocation(*, num_devices: int, judges: Iterable[str]) -> Placement:
-    """Every device is a cell: it has a training rank, an engine of the policy, and one of every judge."""
+def partial_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, Engines]) -> Placement:
+    """Every device has a training rank and a place in an engine of the policy, and in one of each judge.
+
+    Judges that are servers elsewhere take no device and no part in the division.
+    """
+    size = cell_size(rollout, judges.values())
     return Placement(
         units=(
-            *_units(Role.ROLLOUT, "rollout", num_devices),
-            *(unit for name in judges for unit in _units(Role.GENRM, name, num_devices)),
-            *_units(Role.TRAIN, "train", num_devices),
+            *_units(Role.ROLLOUT, "rollout", rollout),
+            *chain.from_iterable(_units(Role.GENRM, name, engines) for name, engines in judges.items()),
+            *_units(Role.TRAIN, "train", Engines(num=num_devices)),
         ),
-        cells=tuple((device,) for device in range(num_devices)),
+        cells=tuple(tuple(range(first, first + size)) for first in range(0, num_devices, size)),
     )
 
 
-def _units(role: Role, pool: str, count: int) -> list[Unit]:
-    return [Unit(role=role, pool=pool, index=index, devices=(index,)) for index in range(count)]
+def cell_size(rollout: Engines, judges: Iterable[Engines]) -> int:
+    """Devices of a cell: those of the largest engine."""
+    return max(engines.tp for engines in (rollout, *judges))
+
+
+def _units(role: Role, pool: str, engines: Engines, *, first: int = 0) -> list[Unit]:
+    """One after another, from device `first` on."""
+    return [
+        Unit(role=role, pool=pool, index=index, devices=tuple(range(begin, begin + engines.tp)))
+        for index, begin in enumerate(first + index * engines.tp for index in range(engines.num))
+    ]

@@ -10,12 +10,12 @@ from typing import Any
 from dataplane.errors import DatasetError
 from dataplane.roots import WANTED, find_dataset_files
 from models.media_recipes import load_recipes
-from models.parallel import check_layout
+from models.parallel import check_engine_layout, check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
-from yatt_mm.control.mover import Division
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.section import judge_spec
+from yatt_mm.preflight_placement import check_placement
 from yatt_mm.rewards.loading import load_reward_function
 
 
@@ -31,11 +31,6 @@ def check_run(config: Config) -> None:
         for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
             check_shards(key, pattern)
     load_reward_function(config.reward.function)
-    if config.rollout.num_engines > config.placement.num_devices and not config.is_partial:
-        raise ConfigError(
-            f"rollout.num_engines is {config.rollout.num_engines}, but placement.num_devices is "
-            f"{config.placement.num_devices}; an engine needs a device of its own"
-        )
     check_judges(config)
     check_placement(config)
     rollout, train = config.rollout, config.train
@@ -79,6 +74,7 @@ def check_model(config: Config) -> dict[str, Any]:
         check_layout(config.parallel(), hf_config)
     except ValueError as error:
         raise ConfigError(f"train.parallel: {error}") from error
+    _check_engine("rollout.tp", config.rollout.tp, hf_config)
     return hf_config
 
 
@@ -95,7 +91,7 @@ def check_media(config: Config, key: str, path: str) -> None:
 
 
 def check_judges(config: Config) -> None:
-    """Their folders, templates and patterns, and a device for each of their engines.
+    """Their folders, templates and patterns.
 
     Raises:
         ConfigError: one of them cannot be used.
@@ -104,66 +100,18 @@ def check_judges(config: Config) -> None:
     for name, section in judges.items():
         judge_spec(name, section, config.data.video.sampling())
         if section.url is None:
-            _check_folder(f"reward.judges.{name}.model", section.model)
+            hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
+            _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)
-    num_engines = sum(section.num_engines for section in judges.values() if section.url is None)
-    if num_engines > config.placement.num_devices and not config.is_partial:
-        raise ConfigError(
-            f"the judges have {num_engines} engines (reward.judges.*.num_engines), but placement.num_devices is "
-            f"{config.placement.num_devices}; an engine needs a device of its own"
-        )
     if not judges and not config.reward.weight:
         raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
 
 
-def check_placement(config: Config) -> None:
-    """Partial colocation has all that it divides, and prompts are refilled in a way that the placement allows.
-
-    Raises:
-        ConfigError: it cannot work like that.
-    """
-    sampling = config.sampling
-    division = config.division()
-    if division is not None:
-        _check_division(config, division)
-    if sampling.over_dispatch > 1 and config.takes_rounds:
-        why = "rollout.deterministic is true" if config.rollout.deterministic else "judges wait for all answers"
-        raise ConfigError(
-            f"sampling.over_dispatch is {sampling.over_dispatch:g}, but {why}; set it to 1, or "
-            f"{'rollout.deterministic=false' if config.rollout.deterministic else 'placement.mode=partial_colocation'}"
-        )
-
-
-def _check_division(config: Config, division: Division) -> None:
-    section, num = config.placement, config.placement.num_devices
-    if not config.reward.judges:
-        raise ConfigError(
-            "placement.mode is partial_colocation, which divides devices between rollout and judges, but reward.judges "
-            "is empty; add a judge, or take placement.mode=full_colocation"
-        )
-    away = [name for name, judge in config.reward.judges.items() if judge.url is not None]
-    if away:
-        raise ConfigError(
-            f"reward.judges.{away[0]}.url names a server, which has no devices of the run to divide; take "
-            "placement.mode=full_colocation, or leave the url out"
-        )
-    if config.rollout.deterministic and section.dynamic:
-        raise ConfigError(
-            "rollout.deterministic is true, but placement.dynamic moves devices by the clock; set "
-            "placement.dynamic=false"
-        )
-    first = division.first.rollout
-    if not section.dynamic and not 0 < first < num:
-        raise ConfigError(
-            f"placement.rollout_devices is {first} of {num} devices (placement.num_devices) and placement.dynamic is "
-            "false: rollout and judges need at least one device each; change one of the three"
-        )
-    least = section.min_rollout_devices + section.min_genrm_devices
-    if first > num or least > num:
-        raise ConfigError(
-            f"placement.rollout_devices is {first}, placement.min_rollout_devices + placement.min_genrm_devices "
-            f"{least}, but placement.num_devices is {num}; lower them"
-        )
+def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:
+    try:
+        check_engine_layout(key, tp, hf_config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _check_folder(key: str, path: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from models.flops import count_operations
 from models.media_recipes import load_recipes
 from models.registry import read_config
 from yatt_mm.checkpoints import Checkpoints
-from yatt_mm.cluster import on_device, reserved_devices
+from yatt_mm.cluster import on_devices, reserved_devices
 from yatt_mm.config import Config
 from yatt_mm.control.actor import ControllerActor
 from yatt_mm.control.batch import Batches
@@ -132,13 +133,14 @@ class _Site:
         """As it reads from another working directory."""
         return str(Path(self.config.model.path).absolute())
 
-    def core(self, device: int) -> int | None:
-        """The processor core of a device, where devices are cores and each keeps to its own."""
-        return core_of(device) if self.config.placement.pin_cores and not self.use_gpus else None
+    def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The processor cores of devices, where devices are cores and each keeps to its own."""
+        is_pinned = self.config.placement.pin_cores and not self.use_gpus
+        return tuple(map(core_of, devices)) if is_pinned else ()
 
-    def create(self, body: type, device: int, *, concurrency: int) -> Any:
-        """The constructor of an actor beside a device."""
-        options = on_device(self.group, device, use_gpus=self.use_gpus)
+    def create(self, body: type, devices: Sequence[int], *, concurrency: int) -> Any:
+        """The constructor of an actor beside these devices."""
+        options = on_devices(self.group, devices, use_gpus=self.use_gpus)
         return _create(self.stack, body, concurrency=concurrency, **options)
 
 
@@ -152,14 +154,15 @@ def _create_engines(site: _Site) -> list[Any]:
         kv_cache_bytes=config.rollout.kv_cache_memory,
         max_images_per_prompt=config.rollout.max_images_per_prompt,
         max_videos_per_prompt=config.rollout.max_videos_per_prompt,
+        tp=config.rollout.tp,
         deadline_s=config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,
     )
     return [
-        site.create(RolloutActor, devices[0], concurrency=1000)(
+        site.create(RolloutActor, devices, concurrency=1000)(
             index=engine,
-            spec=replace(spec, core=site.core(devices[0])),
+            spec=replace(spec, cores=site.cores(devices)),
             dataplane_uri=site.node.uri,
             num_controllers=config.controllers.num,
             deadline_s=config.controllers.deadline_s,
@@ -188,8 +191,8 @@ def _create_judge(site: _Site, unit: Unit) -> Any:
     server = remote_spec(section)
     if server is not None:
         return _create(site.stack, RemoteJudgeActor, concurrency=1000)(server=server, **shared)
-    engine = replace(_judge_engine(site, section), core=site.core(unit.devices[0]))
-    return site.create(JudgeActor, unit.devices[0], concurrency=1000)(engine=engine, **shared)
+    engine = replace(_judge_engine(site, section), cores=site.cores(unit.devices))
+    return site.create(JudgeActor, unit.devices, concurrency=1000)(engine=engine, **shared)
 
 
 def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
@@ -201,6 +204,7 @@ def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
         kv_cache_bytes=section.kv_cache_memory,
         max_images_per_prompt=site.config.rollout.max_images_per_prompt,
         max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
+        tp=section.tp,
         deadline_s=site.config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,
@@ -229,16 +233,16 @@ def _create_ranks(site: _Site) -> list[Any]:
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
         carrier=config.weights.carrier,
-        num_receivers=len(site.placement.devices(Role.ROLLOUT)),
+        num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))),
         deadline_s=config.controllers.deadline_s,
         recompute=train.recompute,
         freeze=tuple(train.freeze),
         overlap_grad_reduce=train.overlap_grad_reduce,
     )
     return [
-        site.create(TrainActor, devices[0], concurrency=1)(
+        site.create(TrainActor, devices, concurrency=1)(
             rank=rank,
-            spec=replace(spec, core=site.core(devices[0])),
+            spec=replace(spec, cores=site.cores(devices)),
             parallel=config.parallel(),
             dataplane_uri=site.node.uri,
         )

@@ -14,11 +14,11 @@ import pytest
 from yatt_mm.control.coordinator import Coordinator
 from yatt_mm.control.mover import Division
 from yatt_mm.errors import WorkerError
-from yatt_mm.placement import Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
+from yatt_mm.placement import Engines, Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
 from yatt_mm.placement_policy import Bounds, Split
 
-FULL = full_colocation(num_devices=2, num_engines=2, num_judge_engines={"judge": 2})
-PARTIAL = partial_colocation(num_devices=2, judges=["judge"])
+FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
+PARTIAL = partial_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
 DIVISION = Division(
     first=Split(rollout=1, genrm=1), bounds=Bounds(max_rollout=2, max_genrm=2), is_dynamic=True, decide_every_s=0.01
 )
@@ -134,6 +134,55 @@ def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> 
         assert all(decision["reason"] for decision in report.decisions)
         assert report.metrics["placement/num_moves"] >= 3
         assert 0 < report.metrics["placement/rollout_devices"] < 2
+
+    asyncio.run(run())
+
+
+def test_engines_over_several_devices_move_as_cells_and_are_counted_in_devices() -> None:
+    """A cell of two devices holds one engine of the policy, or two of the judge."""
+    placement = partial_colocation(num_devices=4, rollout=Engines(num=2, tp=2), judges={"judge": Engines(num=4)})
+    assert placement.cells == ((0, 1), (2, 3))
+    assert [unit.devices for unit in placement.in_cell(1, Role.ROLLOUT)] == [(2, 3)]
+    assert [unit.devices for unit in placement.in_cell(1, Role.GENRM)] == [(2,), (3,)]
+
+    async def run() -> None:
+        log: list[tuple[str, State]] = []
+        coordinator = make(placement, log, division=DIVISION)
+        entered = await coordinator.enter(Phase.GENERATION, 1, True)
+        assert entered.awake == {"rollout": (0,), "judge": (2, 3)}
+        log.clear()
+        assert await coordinator.acquire(entered.number, "rollout", 0, 5) == [0, 0]
+        await coordinator.finish(entered.number, "rollout", 0, 1, 1)
+        await coordinator.want(entered.number, "rollout", 0, 3)
+        while len(coordinator._pools["rollout"].awake) < 2:
+            await asyncio.sleep(0.01)
+        assert log == [
+            ("engine 2 of judge judge", State.ASLEEP),
+            ("engine 3 of judge judge", State.ASLEEP),
+            ("engine 1", State.AWAKE),
+        ]
+        await coordinator.enter(Phase.TRAIN, 1, True)
+        metrics = (await coordinator.take_report()).metrics
+        assert 2 <= metrics["placement/rollout_devices"] < 4
+        assert 0 < metrics["placement/genrm_devices"] <= 2
+
+    asyncio.run(run())
+
+
+def test_a_judge_elsewhere_is_awake_beside_all_devices_that_answer() -> None:
+    placement = partial_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=3, tp=0)})
+
+    async def run() -> None:
+        division = Division(first=Split(rollout=2, genrm=0), bounds=DIVISION.bounds, is_dynamic=False)
+        coordinator = make(placement, [], division=division)
+        entered = await coordinator.enter(Phase.GENERATION, 1, True)
+        assert entered.awake == {"rollout": (0, 1), "judge": (0, 1, 2)}
+        assert await coordinator.acquire(entered.number, "judge", 0, 1) == [0]
+        await coordinator.enter(Phase.GENERATION, 2, True)
+        await coordinator.enter(Phase.TRAIN, 2, True)
+        report = await coordinator.take_report()
+        assert report.metrics["placement/genrm_devices"] == 0
+        assert report.metrics["placement/rollout_devices"] == pytest.approx(2)
 
     asyncio.run(run())
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from yatt_mm.errors import PlacementError
 from yatt_mm.occupancy import Occupancy
-from yatt_mm.placement import MEMORY, Phase, Role, State, full_colocation, partial_colocation
+from yatt_mm.placement import MEMORY, Engines, Phase, Role, State, full_colocation, partial_colocation
 
-FULL = full_colocation(num_devices=2, num_engines=2, num_judge_engines={"judge": 2})
-PARTIAL = partial_colocation(num_devices=3, judges=["judge"])
+FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
+PARTIAL = partial_colocation(num_devices=3, rollout=Engines(num=3), judges={"judge": Engines(num=3)})
 
 
 def asleep(placement=FULL) -> Occupancy:  # type: ignore[no-untyped-def]
@@ -59,6 +59,15 @@ def test_a_divided_generation_phase_has_one_role_on_every_device(cells: set[int]
     for device in range(3):
         awake = {unit.role for unit, state in wanted.items() if device in unit.devices and state is State.AWAKE}
         assert awake == {Role.ROLLOUT if device in cells else Role.GENRM}
+
+
+def test_in_full_colocation_engines_lie_one_after_another_each_on_its_own_devices() -> None:
+    placement = full_colocation(
+        num_devices=4, rollout=Engines(num=2, tp=2), judges={"a": Engines(num=1, tp=2), "b": Engines(num=2)}
+    )
+    assert placement.devices(Role.ROLLOUT) == ((0, 1), (2, 3))
+    assert placement.devices(Role.GENRM) == ((0, 1), (2,), (3,))
+    assert placement.devices(Role.TRAIN) == ((0,), (1,), (2,), (3,))
 
 
 def test_spans_tell_who_held_what() -> None:

@@ -45,7 +45,7 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
         ("train.parallel.tp=3", "ranks, but placement.num_devices is 2"),
         ("train.parallel.ep=2", "has no experts, so set parallel.ep=1"),
         ("rollout.max_model_len=2049", "max_model_len is 2049 and the model has 2048 positions"),
-        ("rollout.num_engines=3", "an engine needs a device of its own"),
+        ("rollout.num_engines=3", "an engine needs devices of its own"),
         ("train.num_minibatches=9", "a minibatch needs at least one prompt"),
     ],
 )
@@ -55,13 +55,39 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
     assert message in str(caught.value)
 
 
-def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device_but_cannot_be_divided(
-    folder: Path, tiny_dir: Path
-) -> None:
+def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device(folder: Path, tiny_dir: Path) -> None:
     judge = ("reward.judges.away.url=http://host:8000/v1", "reward.judges.away.model=judge")
     check(folder, tiny_dir, *judge, "reward.judges.away.num_engines=3")
-    with pytest.raises(ConfigError, match=r"reward\.judges\.away\.url names a server"):
-        check(folder, tiny_dir, *judge, "placement.mode=partial_colocation")
+    partial = (*judge, "placement.mode=partial_colocation")
+    check(folder, tiny_dir, *partial)
+    check(folder, tiny_dir, *partial, "placement.dynamic=false")
+    with pytest.raises(ConfigError, match=r"placement\.rollout_devices is 1, but all judges are servers elsewhere"):
+        check(folder, tiny_dir, *partial, "placement.rollout_devices=1")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["placement.num_devices=4", "rollout.tp=2", "rollout.num_engines=3"], "is 6 devices, but placement.num_dev"),
+        (["placement.num_devices=3", "rollout.tp=3"], "rollout.tp is 3 and the model has 4 attention heads"),
+        (["{judge}", "reward.judges.a.num_engines=3"], "reward.judges.*.num_engines x tp is 3 devices"),
+        (["{judge}", "reward.judges.a.tp=3"], "reward.judges.a.tp is 3 and the model has"),
+        (["{partial}", "placement.num_devices=3", "rollout.tp=2"], "placement.num_devices is 3 and rollout.tp 2"),
+        (
+            ["{partial}", "placement.num_devices=4", "rollout.tp=2", "placement.min_genrm_devices=1"],
+            "placement.min_genrm_devices is 1 and rollout.tp 2; the first must be a multiple",
+        ),
+        (["{partial}", "rollout.tp=2", "placement.dynamic=false"], "rollout and judges need at least one each"),
+    ],
+)
+def test_engines_that_do_not_fit_the_devices_are_named(
+    folder: Path, tiny_dir: Path, overrides: list[str], message: str
+) -> None:
+    judge = [f"reward.judges.a.model={tiny_dir}"]
+    places = {"{judge}": judge, "{partial}": [*judge, "placement.mode=partial_colocation"]}
+    with pytest.raises(ConfigError) as caught:
+        check(folder, tiny_dir, *(given for name in overrides for given in places.get(name, [name])))
+    assert message in str(caught.value)
 
 
 def test_parquet_json_lines_and_folders_pass_too(folder: Path, tiny_dir: Path) -> None:

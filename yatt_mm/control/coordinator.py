@@ -57,10 +57,12 @@ class Coordinator:
         self._occupancy = Occupancy(states)
         self._pools = {
             pool: Pool(
-                num_engines=sum(unit.pool == pool for unit in placement.units),
+                num_engines=len(units),
                 requests_per_engine=requests_per_engine[pool],
+                devices_per_engine=len(units[0].devices),
             )
-            for pool in dict.fromkeys(unit.pool for unit in placement.units if unit.role is not Role.TRAIN)
+            for pool, units in placement.pools().items()
+            if units[0].role is not Role.TRAIN
         }
         for unit, state in states.items():
             if state is State.AWAKE and unit.pool in self._pools:
@@ -70,7 +72,8 @@ class Coordinator:
             for role in (Role.ROLLOUT, Role.GENRM)
         }
         self._division = division
-        self._mover = Mover(division, by_role) if division else None
+        in_cells = {role: tuple(pool for pool in pools if pool.devices_per_engine) for role, pools in by_role.items()}
+        self._mover = Mover(division, in_cells, cell_size=len(placement.cells[0])) if division else None
         self._usage = Usage(by_role, placement)
         self._rollout_cells: list[int] = []
         self._number = 0

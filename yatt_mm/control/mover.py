@@ -28,11 +28,13 @@ class Division:
 class Mover:
     """Decides for the coordinator, from what its pools measured."""
 
-    def __init__(self, division: Division, pools: Mapping[Role, tuple[Pool, ...]]) -> None:
+    def __init__(self, division: Division, pools: Mapping[Role, tuple[Pool, ...]], *, cell_size: int = 1) -> None:
+        """`cell_size`: devices of a cell."""
+        self._cell_size = cell_size
         self.planned = division.first
         """The split with which the phase began."""
         self._division = division
-        self._pools = pools
+        self._pools = {role: of_role for role, of_role in pools.items() if of_role}
         self._start: dict[Role, tuple[Times, int]] = {}
         self._last: dict[Role, tuple[float, int]] = {}
         """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
@@ -83,7 +85,9 @@ class Mover:
             num_running=sum(pool.num_running for pool in pools),
             num_waiting=sum(pool.num_waiting for pool in pools),
             num_coming=num_coming,
-            requests_per_cell=sum(pool.requests_per_engine for pool in pools),
+            requests_per_cell=sum(
+                pool.requests_per_engine * self._cell_size // pool.devices_per_engine for pool in pools
+            ),
             request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
             idle_s=min(pool.idle_s(now_s=now_s) for pool in pools),
         )
@@ -99,11 +103,11 @@ class Mover:
         return (times.active_s if role is Role.ROLLOUT else times.work_s), ended - ended_before
 
     def _totals(self, role: Role, now_s: float) -> tuple[Times, int]:
-        """Of all the role's pools; several judges share their cells, so they are counted side by side."""
+        """In cell-seconds, of all the role's pools; several judges share their cells, so their mean counts."""
         pools = self._pools[role]
-        times = [pool.times(now_s=now_s) for pool in pools]
+        times, share = [pool.times(now_s=now_s) for pool in pools], 1 / (len(pools) * self._cell_size)
         return Times(
-            active_s=sum(one.active_s for one in times) / len(pools),
-            work_s=sum(one.work_s for one in times) / len(pools),
-            held_s=sum(one.held_s for one in times) / len(pools),
+            active_s=sum(one.active_s for one in times) * share,
+            work_s=sum(one.work_s for one in times) * share,
+            held_s=sum(one.held_s for one in times) * share,
         ), sum(pool.num_ended for pool in pools)

@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:
-    """Totals since the start, in engine-seconds."""
+    """Totals since the start, in device-seconds where nothing else is said."""
 
     any_s: float = 0.0
     """Seconds by the clock in which any engine had a request."""
     active_s: float = 0.0
-    """With at least one request."""
+    """Of engines with at least one request."""
     work_s: float = 0.0
     """An engine that is not full counts in proportion."""
     held_s: float = 0.0
-    """Awake."""
+    """Of engines that are awake."""
 
     def since(self, before: Times) -> Times:
         """The difference."""
@@ -37,9 +37,10 @@ class Times:
 class Pool:
     """One pool of engines."""
 
-    def __init__(self, *, num_engines: int, requests_per_engine: int) -> None:
+    def __init__(self, *, num_engines: int, requests_per_engine: int, devices_per_engine: int = 1) -> None:
         """`requests_per_engine`: how many an engine is given to work on side by side."""
         self.requests_per_engine = requests_per_engine
+        self.devices_per_engine = devices_per_engine
         self.num_ended = 0
         """Requests that ended well, since the start."""
         self._running = [0] * num_engines
@@ -134,11 +135,13 @@ class Pool:
         passed_s = now_s - self._now_s if self._now_s is not None else 0.0
         self._now_s = now_s
         running = [self._running[engine] for engine in self._awake]
+        passed_device_s = passed_s * self.devices_per_engine
+        full_frac = sum(min(1.0, count / self.requests_per_engine) for count in running)
         self._times = Times(
             any_s=self._times.any_s + passed_s * any(running),
-            active_s=self._times.active_s + passed_s * sum(count > 0 for count in running),
-            work_s=self._times.work_s + passed_s * sum(min(1.0, count / self.requests_per_engine) for count in running),
-            held_s=self._times.held_s + passed_s * len(running),
+            active_s=self._times.active_s + passed_device_s * sum(count > 0 for count in running),
+            work_s=self._times.work_s + passed_device_s * full_frac,
+            held_s=self._times.held_s + passed_device_s * len(running),
         )
 
     def _note_idle(self, now_s: float) -> None:

@@ -29,7 +29,6 @@ class Usage:
         self.num_moves = 0
         self._pools = pools
         self._is_partial = placement.is_partial
-        self._devices_per_unit = {role: len(placement.of_role(role)[0].devices) for role in pools if pools[role]}
         self._phase: Phase | None = None
         self._step = 0
         self._started_s = 0.0
@@ -44,7 +43,7 @@ class Usage:
         """Another phase begins; None is one that does not count."""
         self._end_phase(now_s)
         self._phase, self._step, self._started_s = phase, step, now_s
-        self._before = {role: self._times(role, now_s) for role in self._devices_per_unit}
+        self._before = {role: self._times(role, now_s) for role, pools in self._pools.items() if pools}
 
     def add_transition(self, role: Role, state: State, seconds: float) -> None:
         """A unit has changed its state; those of a role mostly change side by side, so the slowest counts."""
@@ -70,7 +69,7 @@ class Usage:
         metrics = dict(self._seconds)
         for role, held_s in self._held_s.items():
             if self._phase_s[role]:
-                metrics[f"placement/{role}_devices"] = held_s * self._devices_per_unit[role] / self._phase_s[role]
+                metrics[f"placement/{role}_devices"] = held_s / self._phase_s[role]
         if self._is_partial:
             metrics |= {"placement/num_moves": self.num_moves, "time/genrm_s": self._judging_s}
         report = UsageReport(metrics=metrics, decisions=tuple(self._decisions), spans=tuple(spans))
@@ -92,5 +91,5 @@ class Usage:
     def _times(self, role: Role, now_s: float) -> Times:
         """Of all pools of a role, which in partial colocation share their devices."""
         times = [pool.times(now_s=now_s) for pool in self._pools[role]]
-        share = len(times) if self._is_partial else 1
+        share = max(1, sum(pool.devices_per_engine > 0 for pool in self._pools[role])) if self._is_partial else 1
         return Times(any_s=max(one.any_s for one in times), held_s=sum(one.held_s for one in times) / share)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from yatt_mm.cores import pin_to_core
+from yatt_mm.cores import pin_to_cores
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.placement import State
@@ -45,7 +45,7 @@ class JudgeActor:
 
     async def start(self) -> None:
         """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
-        pin_to_core(self._engine.core)
+        pin_to_cores(self._engine.cores)
         from yatt_mm.genrm.judge import Judge
 
         await self._hosted.start(Judge.start(self._name, self._spec, self._engine, self._dataplane_uri))

@@ -73,23 +73,12 @@ class Judge:
     @classmethod
     async def start(cls, name: str, spec: JudgeSpec, engine: EngineSpec, dataplane_uri: str) -> Judge:
         """Connect, and start the engine, which is called `name`."""
-        config = EngineConfig(
-            model_dir=engine.model_dir,
-            name=name,
-            dtype=engine.dtype,
-            max_model_len=engine.max_model_len,
-            max_num_seqs=engine.max_num_seqs,
-            kv_cache_bytes=engine.kv_cache_bytes,
-            max_images_per_prompt=engine.max_images_per_prompt,
-            max_videos_per_prompt=engine.max_videos_per_prompt,
-            answer_timeout_s=engine.deadline_s,
-        )
         model_dir = Path(engine.model_dir)
         client = Client(dataplane_uri, timeout_s=engine.deadline_s)
         reader = Reader(dataplane_uri, timeout_s=engine.deadline_s)
         try:
             recipes = load_recipes(model_dir, spec.video)
-            return cls(spec, await Engine.start(config), client, reader, recipes=recipes)
+            return cls(spec, await Engine.start(EngineConfig.of(engine, name=name)), client, reader, recipes=recipes)
         except BaseException:
             reader.close()
             client.close()

@@ -53,8 +53,10 @@ class JudgeSection(Section):
     score_on_failure: Score = 0.0
     """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`."""
     num_engines: Count = 1
-    """vLLM engines of this judge; all judges' engines together are at most one a device. With `url`, actors that send
-    requests."""
+    """vLLM engines of this judge; no two engines of judges share a device. In partial colocation there are as many as
+    the devices hold. With `url`, actors that send requests."""
+    tp: Count = 1
+    """Devices of each engine, over which its tensors are cut."""
     max_model_len: Count = 4096
     """Longest prompt and answer together, images expanded."""
     max_num_seqs: Count = 256
@@ -62,7 +64,7 @@ class JudgeSection(Section):
     max_groups_per_engine: Count | None = None
     """Answered prompts that an engine is given at once; by default as many as `max_num_seqs` holds."""
     kv_cache_memory: Size = 2**30
-    """Memory of each engine's key-value cache."""
+    """Memory of each engine's key-value cache, on each of its devices."""
 
 
 def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeSpec:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from yatt_mm.cores import pin_to_core
+from yatt_mm.cores import pin_to_cores
 from yatt_mm.placement import State
 from yatt_mm.rollout.hosted import Hosted
 from yatt_mm.rollout.meeting import Meeting
@@ -38,7 +38,7 @@ class RolloutActor:
 
         Unblocked by: the engine, its failure, or `shutdown`.
         """
-        pin_to_core(self._spec.core)
+        pin_to_cores(self._spec.cores)
         from yatt_mm.rollout.worker import RolloutWorker
 
         await self._hosted.start(RolloutWorker.start(self._spec, self._dataplane_uri))

@@ -75,5 +75,7 @@ class EngineSpec:
     """Of the data plane: what the engine stores is in it, and goes with the run."""
     durable: bool
     """What it stores outlives the data plane's node."""
-    core: int | None = None
-    """The processor core to which everything of the engine is pinned; None leaves it to the kernel."""
+    tp: int = 1
+    """Devices over which its tensors are cut."""
+    cores: tuple[int, ...] = ()
+    """The processor cores to which everything of the engine is pinned; none leaves it to the kernel."""

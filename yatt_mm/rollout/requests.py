@@ -3,6 +3,8 @@
 Left out: refs and names (`messages`), which the worker turns into these values.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -10,6 +12,7 @@ import numpy as np
 
 from dataplane.media import MediaKind
 from yatt_mm.errors import WorkerError
+from yatt_mm.rollout.messages import EngineSpec
 
 
 class EngineError(WorkerError):
@@ -55,6 +58,7 @@ class EngineConfig:
     num_threads: int = 1
     """Threads that compute, on the CPU."""
     tensor_parallel_size: int = 1
+    """Processes, with a device each, over which the model is cut."""
     normalize_on_device: bool | None = None
     """None asks vLLM whether its model normalises uint8 patches itself; False makes the frontend do it."""
     policy_version: int = 0
@@ -63,6 +67,22 @@ class EngineConfig:
     answer_timeout_s: float = 600.0
     """How long the engine may finish nothing while it has samples to compute; also how long one update may take."""
     shutdown_timeout_s: float = 20.0
+
+    @classmethod
+    def of(cls, spec: EngineSpec, *, name: str = "rollout") -> EngineConfig:
+        """What a run's configuration decides, and defaults for the rest."""
+        return cls(
+            name=name,
+            model_dir=spec.model_dir,
+            dtype=spec.dtype,
+            max_model_len=spec.max_model_len,
+            max_num_seqs=spec.max_num_seqs,
+            kv_cache_bytes=spec.kv_cache_bytes,
+            max_images_per_prompt=spec.max_images_per_prompt,
+            max_videos_per_prompt=spec.max_videos_per_prompt,
+            tensor_parallel_size=spec.tp,
+            answer_timeout_s=spec.deadline_s,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,21 +61,12 @@ class RolloutWorker:
     @classmethod
     async def start(cls, spec: EngineSpec, dataplane_uri: str) -> "RolloutWorker":
         """Connect, and start the engine."""
-        config = EngineConfig(
-            model_dir=spec.model_dir,
-            dtype=spec.dtype,
-            max_model_len=spec.max_model_len,
-            max_num_seqs=spec.max_num_seqs,
-            kv_cache_bytes=spec.kv_cache_bytes,
-            max_images_per_prompt=spec.max_images_per_prompt,
-            max_videos_per_prompt=spec.max_videos_per_prompt,
-            answer_timeout_s=spec.deadline_s,
-        )
         client = Client(dataplane_uri, timeout_s=spec.deadline_s)
         reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
         try:
             client.open_scope(spec.scope)
-            return cls(await Engine.start(config), client, reader, scope=spec.scope, durable=spec.durable)
+            engine = await Engine.start(EngineConfig.of(spec))
+            return cls(engine, client, reader, scope=spec.scope, durable=spec.durable)
         except BaseException:
             reader.close()
             client.close()

@@ -6,7 +6,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from models.parallel import Parallel
-from yatt_mm.cores import pin_to_core
+from yatt_mm.cores import pin_to_cores
 from yatt_mm.placement import State
 from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.plan import UpdatePlan
@@ -37,7 +37,7 @@ class TrainActor:
 
     def start(self, store_address: str) -> None:
         """Join the training world and load the model. Waits for all other ranks."""
-        pin_to_core(self._spec.core)
+        pin_to_cores(self._spec.cores)
         from yatt_mm.training.worker import TrainWorker
 
         self._worker = TrainWorker(

@@ -39,8 +39,8 @@ class TrainSpec:
     """Processes that hold a model of the engines, where they are sent to them."""
     deadline_s: float
     """Of every wait for those."""
-    core: int | None = None
-    """The processor core to which the rank is pinned; None leaves it to the kernel."""
+    cores: tuple[int, ...] = ()
+    """The processor cores to which the rank is pinned; none leaves it to the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
