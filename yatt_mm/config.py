@@ -80,9 +80,9 @@ class Config(Section):
         return self.placement.mode == "partial_colocation"
 
     @property
-    def takes_rounds(self) -> bool:
-        """All prompts wait for all: for the same numbers every time, or because judges work when engines sleep."""
-        return self.rollout.deterministic or (bool(self.reward.judges) and not self.is_partial)
+    def judges_in_turn(self) -> bool:
+        """Judges work when all answers of a round are there, and engines sleep."""
+        return bool(self.reward.judges) and not self.is_partial
 
     def make_placement(self) -> Placement:
         """Which unit uses which device."""

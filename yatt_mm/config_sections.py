@@ -177,8 +177,8 @@ class SamplingSection(Section):
     """Most prompts that a step may use, as a multiple of `train.prompts_per_step`; what the batch then still lacks is
     filled with groups without signal."""
     over_dispatch: Annotated[float, Field(ge=1)] = 1.0
-    """Prompts under way per group that the batch still lacks: above 1 it is full without waiting for the slowest. Needs
-    rewards that come while others are answered: no judges, or partial colocation; and not `rollout.deterministic`."""
+    """Prompts under way per group that the batch still lacks: above 1 it is full without waiting for the slowest. Not
+    with `rollout.deterministic`."""
     tail: Literal["drop", "restart", "continue"] = "drop"
     """What becomes of prompts under way when the batch is full: dropped, answered anew in the next step (`restart`), or
     gone on with there from where they were (`continue`), each token with the policy version that it was sampled by."""

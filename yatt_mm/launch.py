@@ -170,9 +170,9 @@ def _start_point(
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
     rule = config.sampling_rule()
-    batches = Batches(rule, PromptCursor(num_samples=num_train, seed=config.run.seed))
+    batches = Batches(rule, PromptCursor(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn)
     if state is not None:
-        batches = Batches.from_state(rule, state)
+        batches = Batches.from_state(rule, state, in_turns=config.judges_in_turn)
         if batches.cursor.num_samples != num_train:
             raise ConfigError(
                 f"--resume: the checkpoint was made with {batches.cursor.num_samples} training samples, data.train has "

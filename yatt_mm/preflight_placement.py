@@ -10,7 +10,7 @@ from yatt_mm.placement import Engines, cell_size
 
 
 def check_placement(config: Config) -> None:
-    """Every engine has its devices, and prompts are refilled in a way that the placement allows.
+    """Every engine has its devices, and what decides by the clock is not to be deterministic.
 
     Raises:
         ConfigError: it cannot work like that.
@@ -22,11 +22,10 @@ def check_placement(config: Config) -> None:
         _check_room("rollout.num_engines x rollout.tp", [config.engines], config)
         _check_room("reward.judges.*.num_engines x tp", config.judges.values(), config)
     over_dispatch = config.sampling.over_dispatch
-    if over_dispatch > 1 and config.takes_rounds:
-        why = "rollout.deterministic is true" if config.rollout.deterministic else "judges wait for all answers"
+    if over_dispatch > 1 and config.rollout.deterministic:
         raise ConfigError(
-            f"sampling.over_dispatch is {over_dispatch:g}, but {why}; set it to 1, or "
-            f"{'rollout.deterministic=false' if config.rollout.deterministic else 'placement.mode=partial_colocation'}"
+            f"sampling.over_dispatch is {over_dispatch:g}, which takes the groups that are answered first, but "
+            "rollout.deterministic is true; set it to 1, or rollout.deterministic=false"
         )
 
 

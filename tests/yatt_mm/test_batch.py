@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 
@@ -156,6 +157,71 @@ def test_prompts_that_were_carried_over_survive_a_checkpoint() -> None:
     state = json.loads(json.dumps(filling.state()))
     restored = Stream(Batches.from_state(STREAM, state), 2)
     assert set(outcome.carried) <= set(restored.begun)
+
+
+class Turns:
+    """Steps in turns with a judge: a stream of answers, then verdicts, until the batch is full."""
+
+    def __init__(self, batches: Batches, num_controllers: int) -> None:
+        self.batches = batches
+        self.num_controllers = num_controllers
+        self.begun: dict[int, Slot] = {}
+        self.num_rounds = 0
+
+    def fill(self, bad: frozenset[int] = frozenset()) -> RoundOutcome:
+        for self.num_rounds in range(1, 100):
+            stream = Stream(self.batches, self.num_controllers)
+            answered = stream.fill(bad)
+            assert answered.is_full
+            self.begun |= {position: slot for position, (_, slot) in stream.begun.items()}
+            landed: list[list[tuple[int, bool]]] = [[] for _ in range(self.num_controllers)]
+            for position in answered.kept:
+                controller, slot = stream.begun[position]
+                landed[controller].append((position, has_signal(slot)))
+            outcome = self.batches.finish_round(landed)
+            if outcome.is_full:
+                return outcome
+        raise AssertionError("the batch never fills")
+
+
+def turns(rule: SamplingRule = STREAM) -> Batches:
+    return Batches(rule, PromptCursor(num_samples=100, seed=3), in_turns=True)
+
+
+@pytest.mark.parametrize("tail", Tail)
+def test_in_turns_the_batch_is_full_of_groups_with_signal_and_no_prompt_counts_twice(tail: Tail) -> None:
+    filling = turns(dataclasses.replace(STREAM, tail=tail))
+    kept: list[int] = []
+    for _ in range(6):
+        steps = Turns(filling, 3)
+        outcome = steps.fill()
+        assert len(outcome.kept) == 8
+        assert all(has_signal(steps.begun[position]) for position in outcome.kept)
+        assert outcome.num_prompts_used == len(steps.begun)
+        assert bool(outcome.carried) == (tail is not Tail.DROP)
+        assert not set(outcome.carried) & set(outcome.kept)
+        kept += outcome.kept
+    assert len(kept) == len(set(kept))
+
+
+def test_in_turns_a_round_ends_when_as_many_are_answered_as_the_batch_lacks() -> None:
+    filling = turns(dataclasses.replace(STREAM, replaces_groups=False))
+    stream = Stream(filling, 2)
+    assert len(stream.flying) == 12, "half as many again are under way"
+    answered = stream.fill()
+    assert (len(answered.kept), len(answered.carried)) == (8, 4)
+    outcome = filling.finish_round([[(position, False) for position in answered.kept], []])
+    assert (outcome.is_full, len(outcome.kept), outcome.num_prompts_used) == (True, 8, 12)
+    assert set(outcome.carried) == set(answered.carried) <= set(Stream(filling, 2).begun)
+
+
+def test_in_turns_bad_media_are_replaced_while_others_are_answered() -> None:
+    bad = frozenset(range(0, 100, 4))
+    filling = turns()
+    for _ in range(8):
+        steps = Turns(filling, 2)
+        assert len(steps.fill(bad).kept) == 8
+    assert filling.cursor.skipped and filling.cursor.skipped <= bad
 
 
 def test_what_lands_after_the_batch_is_full_changes_nothing() -> None:

@@ -1,22 +1,26 @@
 """The prompts of the step under way, until its batch is full. Owned by the rendezvous.
 
-Dealt out in rounds: deal the prompts that the sampling rule wants, replace those whose media are bad, answer and judge
-all of them, count which groups have signal. Which prompts are used depends on the run's order and on the rewards alone,
-never on who answers first or on how many controllers there are.
+In rounds: deal the prompts that the sampling rule wants, replace those whose media are bad, answer and judge all of
+them, count which groups have signal. Which prompts are used depends on the run's order and on the rewards alone, never
+on who answers first or on how many controllers there are.
 
-Or in a stream: as each group lands, its controller is dealt what the batch still needs; when it is full, groups that
-are under way are dropped or carried over into the next step.
+In a stream: as each group lands, its controller is dealt what the batch still needs; when it is full, groups that are
+under way are dropped or carried over into the next step.
+
+In turns, both: a round's groups are answered in a stream, where one has landed when it is answered, and judged when the
+stream is over. What a stream cuts off is dropped or carried over into the next, of this step or of the one after.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from yatt_mm.control.cursor import PromptCursor, Slot
-from yatt_mm.sampling import SamplingRule, StepSampling
+from yatt_mm.sampling import SamplingRule, StepSampling, Tail
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,25 +32,33 @@ class RoundOutcome:
     kept: tuple[int, ...] = ()
     """Positions of the groups to train on, once the batch is full."""
     num_prompts_used: int = 0
-    """Prompts that the step has used so far."""
+    """Prompts that the step has used."""
     num_rejected: int = 0
     """Groups without signal that were replaced."""
     carried: tuple[int, ...] = ()
-    """Positions of the groups with which the next step begins."""
+    """Positions of the groups with which the next stream begins."""
 
 
 class Batches:
     """The steps' batches, one after the other."""
 
-    def __init__(self, rule: SamplingRule, cursor: PromptCursor, *, expected_signal_frac: float = 1.0) -> None:
+    def __init__(
+        self, rule: SamplingRule, cursor: PromptCursor, *, in_turns: bool = False, expected_signal_frac: float = 1.0
+    ) -> None:
+        """`in_turns`: streams fill rounds; else they fill steps."""
         self.cursor = cursor
         self.outcome: RoundOutcome | None = None
         """How the last stream was filled; None while it goes on."""
         self._rule = rule
+        self._in_turns = in_turns
         self._expected_signal_frac = expected_signal_frac
         self._step: StepSampling | None = None
+        """The step that rounds fill."""
+        self._stream: StepSampling | None = None
         self._round: dict[int, int] = {}
-        """Position -> sample number of the prompts dealt in this round."""
+        """Position -> sample number of this round's prompts."""
+        self._num_cut_off = 0
+        """Prompts of the step that were begun, and neither judged nor carried over."""
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
         """Position -> prompt and controller, in a stream; what the last one carried over, between streams."""
 
@@ -56,13 +68,11 @@ class Batches:
         The first call of a round deals what the batch still needs; each later one replaces the bad ones, for the
         controller that had them.
         """
-        if self._step is None:
-            in_rounds = replace(self._rule, deterministic=True)  # refilled only between rounds
-            self._step = StepSampling(in_rounds, expected_signal_frac=self._expected_signal_frac)
         if self._round:
             wanted = [len(share) for share in bad]
         else:
-            wanted = [len(range(c, self._step.num_wanted, len(bad))) for c in range(len(bad))]
+            num_wanted = self._open_step().num_wanted
+            wanted = [len(range(c, num_wanted, len(bad))) for c in range(len(bad))]
         left_out = {index for share in bad for index in share}
         self.cursor.skipped.update(left_out)
         self._round = {position: index for position, index in self._round.items() if index not in left_out}
@@ -81,49 +91,73 @@ class Batches:
             self._step.finish(position, has_signal=has_signal)
         if not self._step.is_done:
             return RoundOutcome(is_full=False)
-        return self._take_outcome()
+        outcome, carried = self._outcome_of(self._step), tuple(sorted(self._dealt))
+        num_prompts_used = outcome.num_prompts_used + self._num_cut_off + len(carried)
+        self._step, self._num_cut_off = None, 0
+        return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
 
     def open(self, num_controllers: int) -> list[list[Slot]]:
         """[controller] the prompts with which a stream begins: those that it carried over, then new ones."""
         self.outcome = None
         carried, self._dealt = self._dealt, {}
-        self._step = StepSampling(self._rule, carried=sorted(carried), expected_signal_frac=self._expected_signal_frac)
+        self._stream = StepSampling(
+            self._rule_of_round() if self._in_turns else self._rule,
+            carried=sorted(carried),
+            expected_signal_frac=self._expected_signal_frac,
+        )
         shares: list[list[Slot]] = [[] for _ in range(num_controllers)]
         homeless = []
         for _, (slot, owner) in sorted(carried.items()):
             homeless.append(slot) if owner is None else shares[owner].append(slot)
-        new = self.cursor.take(self._step.num_wanted)
-        self._step.start(slot.position for slot in new)
+        new = self.cursor.take(self._stream.num_wanted)
+        self._stream.start(slot.position for slot in new)
         for i, slot in enumerate([*homeless, *new]):
             shares[i % num_controllers].append(slot)
         self._dealt = {slot.position: (slot, c) for c, share in enumerate(shares) for slot in share}
         return shares
 
     def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
-        """A group of the stream is judged, or with None cannot be had; the further prompts for its controller."""
-        if self._step is None:
+        """A group of the stream has landed, or with None cannot be had; the further prompts for its controller."""
+        if self._stream is None:
             return []  # it comes too late: the batch is full
         if has_signal is None:
             self.cursor.skipped.add(self._dealt[position][0].index)
-            self._step.lose(position)
+            self._stream.lose(position)
         else:
-            self._step.finish(position, has_signal=has_signal)
-        slots = self.cursor.take(self._step.num_wanted)
-        self._step.start(slot.position for slot in slots)
+            self._stream.finish(position, has_signal=has_signal)
+        slots = self.cursor.take(self._stream.num_wanted)
+        self._stream.start(slot.position for slot in slots)
         self._dealt.update({slot.position: (slot, controller) for slot in slots})
-        if self._step.is_done:
-            self._close()
+        if self._stream.is_done:
+            self.outcome = self._close_stream(self._stream)
         return slots
 
-    def _close(self) -> None:
-        self.outcome = self._take_outcome()
-        self._dealt = {position: self._dealt[position] for position in self.outcome.carried}
+    def _open_step(self) -> StepSampling:
+        """The one that rounds fill; refilled only between rounds."""
+        if self._step is None:
+            in_rounds = replace(self._rule, deterministic=True, tail=Tail.DROP)
+            self._step = StepSampling(in_rounds, expected_signal_frac=self._expected_signal_frac)
+        return self._step
 
-    def _take_outcome(self) -> RoundOutcome:
-        assert self._step is not None
-        outcome = self._step.outcome()
-        self._step = None
-        self._expected_signal_frac = outcome.expected_signal_frac
+    def _rule_of_round(self) -> SamplingRule:
+        """A stream is over when as many groups are answered as the step still wants."""
+        num_groups = self._open_step().num_wanted
+        max_prompts = max(self._rule.max_prompts, math.ceil(num_groups * self._rule.over_dispatch))
+        return replace(self._rule, num_groups=num_groups, max_prompts=max_prompts, replaces_groups=False)
+
+    def _close_stream(self, stream: StepSampling) -> RoundOutcome:
+        self._stream = None
+        outcome = self._outcome_of(stream)
+        if self._in_turns:
+            self._round = {position: self._dealt[position][0].index for position in outcome.kept}
+            self._num_cut_off += outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried)
+        self._dealt = {position: self._dealt[position] for position in outcome.carried}
+        return outcome
+
+    def _outcome_of(self, step: StepSampling) -> RoundOutcome:
+        outcome = step.outcome()
+        if step.rule.replaces_groups:
+            self._expected_signal_frac = outcome.expected_signal_frac
         return RoundOutcome(
             is_full=True,
             kept=(*outcome.accepted, *outcome.fillers),
@@ -138,10 +172,11 @@ class Batches:
         return {"cursor": self.cursor.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
     @classmethod
-    def from_state(cls, rule: SamplingRule, state: dict[str, Any]) -> Batches:
+    def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> Batches:
         """The inverse of `state`; prompts that were carried over are answered from their beginning."""
         cursor = PromptCursor.from_state(state["cursor"])
-        batches = cls(rule, cursor, expected_signal_frac=float(state.get("expected_signal_frac", 1.0)))
+        expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
+        batches = cls(rule, cursor, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
         slots = [Slot(**slot) for slot in state.get("carried", ())]
         batches._dealt = {slot.position: (slot, None) for slot in slots}
         return batches

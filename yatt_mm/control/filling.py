@@ -1,4 +1,4 @@
-"""How a controller comes by its share of a step's batch: in rounds in which all wait for all, or in a stream."""
+"""How a controller comes by its share of a step's batch: in a stream, in turns with judges, or in rounds of all."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ class Filling:
 
     def fill(self) -> Filled:
         """This controller's share of a full batch."""
-        return self._in_rounds() if self._config.takes_rounds else self._in_a_stream()
+        if self._config.rollout.deterministic:
+            return self._in_rounds(self._all_at_once)
+        return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
 
     def desk(self, entered: Entered, name: str) -> Desk:
         """What the stages of a phase work with; `name`: of the phase, unique in the run."""
@@ -99,16 +101,17 @@ class Filling:
         with self._enter_phase(self._phase, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             desk = self.desk(entered, f"step {self._with.step}")
-            stream = Streaming(desk, self._sampling, self._meter, self._prompts.load, self._carried)
-            kept, judged, outcome = stream.run(slots)
+            stream = Streaming(desk, self._sampling, self._prompts.load, self._carried, judging_for=self._meter)
+            kept, outcome = stream.run(slots)
         self._tell(stream.notices)
-        return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=1)
+        return Filled(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
-    def _in_rounds(self) -> Filled:
+    def _in_rounds(self, take_round: Callable[[str], list[Work]]) -> Filled:
         """All answer, all judge, and once more for what the batch still lacks."""
         judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
-            landed = scored(self._round(self._next_prompts(), num_rounds))
+            name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
+            landed = scored(take_round(name))
             judged += landed
             signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
             outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
@@ -119,19 +122,28 @@ class Filling:
         kept = [group for group in judged if group.prompt.slot.position in positions]
         return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
 
-    def _round(self, prompts: Sequence[Prompt], number: int) -> list[Work]:
-        """Answered, scored and judged groups of one round."""
-        name = f"step {self._with.step}" if number == 1 else f"step {self._with.step}, round {number}"
-        is_divided = self._team.placement.is_partial
+    def _in_turn(self, name: str) -> list[Work]:
+        """A round's groups: those that are answered first, all judged afterwards."""
+        with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
+            slots = self._with.meet_for("open_stream")
+            stream = Streaming(self.desk(entered, name), self._sampling, self._prompts.load, self._carried)
+            works, _ = stream.run(slots)
+        self._tell(stream.notices)
+        return self._judged(works, name)
+
+    def _all_at_once(self, name: str) -> list[Work]:
+        """A round's groups: every prompt that was dealt out, answered and then judged."""
+        prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
-            num_samples = self._config.rollout.group_size
             works = answer(self.desk(entered, name), prompts, self._sampling, num_samples=num_samples)
-            if self._team.judges and is_divided:
+            if self._team.judges and self._config.is_partial:
                 works = judge(self.desk(entered, name), works, self._meter)
-        if self._team.judges and not is_divided:
-            with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
-                works = judge(self.desk(entered, name), works, self._meter)
-        return works
+        return self._judged(works, name) if self._config.judges_in_turn else works
+
+    def _judged(self, works: Sequence[Work], name: str) -> list[Work]:
+        """With all devices judging."""
+        with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
+            return judge(self.desk(entered, name), works, self._meter)
 
     def _next_prompts(self) -> list[Prompt]:
         """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""

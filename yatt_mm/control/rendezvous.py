@@ -85,7 +85,7 @@ class Rendezvous:
         return outcome
 
     async def open_stream(self, key: Key, controller: int) -> list[Slot]:
-        """The prompts with which this controller begins a step whose batch fills without rounds."""
+        """The prompts with which this controller begins a stream."""
 
         def deal(_values: list[Any]) -> list[list[Slot]]:
             self._is_full.clear()

@@ -1,4 +1,4 @@
-"""A step's batch filled without rounds: every group goes to the next stage at once, and further prompts come in.
+"""Prompts answered as a stream: every group goes to the next stage at once, and further prompts come in.
 
 Consumes: prompts as the rendezvous deals them out.  Produces: the groups of the batch that are this controller's.
 Waits for: its own calls, and the news that the batch is full.
@@ -27,12 +27,23 @@ LoadPrompts = Callable[[Sequence[Slot]], tuple[list[Prompt], list[dict[str, Any]
 
 
 class Streaming:
-    """One step of one controller."""
+    """One stream of one controller."""
 
     def __init__(
-        self, desk: Desk, sampling: Sampling, meter: Meter, load_prompts: LoadPrompts, carried: dict[int, Work]
+        self,
+        desk: Desk,
+        sampling: Sampling,
+        load_prompts: LoadPrompts,
+        carried: dict[int, Work],
+        *,
+        judging_for: Meter | None = None,
     ) -> None:
-        """`carried`: what the last step cut off, by position; emptied as it is gone on with."""
+        """`carried`: what the last stream cut off, by position; emptied as it is gone on with.
+
+        `judging_for` takes what is measured of judges; without it groups have landed when they are answered and scored.
+        """
+        self.landed: list[ScoredGroup] = []
+        """All groups that came to the end, kept or not."""
         self.notices: list[dict[str, Any]] = []
         """Prompts that could not be had."""
         self._desk = desk
@@ -40,12 +51,12 @@ class Streaming:
         self._carried = carried
         self._restarts = desk.config.sampling_rule().tail is Tail.RESTART
         self._works: dict[int, Work] = {}
-        self._landed: list[ScoredGroup] = []
         self._outcome: RoundOutcome | None = None
-        is_judged = bool(desk.team.judges)
-        chunk_size = 1 if is_judged else CHUNK_SIZE
-        self._judging = Judging(desk, meter, self._land, chunk_size=chunk_size)
-        self._scoring = Scoring(desk, self._judging.add if is_judged else self._land)
+        chunk_size, on_scored = CHUNK_SIZE, self._land
+        if judging_for is not None and desk.team.judges:
+            chunk_size = 1
+            on_scored = Judging(desk, judging_for, self._land, chunk_size=chunk_size).add
+        self._scoring = Scoring(desk, on_scored)
         self._answering = Answering(
             desk,
             sampling,
@@ -54,8 +65,8 @@ class Streaming:
             chunk_size=chunk_size,
         )
 
-    def run(self, slots: Sequence[Slot]) -> tuple[list[ScoredGroup], list[ScoredGroup], RoundOutcome]:
-        """From this controller's first prompts to the full batch: (kept groups, all judged groups, how it was filled).
+    def run(self, slots: Sequence[Slot]) -> tuple[list[Work], RoundOutcome]:
+        """From this controller's first prompts to the full batch: (kept groups in the run's order, how it was filled).
 
         Raises:
             WorkerError: a worker failed or was late.
@@ -68,7 +79,7 @@ class Streaming:
         assert self._outcome is not None
         self._answering.stop()
         pending.run(lambda: not self._answering.num_sent)
-        return scored(in_order(self._keep(self._outcome))), self._landed, self._outcome
+        return in_order(self._keep(self._outcome)), self._outcome
 
     def _take(self, slots: Sequence[Slot]) -> None:
         """Begin with these prompts, or go on with them."""
@@ -87,7 +98,7 @@ class Streaming:
             self._scoring.add(works[begin : begin + CHUNK_SIZE])
 
     def _land(self, works: list[Work]) -> None:
-        self._landed += scored(works)
+        self.landed += scored(works)
         for work in works:
             self._tell(work.prompt.slot.position, has_signal(work.rewards))
 
