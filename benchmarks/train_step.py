@@ -5,10 +5,12 @@
     python benchmarks/train_step.py --model 100m --steps 5 --samples 8
 
 A step is forward and backward over samples of mixed lengths (every second one with an image), clipping, and AdamW, on
-one rank. `ours` packs all samples of a step into one microbatch; `transformers` takes one sample at a time, so neither
-computes on padding. The loss is the mean log-probability of the response's tokens. `tokens_per_s` counts every token,
-images expanded, by the median step; `peak_bytes` is what the process takes beyond what it had before the model was
-loaded. Each row comes from a process of its own.
+one rank; in float32 on the CPU, in bfloat16 on a GPU. `ours` packs all samples of a step into one microbatch;
+`transformers` takes one sample at a time, so neither computes on padding. The loss is the mean log-probability of the
+response's tokens. `tokens_per_s` counts every token, images expanded, by the median step; `peak_bytes` is what the
+process takes beyond what it had before the model was loaded; `mfu` is the rate of the model's operations
+(`models/flops.py`) as a share of what a large product of two matrices reaches in the same process. Each row comes from
+a process of its own.
 """
 
 from __future__ import annotations
@@ -67,10 +69,10 @@ def main() -> None:
             with console.status(f"{model}: {path}"), multiprocessing.get_context("spawn").Pool(1) as pool:
                 rows.append(pool.apply(measure, (model, path, options.samples, options.steps)))
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-    table = Table("model", "path", "tokens/s", "peak", title=f"one rank; load average {load}")
+    table = Table("model", "path", "tokens/s", "peak", "utilisation", title=f"one rank; load average {load}")
     for row in rows:
         peak = f"{row['peak_bytes'] / 2**20:,.0f} MiB"
-        table.add_row(row["model"], row["path"], f"{row['tokens_per_s']:,.0f}", peak)
+        table.add_row(row["model"], row["path"], f"{row['tokens_per_s']:,.0f}", peak, f"{row['mfu']:.2f}")
     console.print(table)
     if options.json:
         print(json.dumps({"rows": rows}))
@@ -81,21 +83,59 @@ def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str
     import models.megatron  # noqa: F401  makes this process ready for transformers' models
     from benchmarks.peaks import measured_peak
     from benchmarks.small_model import build_folder
+    from models.flops import count_operations
+    from models.registry import read_config
 
     samples = make_samples(num_samples, vocab_size=MODELS[model][0]["vocab_size"])
     with tempfile.TemporaryDirectory() as folder:
         text, vision = MODELS[model]
         model_dir = build_folder(Path(folder) / "model", text=text, vision=vision)
+        operations = count_operations(read_config(model_dir))
         times = []
         with measured_peak() as peak:
             step = (_ours if path == "ours" else _transformers)(model_dir, samples)
             for _ in range(num_steps + 1):
-                started = time.perf_counter()
-                step()
-                times.append(time.perf_counter() - started)
+                times.append(_seconds(step))
     num_tokens = sum(len(sample.token_ids) for sample in samples)
-    rate = num_tokens / statistics.median(times[1:])
-    return {"model": model, "path": path, "tokens_per_s": rate, "peak_bytes": peak.num_bytes}
+    num_operations = sum(
+        operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
+        for sample in samples
+    )
+    step_s = statistics.median(times[1:])
+    return {
+        "model": model,
+        "path": path,
+        "tokens_per_s": num_tokens / step_s,
+        "peak_bytes": peak.num_bytes,
+        "mfu": num_operations / step_s / _product_rate(),
+    }
+
+
+def _product_rate() -> float:
+    """Operations per second of one large product of two matrices."""
+    import torch
+
+    torch.set_num_threads(os.cpu_count() or 1)
+    size, dtype = (8192, torch.bfloat16) if torch.cuda.is_available() else (1536, torch.float32)
+    left, right = torch.ones(2, size, size, dtype=dtype, device=_device())
+    _seconds(lambda: left @ right)
+    return 2 * size**3 / min(_seconds(lambda: left @ right) for _ in range(5))
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    import torch
+
+    started = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - started
+
+
+def _device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
@@ -120,6 +160,8 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
 
 
 def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
+    import torch
+
     from models.parallel import Parallel
     from yatt_mm.training.adam_settings import AdamSettings
     from yatt_mm.training.distributed import init_distributed
@@ -128,7 +170,8 @@ def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     store = f"file://{model_dir.parent / 'store'}"
     init_distributed(rank=0, world_size=1, store_address=store, num_threads=os.cpu_count() or 1)
     settings = AdamSettings(lr=1e-5, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=1.0)
-    engine = TrainEngine(model_dir=model_dir, parallel=Parallel(), optim=settings, seed=0)
+    dtype = "bfloat16" if torch.cuda.is_available() else "float32"
+    engine = TrainEngine(model_dir=model_dir, parallel=Parallel(), optim=settings, dtype=dtype, seed=0)
 
     def loss(logprobs: Any, entropy: Any, columns: Any) -> tuple[Any, dict[str, Any]]:
         return -(columns["weights"] * logprobs).sum(), {}
@@ -143,21 +186,22 @@ def _transformers(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     from benchmarks.small_model import IMAGE_TOKEN
 
     torch.set_num_threads(os.cpu_count() or 1)
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir, dtype=torch.float32).train()
+    device, dtype = _device(), torch.bfloat16 if torch.cuda.is_available() else torch.float32
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir, dtype=dtype).to(device).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, betas=(0.9, 0.95), weight_decay=0.0, fused=True)
 
     def step() -> None:
         optimizer.zero_grad()
         for sample in samples:
-            tokens = torch.from_numpy(sample.token_ids)[None]
+            tokens = torch.from_numpy(sample.token_ids)[None].to(device)
             inputs = {"input_ids": tokens, "mm_token_type_ids": (tokens == IMAGE_TOKEN).int()}
             if sample.patches:
-                inputs["pixel_values"] = torch.from_numpy(sample.patches[0]).float().div_(127.5).sub_(1)
-                inputs["image_grid_thw"] = torch.tensor(sample.grid_thw)
-            labels = torch.from_numpy(sample.token_ids[sample.loss_mask])
+                inputs["pixel_values"] = torch.from_numpy(sample.patches[0]).to(device).to(dtype).div_(127.5).sub_(1)
+                inputs["image_grid_thw"] = torch.tensor(sample.grid_thw, device=device)
+            labels = torch.from_numpy(sample.token_ids[sample.loss_mask]).to(device)
             logits = model(**inputs, use_cache=False, logits_to_keep=len(labels) + 1).logits[0, :-1]
             logprobs = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
-            (-(torch.from_numpy(sample.columns["weights"]) * logprobs).sum()).backward()
+            (-(torch.from_numpy(sample.columns["weights"]).to(device) * logprobs).sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 
