@@ -1,7 +1,8 @@
 """Real training ranks for tests: processes that are started once and run one job after another.
 
-Starting a rank costs seconds (torch, transformers, megatron), so all tests of a session share the pool; every job
-has a process group of its own over the first `world_size` ranks.
+Importing what a rank needs costs seconds (torch, transformers, megatron), so it is done once, in a server without
+threads from which ranks are forked. All tests of a session share the pool; every job has a process group of its own
+over the first `world_size` ranks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from typing import Any
 
 DEADLINE_S = 300.0
 """For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
-MAX_THREADS = 400
+PRELOADED = ["tests.training.jobs", "models.megatron"]
+MAX_THREADS = 150
 """Of one rank. Groups of some jobs are never collected, and each goes on waking its threads a hundred times a second:
 a rank that has so many is started anew."""
 GRACE_S = 5.0
@@ -29,7 +31,8 @@ class RankPool:
     """Up to eight ranks, started when first needed, and again after a job that left some of them stuck or dead."""
 
     def __init__(self) -> None:
-        self._context = multiprocessing.get_context("spawn")
+        self._context = multiprocessing.get_context("forkserver")
+        self._context.set_forkserver_preload(PRELOADED)
         self._ranks: list[tuple[Any, Connection]] = []
 
     def run(self, world_size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
