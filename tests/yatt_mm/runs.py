@@ -79,6 +79,18 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
     ]
 
 
+def judge(model: Path) -> tuple[str, ...]:
+    """Overrides that leave the reward to a judge, the same tiny model as the policy's."""
+    return (
+        "reward.weight=0",
+        f"reward.judges.tiny.model={model}",
+        'reward.judges.tiny.yes_words=[" Yes"]',
+        'reward.judges.tiny.no_words=[" one"]',
+        "reward.judges.tiny.kv_cache_memory=64MiB",
+        "reward.judges.tiny.max_model_len=256",
+    )
+
+
 @contextmanager
 def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """`python -m yatt_mm.train` in a session of its own, with a mark that all its children carry.

@@ -1,4 +1,4 @@
-"""Partial colocation, whole: two devices divided between a policy and a judge that work side by side, and hand over."""
+"""A policy and a judge on two devices, whole runs: side by side, handing devices over, and in turns."""
 
 from __future__ import annotations
 
@@ -35,12 +35,7 @@ def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
         "rollout.max_groups_per_engine=2",
         "sampling.over_dispatch=1.5",
         "sampling.tail=continue",
-        "reward.weight=0",
-        f"reward.judges.tiny.model={tiny_dir}",
-        'reward.judges.tiny.yes_words=[" Yes"]',
-        'reward.judges.tiny.no_words=[" one"]',
-        "reward.judges.tiny.kv_cache_memory=64MiB",
-        "reward.judges.tiny.max_model_len=256",
+        *runs.judge(tiny_dir),
         "reward.judges.tiny.max_groups_per_engine=2",
     )
     return runs.run(runs.arguments(folder, tiny_dir, "partial", *overrides))
@@ -86,3 +81,25 @@ def test_every_division_is_logged_with_its_reason(partial: runs.Finished, folder
     assert [d["step"] for d in decisions if d["moment"] == "step"] == [1, 2, 3]
     assert any(d["moment"] == "generation" for d in decisions), "devices moved while prompts were answered"
     assert all(d["reason"] and set(d["split"]) <= set("012+") for d in decisions)
+
+
+def test_in_turns_a_round_ends_without_its_slowest_answers_and_the_next_step_begins_with_them(
+    folder: Path, tiny_dir: Path
+) -> None:
+    overrides = (
+        "train.steps=2",
+        "rollout.deterministic=false",
+        "rollout.max_groups_per_engine=2",
+        "sampling.over_dispatch=1.5",
+        "sampling.tail=continue",
+        *runs.judge(tiny_dir),
+    )
+    done = runs.run(runs.arguments(folder, tiny_dir, "in-turns", *overrides))
+    assert done.status == 0, done.output
+    assert done.left_behind == []
+    for record in runs.metrics(folder, "in-turns")[1:]:
+        assert record["sampling/num_groups"] == NUM_PROMPTS
+        assert record["sampling/num_carried"] > 0
+        num_judged = record["genrm/num_judged"] / GROUP_SIZE
+        assert NUM_PROMPTS <= num_judged <= record["sampling/num_prompts_used"] - record["sampling/num_carried"]
+        assert record["time/genrm_s"] > 0 and record["genrm/num_failed"] == 0

@@ -205,20 +205,15 @@ def test_a_signal_stops_everything_that_was_started(
 def test_judges_alone_give_the_reward_and_see_what_was_processed_for_the_policy_and_one_that_is_away_is_counted(
     folder: Path, tiny_dir: Path
 ) -> None:
-    judge = (
-        "reward.weight=0",
-        f"reward.judges.tiny.model={tiny_dir}",
-        'reward.judges.tiny.yes_words=[" Yes"]',
-        'reward.judges.tiny.no_words=[" one"]',
-        "reward.judges.tiny.kv_cache_memory=64MiB",
-        "reward.judges.tiny.max_model_len=256",
+    judges = (
+        *runs.judge(tiny_dir),
         "reward.judges.away.url=http://127.0.0.1:9/v1",  # nobody listens there
         "reward.judges.away.model=judge",
         "reward.judges.away.weight=0.5",
         "reward.judges.away.max_attempts=1",
         "reward.judges.away.score_on_failure=0.5",
     )
-    done = runs.run(runs.arguments(folder, tiny_dir, "judged", "train.steps=2", *judge))
+    done = runs.run(runs.arguments(folder, tiny_dir, "judged", "train.steps=2", *judges))
     assert done.status == 0, done.output
     assert done.left_behind == []
     for record in runs.metrics(folder, "judged")[1:]:
@@ -232,9 +227,12 @@ def test_judges_alone_give_the_reward_and_see_what_was_processed_for_the_policy_
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]
 
 
-def test_an_engine_that_dies_is_named_and_ends_the_run(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
+def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(
+    whole: runs.Finished, folder: Path, tiny_dir: Path
+) -> None:
     before = runs.shared_memory()
-    command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", "train.parallel.tp=2")
+    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
+    command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", *layout)
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
         runs.started(command, temporary=Path(temporary)) as (process, mark),

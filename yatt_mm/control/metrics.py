@@ -94,6 +94,7 @@ def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
     meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
     meter.add_sum("sampling/num_groups", len(outcome.kept))
     meter.add_sum("sampling/num_rejected", outcome.num_rejected)
+    meter.add_sum("sampling/num_carried", len(outcome.carried))
     meter.add_sum("sampling/num_rounds", num_rounds)
 
 
