@@ -36,6 +36,7 @@ from yatt_mm.errors import ConfigError
 from yatt_mm.placement import Engines, Placement, cell_size, full_colocation, partial_colocation
 from yatt_mm.placement_policy import Bounds, Split
 from yatt_mm.sampling import SamplingRule, Tail
+from yatt_mm.weights.published import Carrier
 
 
 class Config(Section):
@@ -78,6 +79,11 @@ class Config(Section):
     def is_partial(self) -> bool:
         """Rollout and judges have devices of their own while prompts are answered."""
         return self.placement.mode == "partial_colocation"
+
+    @property
+    def carrier(self) -> Carrier:
+        """Of published weights: engines that wake inside a generation phase read them again, so they must stay."""
+        return "shm" if self.is_partial and self.weights.carrier == "auto" else self.weights.carrier
 
     @property
     def judges_in_turn(self) -> bool:

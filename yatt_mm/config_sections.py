@@ -9,6 +9,7 @@ from pydantic import Field
 from models.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.genrm.section import JudgeSection
+from yatt_mm.weights.published import Carrier
 
 
 class RunSection(Section):
@@ -247,9 +248,10 @@ class TrainSection(Section):
 
 
 class WeightsSection(Section):
-    carrier: Literal["auto", "shm", "cuda_ipc", "nccl"] = "auto"
+    carrier: Carrier = "auto"
     """How trained weights reach the engines: a segment in shared memory, CUDA IPC between roles that share GPUs, or a
-    broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs and else shared memory."""
+    broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs in full colocation, and else
+    shared memory."""
 
 
 class EvalSection(Section):

@@ -232,7 +232,7 @@ def _create_ranks(site: _Site) -> list[Any]:
         entropy_coef=config.algorithm.entropy_coef,
         seed=config.run.seed,
         timeout_s=config.dataplane.timeout_s,
-        carrier=config.weights.carrier,
+        carrier=config.carrier,
         num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))),
         deadline_s=config.controllers.deadline_s,
         recompute=train.recompute,

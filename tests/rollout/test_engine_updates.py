@@ -40,11 +40,15 @@ def save_folder(directory: Path, source: Path, weights: dict[str, torch.Tensor])
     return directory
 
 
-async def update(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Publish and load; then spoil what was published, for the engine must not look at it any more."""
+async def publish(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
     version = engine.policy_version + 1
     write_segment(path, weights.items(), version=version)
     await engine.update_weights(Published(version=version, path=str(path)))
+
+
+async def update(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
+    """Publish and load; then spoil what was published, for the engine must not look at it any more."""
+    await publish(engine, path, weights)
     write_segment(path, [(name, torch.full_like(weight, 1e3)) for name, weight in weights.items()], version=99)
 
 
@@ -125,31 +129,46 @@ def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loade
     assert answers(sent) == answers(fresh)
 
 
-def test_an_engine_over_two_devices_equals_one_on_a_single_device_also_after_an_update(
+def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_dropped_weights_again_when_it_wakes(
     tiny_dir: Path,
     prompts: Prompts,
     run: Run,
     fresh: list[list[Sampled]],
+    weights: dict[str, torch.Tensor],
     other_weights: dict[str, torch.Tensor],
     tmp_path: Path,
 ) -> None:
+    """What it reads is changed while it sleeps: its folder at first, and what was published after an update."""
     before = set(Path("/dev/shm").glob("vllm_dist_*"))
+    folder = save_folder(tmp_path / "model", tiny_dir, weights)
+    policy = tmp_path / "policy"
 
-    async def updated() -> list[list[Sampled]]:
-        engine = await Engine.start(engine_config(tiny_dir, name="two", tensor_parallel_size=2))
-        try:
-            await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
-            await update(engine, tmp_path / "policy", other_weights)
-            await engine.sleep()
-            await engine.wake_up()
+    async def awoken() -> list[list[list[Sampled]]]:
+        engine = await Engine.start(engine_config(folder, name="two", tensor_parallel_size=2, reload_on_wake=True))
+
+        async def generate() -> list[list[Sampled]]:
             return await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
+
+        try:
+            await engine.sleep()
+            save_folder(tmp_path / "other", tiny_dir, other_weights)
+            (tmp_path / "other" / "model.safetensors").replace(folder / "model.safetensors")
+            await engine.wake_up()
+            read = await generate()
+            await update(engine, policy, weights)
+            updated = await generate()
+            await engine.sleep()
+            write_segment(policy, other_weights.items(), version=engine.policy_version)
+            await engine.wake_up()
+            return [read, updated, await generate()]
         finally:
             await engine.shutdown()
 
-    found = answers(run(updated()))
+    from_folder, updated, from_segment = map(answers, run(awoken()))
     assert not [path for path in Path("/dev/shm").glob("vllm_dist_*") if path not in before]
-    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in answers(fresh)]
-    for (_, logprobs), (_, wanted) in zip(found, answers(fresh), strict=True):
+    assert updated != from_folder == from_segment
+    assert [tokens for tokens, _ in from_folder] == [tokens for tokens, _ in answers(fresh)]
+    for (_, logprobs), (_, wanted) in zip(from_folder, answers(fresh), strict=True):
         assert logprobs == pytest.approx(wanted, abs=1e-4)
 
 
@@ -222,10 +241,11 @@ class DeviceMemory:
 
     def __init__(self, engine: Engine) -> None:
         self.awake = {"weights", "kv_cache"}
+        self.levels: list[int] = []
         self._sleep, self._wake_up = engine._llm.sleep, engine._llm.wake_up
 
     async def sleep(self, level: int, mode: Any) -> None:
-        assert level == 1
+        self.levels.append(level)
         self.awake.clear()
         await self._sleep(level=0, mode=mode)
 
@@ -250,8 +270,14 @@ def test_an_update_of_a_sleeping_engine_wakes_its_weights_alone_and_they_can_sle
         patch.setattr(engine._llm, "sleep", memory.sleep)
         patch.setattr(engine._llm, "wake_up", memory.wake_up)
         held = []
-        for change in (engine.sleep(), update(engine, tmp_path / "policy", weights), engine.sleep(), engine.wake_up()):
-            run(change)
+        for change in (
+            engine.sleep,
+            lambda: publish(engine, tmp_path / "policy", weights),
+            engine.sleep,
+            engine.wake_up,
+        ):
+            run(change())
             held.append(set(memory.awake))
     assert held == [set(), {"weights"}, set(), {"weights", "kv_cache"}]
+    assert memory.levels == [2, 2], "the folder, and then the segment, can be read again"
     assert answers(run(engine.generate_batch([prompts.request(1)]))) == answers(before)

@@ -27,6 +27,7 @@ __all__ = [
     "logprobs_of",
     "sampling_params",
     "scored_logprobs_of",
+    "sleep_level",
     "start_llm",
     "versions_of",
 ]
@@ -35,6 +36,16 @@ __all__ = [
 def is_cpu() -> bool:
     """Whether engines of this process compute on the CPU."""
     return bool(current_platform.is_cpu())
+
+
+def sleep_level(llm: AsyncLLM, *, can_reload: bool) -> int:
+    """How deep an engine sleeps: 0 frees nothing, 1 moves weights to host memory, 2 drops what can be read again.
+
+    Quantised weights are not in the files in the form that computes, so they are kept.
+    """
+    if is_cpu():
+        return 0
+    return 2 if can_reload and llm.model_config.quantization is None else 1
 
 
 def start_llm(config: EngineConfig) -> AsyncLLM:

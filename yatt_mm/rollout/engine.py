@@ -52,6 +52,8 @@ class Engine:
             config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
         )
         self._state = State.AWAKE
+        self._source = Published(version=config.policy_version, path=config.model_dir)
+        self._must_reload = False
         self._is_shut_down = False
         self._has_said_resident = False
         self._failure: str | None = None
@@ -163,29 +165,18 @@ class Engine:
         media. An engine that was asleep holds its weights afterwards, until it sleeps again, and still refuses work.
         One whose update failed is unusable, and says so.
         """
-        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
-
         self._check_usable(asleep_is_fine=True)
-        version = published.version
-        try:
-            async with self._deadline(f"the update to version {version}"), self._sending:
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
-                if self._state is State.ASLEEP:
-                    await self._wake_weights()
-                await self._llm.start_weight_update()
-                await self._llm.update_weights(WeightTransferUpdateRequest(update_info=published.update_info()))
-                await self._llm.finish_weight_update(weight_version=str(version))
-                await self._forget_computed()
-                await self._llm.reset_mm_cache()
-                if self._state is State.AWAKE:
-                    await self._llm.resume_generation()
-        except Exception as error:
-            self._failure = f"its update to version {version} failed ({type(error).__name__}: {error})"
-            raise EngineError(f"engine {self.config.name} failed its update to version {version}: {error}") from error
-        except asyncio.CancelledError:
-            self._failure = f"its update to version {version} was cancelled"
-            raise
-        self.policy_version = version
+        async with self._only_whole(f"its update to version {published.version}"), self._sending:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            if self._state is State.ASLEEP:
+                await self._wake_weights()
+            await self._load(published)
+            await self._forget_computed()
+            await self._llm.reset_mm_cache()
+            if self._state is State.AWAKE:
+                await self._llm.resume_generation()
+        self._source = published
+        self.policy_version = published.version
         self._waits.note_progress()  # what was held meanwhile has its whole time again
 
     async def reset_caches(self) -> None:
@@ -198,25 +189,30 @@ class Engine:
     async def sleep(self) -> None:
         """Give the device back and refuse work; what is in flight ends with finish reason "abort".
 
-        On the CPU vLLM cannot free its memory: the engine stays resident, says so once, and refuses work all the same.
+        Weights that can be read again are dropped, others go to host memory. On the CPU vLLM cannot free its memory:
+        the engine stays resident, says so once, and refuses work all the same.
         """
         if self._state is State.ASLEEP:
             return
         self._check_usable(asleep_is_fine=True)
-        on_cpu = self._backend.is_cpu()
-        if on_cpu and not self._has_said_resident:
+        level = self._backend.sleep_level(self._llm, can_reload=self._source.is_lasting)
+        if not level and not self._has_said_resident:
             logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
         async with self._deadline("falling asleep"), self._sending:
-            await self._llm.sleep(level=0 if on_cpu else 1, mode="abort")
+            await self._llm.sleep(level=level, mode="abort")
             self._state = State.ASLEEP
+            self._must_reload = level == 2 or self.config.reload_on_wake
 
     async def wake_up(self) -> None:
-        """Take the device again and accept work."""
+        """Take the device again and accept work; weights that were dropped are read from where they last came from."""
         if self._state is State.AWAKE:
             return
         self._check_usable(asleep_is_fine=True)
-        async with self._deadline("waking up"), self._sending:
+        async with self._only_whole("its wake-up"), self._sending:
+            if self._must_reload:
+                await self._wake_weights()
+                await self._load(self._source)
             await self._llm.wake_up(tags=["scheduling"] if self._backend.is_cpu() else None)
             self._state = State.AWAKE
 
@@ -237,6 +233,28 @@ class Engine:
         if not self._backend.is_cpu():
             await self._llm.wake_up(tags=["weights"])
         self._state = State.WEIGHTS_ONLY
+
+    async def _load(self, published: Published) -> None:
+        """Fill the model with other weights, while nothing is computed."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=published.update_info()))
+        await self._llm.finish_weight_update(weight_version=str(published.version))
+        self._must_reload = False
+
+    @asynccontextmanager
+    async def _only_whole(self, what: str) -> AsyncIterator[None]:
+        """A change that is whole within the deadline; else the engine is unusable."""
+        try:
+            async with self._deadline(what):
+                yield
+        except Exception as error:
+            self._failure = f"{what} failed ({type(error).__name__}: {error})"
+            raise EngineError(f"engine {self.config.name} failed {what}: {error}") from error
+        except asyncio.CancelledError:
+            self._failure = f"{what} was cancelled"
+            raise
 
     async def _forget_computed(self) -> None:
         """Drop keys, values and vision embeddings; samples that are held while paused are computed again."""

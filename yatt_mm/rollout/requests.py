@@ -63,6 +63,8 @@ class EngineConfig:
     """None asks vLLM whether its model normalises uint8 patches itself; False makes the frontend do it."""
     policy_version: int = 0
     """Version of the weights in `model_dir`."""
+    reload_on_wake: bool = False
+    """True reads the weights again when the engine wakes even where it kept them asleep, as on the CPU."""
     start_timeout_s: float = 300.0
     answer_timeout_s: float = 600.0
     """How long the engine may finish nothing while it has samples to compute; also how long one update may take."""

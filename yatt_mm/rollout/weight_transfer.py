@@ -6,6 +6,7 @@ Left out: pausing the engine and resetting its caches, which is `Engine.update_w
 """
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,6 +19,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
+from models.checkpoint_files import CheckpointFiles
 from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
 from yatt_mm.weights.published import Stream, segment_on
 from yatt_mm.weights.segment import MappedSegment, views
@@ -36,7 +38,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     version: int
     """The policy version that is wanted."""
     path: str
-    """A file of `yatt_mm.weights.segment` that this host's processes can map."""
+    """A file of `yatt_mm.weights.segment`, or a model folder, that this host's processes can map."""
     devices: list[dict[str, Any]]
     """Fields of `DeviceSegment`s; where there are any, the one of this GPU is read instead of the file."""
     stream: dict[str, Any] | None
@@ -66,7 +68,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Copy from the stream, GPU memory or the mapped file into the model."""
+        """Copy from the stream, GPU memory or the mapped files into the model."""
         model = cast(Any, self.model)
         if update_info.stream:
             name = f"{self.model_config.served_model_name} (process {self.parallel_config.rank})"
@@ -74,6 +76,9 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         elif update_info.devices:
             found = segment_on(gpu_uuid(self.device), update_info.devices)
             model.load_weights(views(open_shared(found["handle"], self.device), found["index"]))
+        elif Path(update_info.path).is_dir():
+            files = CheckpointFiles(Path(update_info.path))
+            model.load_weights((name, files.read(name)) for name in files.names)
         else:
             self._segment = MappedSegment(update_info.path, update_info.version)
             model.load_weights(iter(self._segment))

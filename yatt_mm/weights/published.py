@@ -46,7 +46,7 @@ class Published:
 
     version: int
     path: str
-    """The segment in shared memory, where there is nothing else."""
+    """The segment in shared memory, where there is nothing else; or the model's folder, before the first publish."""
     devices: tuple[DeviceSegment, ...] = ()
     stream: Stream | None = None
 
@@ -60,6 +60,11 @@ class Published:
             else:
                 devices.append(part)
         return cls(version=version, path=path, devices=tuple(devices), stream=streams[0] if streams else None)
+
+    @property
+    def is_lasting(self) -> bool:
+        """True where the weights can be read again later: nobody keeps those in GPU memory and those that were sent."""
+        return not self.devices and self.stream is None
 
     def update_info(self) -> dict[str, Any]:
         """As vLLM carries it to its workers."""
