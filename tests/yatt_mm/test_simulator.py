@@ -267,7 +267,6 @@ def test_the_command_prints_the_seven_layouts_as_json_and_draws_them(
     assert tuple(layout["name"] for layout in layouts) == NAMES
     assert all({"step_s", "rollout_s", "busy_frac"} <= set(layout) for layout in layouts)
     assert main([str(file), "genrm.wake=1"]) == 2
-    pytest.importorskip("matplotlib", reason="the picture needs the extra `simulate`")
     assert main([str(file), "--gantt", str(tmp_path / "picture.png")]) == 0
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
