@@ -14,7 +14,8 @@ import pytest
 from yatt_mm.control.coordinator import Coordinator
 from yatt_mm.control.mover import Division
 from yatt_mm.errors import WorkerError
-from yatt_mm.placement import Engines, Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
+from yatt_mm.held_memory import Changed
+from yatt_mm.placement import MEMORY, Engines, Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
 from yatt_mm.placement_policy import Bounds, Split
 
 FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
@@ -35,10 +36,11 @@ class Worker:
     """Writes its states down; `late` never answers."""
 
     def __init__(self, log: list[tuple[str, State]], unit: Unit, *, late: bool = False) -> None:
-        async def set_state(state: State) -> None:
+        async def set_state(state: State) -> Changed:
             if late:
                 await asyncio.Event().wait()
             log.append((str(unit), state))
+            return Changed(held_bytes=1000 + MEMORY.index(state))
 
         self.set_state = Method(set_state)
 
@@ -134,6 +136,8 @@ def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> 
         assert all(decision["reason"] for decision in report.decisions)
         assert report.metrics["placement/num_moves"] >= 3
         assert 0 < report.metrics["placement/rollout_devices"] < 2
+        assert report.metrics["placement/rollout_awake_bytes_max"] == 1002
+        assert report.metrics["placement/genrm_asleep_bytes_max"] == 1000
 
     asyncio.run(run())
 

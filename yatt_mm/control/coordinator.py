@@ -19,6 +19,7 @@ from yatt_mm.control.calls import answer_of
 from yatt_mm.control.mover import Division, Mover
 from yatt_mm.control.pool import Pool
 from yatt_mm.control.usage import Usage, UsageReport
+from yatt_mm.held_memory import Changed
 from yatt_mm.occupancy import Occupancy
 from yatt_mm.placement import MEMORY, Phase, Placement, Role, State, Unit
 from yatt_mm.placement_policy import Decision, Moment, Split
@@ -166,7 +167,10 @@ class Coordinator:
             ready[controller].set_result(engines)
 
     async def _set_state(self, unit: Unit, state: State) -> Any:
-        """Change one unit; an engine is given no request before it is awake and none after it was told to sleep."""
+        """Change one unit; what a training rank reports of it.
+
+        An engine is given no request before it is awake and none after it was told to sleep.
+        """
         pool, held, started_s = self._pools.get(unit.pool), self._occupancy.state(unit), self._now_s
         takes_memory = MEMORY.index(state) > MEMORY.index(held)
         if takes_memory:
@@ -174,14 +178,14 @@ class Coordinator:
         if pool is not None and state is not State.AWAKE:
             pool.rest(unit.index, now_s=started_s)
         call = self._workers[unit].set_state.remote(state)
-        result = await answer_of(call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s)
+        changed: Changed = await answer_of(call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s)
         if not takes_memory:
             self._occupancy.change(unit, state, now_s=self._now_s)
-        self._usage.add_transition(unit.role, state, self._now_s - started_s)
+        self._usage.add_transition(unit.role, state, self._now_s - started_s, changed.held_bytes)
         if pool is not None and state is State.AWAKE:
             pool.wake(unit.index, now_s=self._now_s)
             self._grant(unit.pool)
-        return result
+        return changed.moved
 
     def _divide(self) -> None:
         """Choose the cells that begin a generation phase with rollout."""

@@ -36,7 +36,7 @@ class Usage:
         self._phase_s: dict[Role, float] = {}
         self._held_s: dict[Role, float] = {}
         self._judging_s = 0.0
-        self._seconds: dict[str, float] = {}
+        self._transitions: dict[str, float] = {}
         self._decisions: list[dict[str, Any]] = []
 
     def begin(self, phase: Phase | None, step: int, *, now_s: float) -> None:
@@ -45,10 +45,14 @@ class Usage:
         self._phase, self._step, self._started_s = phase, step, now_s
         self._before = {role: self._times(role, now_s) for role, pools in self._pools.items() if pools}
 
-    def add_transition(self, role: Role, state: State, seconds: float) -> None:
-        """A unit has changed its state; those of a role mostly change side by side, so the slowest counts."""
-        name = f"placement/{role}_{'wake' if state is State.AWAKE else 'sleep'}_s_max"
-        self._seconds[name] = max(self._seconds.get(name, 0.0), seconds)
+    def add_transition(self, role: Role, state: State, seconds: float, held_bytes: int) -> None:
+        """A unit has changed its state; those of a role mostly change side by side: the slowest and largest count."""
+        found = {
+            f"placement/{role}_{'wake' if state is State.AWAKE else 'sleep'}_s_max": seconds,
+            f"placement/{role}_{state}_bytes_max": float(held_bytes),
+        }
+        for name, value in found.items():
+            self._transitions[name] = max(self._transitions.get(name, 0.0), value)
 
     def add_decision(self, moment: Moment, decision: Decision, *, now_s: float) -> None:
         """Cells are divided like this from now on."""
@@ -66,7 +70,7 @@ class Usage:
         """Hand over what was collected."""
         self._end_phase(now_s)
         self._phase = None
-        metrics = dict(self._seconds)
+        metrics = dict(self._transitions)
         for role, held_s in self._held_s.items():
             if self._phase_s[role]:
                 metrics[f"placement/{role}_devices"] = held_s / self._phase_s[role]
@@ -74,7 +78,7 @@ class Usage:
             metrics |= {"placement/num_moves": self.num_moves, "time/genrm_s": self._judging_s}
         report = UsageReport(metrics=metrics, decisions=tuple(self._decisions), spans=tuple(spans))
         self.num_moves, self._judging_s = 0, 0.0
-        self._seconds, self._phase_s, self._held_s, self._decisions = {}, {}, {}, []
+        self._transitions, self._phase_s, self._held_s, self._decisions = {}, {}, {}, []
         return report
 
     def _end_phase(self, now_s: float) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from yatt_mm.cores import pin_to_cores
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.held_memory import Changed, held_bytes
 from yatt_mm.placement import State
 from yatt_mm.rollout.hosted import Hosted
 from yatt_mm.rollout.meeting import Meeting
@@ -51,10 +52,11 @@ class JudgeActor:
         await self._hosted.start(Judge.start(self._name, self._spec, self._engine, self._dataplane_uri))
         await self._hosted.worker.engine.sleep()
 
-    async def set_state(self, state: State) -> None:
+    async def set_state(self, state: State) -> Changed:
         """Sleep or be awake."""
         engine = self._hosted.worker.engine
         await (engine.wake_up() if state is State.AWAKE else engine.sleep())
+        return Changed(held_bytes=held_bytes())
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         """Judge the groups, together with whatever else the engine is doing.

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.held_memory import Changed
 from yatt_mm.placement import State
 from yatt_mm.rollout.meeting import Meeting
 
@@ -48,8 +49,9 @@ class RemoteJudgeActor:
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)
         self._judge = RemoteJudge(self._spec, self._server, reader)
 
-    async def set_state(self, state: State) -> None:
-        """Nothing: it holds no device."""
+    async def set_state(self, state: State) -> Changed:
+        """Nothing changes: it holds no device."""
+        return Changed(held_bytes=0)
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         """Judge the groups."""

@@ -6,6 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from yatt_mm.cores import pin_to_cores
+from yatt_mm.held_memory import Changed, held_bytes
 from yatt_mm.placement import State
 from yatt_mm.rollout.hosted import Hosted
 from yatt_mm.rollout.meeting import Meeting
@@ -43,13 +44,14 @@ class RolloutActor:
 
         await self._hosted.start(RolloutWorker.start(self._spec, self._dataplane_uri))
 
-    async def set_state(self, state: State) -> None:
+    async def set_state(self, state: State) -> Changed:
         """Sleep, hold weights only, or be awake."""
         worker = self._hosted.worker
         if state is State.AWAKE:
             await worker.engine.wake_up()
         else:
             await worker.engine.sleep()  # `update_weights` wakes the weights alone
+        return Changed(held_bytes=held_bytes())
 
     async def generate(self, tasks: list[PromptTask], sampling: Sampling) -> list[GroupRef]:
         """Answer the tasks, all at once, together with whatever else the engine is doing.

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from models.parallel import Parallel
 from yatt_mm.cores import pin_to_cores
+from yatt_mm.held_memory import Changed, held_bytes
 from yatt_mm.placement import State
-from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
+from yatt_mm.training.messages import TrainSpec, UpdateReport
 from yatt_mm.training.plan import UpdatePlan
 from yatt_mm.weights.published import DeviceSegment, Stream
 
@@ -45,9 +46,10 @@ class TrainActor:
         )
         self._worker.start(store_address)
 
-    def set_state(self, state: State) -> Moved:
+    def set_state(self, state: State) -> Changed:
         """Asleep, weights only, or awake."""
-        return self._started().set_state(state)
+        moved = self._started().set_state(state)
+        return Changed(held_bytes=held_bytes(), moved=moved)
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
         """Train one step."""
