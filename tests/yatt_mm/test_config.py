@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -10,6 +11,8 @@ from yatt_mm.config import Config, dump_config, load_config
 from yatt_mm.config_page import reference, reference_page
 from yatt_mm.config_values import parse_size
 from yatt_mm.errors import ConfigError
+
+CONFIGS = Path(__file__).parents[2] / "configs"
 
 MINIMAL = """
 run: {name: test}
@@ -90,3 +93,26 @@ def test_the_reference_page_is_up_to_date_and_leaves_nothing_undescribed() -> No
     assert all(meaning != "None" for _, _, meaning in reference())
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
     assert page.read_text() == reference_page(), "run: python -m yatt_mm.config_page > docs/configuration.md"
+
+
+def test_the_two_configs_with_a_judge_differ_in_their_placement_alone() -> None:
+    full, partial = (
+        _flat(load_config(CONFIGS / f"judge_{name}_cpu.yaml").model_dump()) for name in ("full", "partial")
+    )
+    assert full.keys() == partial.keys()
+    assert {key for key in full if full[key] != partial[key]} <= {
+        "run.name",
+        "placement.mode",
+        "placement.decide_every_s",
+        "rollout.max_groups_per_engine",
+        "reward.judges.digits.max_groups_per_engine",
+        "reward.judges.digits.num_engines",
+    }
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """[dotted key] value."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values
