@@ -157,12 +157,15 @@ def _files_by_tensor(model_dir: Path) -> dict[str, str]:
     if (model_dir / INDEX).is_file():
         weight_map: dict[str, str] = json.loads((model_dir / INDEX).read_text())["weight_map"]
         return weight_map
-    if not (model_dir / SINGLE).is_file():
-        raise FileNotFoundError(
-            f"neither {SINGLE} nor {INDEX} in {model_dir}; model.path must name a folder with safetensors weights"
-        )
-    with safe_open(model_dir / SINGLE, "pt") as file:
-        return dict.fromkeys(file.keys(), SINGLE)
+    single = model_dir / SINGLE
+    names = [SINGLE] if single.is_file() else sorted(path.name for path in model_dir.glob("*.safetensors"))
+    if not names:
+        raise FileNotFoundError(f"no .safetensors file in {model_dir}; wanted a folder with safetensors weights")
+    files: dict[str, str] = {}
+    for name in names:
+        with safe_open(model_dir / name, "pt") as file:
+            files |= dict.fromkeys(file.keys(), name)
+    return files
 
 
 _DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F64": torch.float64}

@@ -69,14 +69,7 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
     """Raise ValueError where the model of a Hugging Face config.json cannot be divided like this."""
     text = {**config_json, **config_json.get("text_config", {})}
     _check_experts(parallel, config_json["model_type"], text)
-    check_divides("parallel.tp", parallel.tp, "attention heads", text["num_attention_heads"])
-    check_divides("parallel.tp", parallel.tp, "MLP columns", text["intermediate_size"])
-    groups = text["num_key_value_heads"]
-    if groups % parallel.tp and parallel.tp % groups:
-        raise ValueError(
-            f"parallel.tp is {parallel.tp} and the model has {groups} key/value heads; one must be a multiple "
-            "of the other, so choose another parallel.tp"
-        )
+    _check_decoder("parallel.tp", parallel.tp, text)
     _check_heads(parallel, text["num_attention_heads"])
     stages = stage_layers(
         text["num_hidden_layers"],
@@ -92,11 +85,24 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
 def check_engine_layout(key: str, tp: int, config_json: Mapping[str, Any]) -> None:
     """Raise ValueError, with the name `key` for `tp`, where vLLM cannot cut the model over so many devices."""
     text = {**config_json, **config_json.get("text_config", {})}
-    check_divides(key, tp, "attention heads", text["num_attention_heads"])
-    check_divides(key, tp, "MLP columns", text["intermediate_size"])
+    _check_decoder(key, tp, text)
+    if "moe_intermediate_size" in text:
+        check_divides(key, tp, "MLP columns of an expert", text["moe_intermediate_size"])
     vision = config_json.get("vision_config") or {}
     if "num_heads" in vision:
         check_divides(key, tp, "heads in its vision tower", vision["num_heads"])
+        check_divides(key, tp, "MLP columns in its vision tower", vision["intermediate_size"])
+
+
+def _check_decoder(key: str, tp: int, text: Mapping[str, Any]) -> None:
+    check_divides(key, tp, "attention heads", text["num_attention_heads"])
+    check_divides(key, tp, "MLP columns", text["intermediate_size"])
+    groups = text["num_key_value_heads"]
+    if groups % tp and tp % groups:
+        raise ValueError(
+            f"{key} is {tp} and the model has {groups} key/value heads; one must be a multiple of the other, so choose "
+            f"another {key}"
+        )
 
 
 def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any]) -> None:

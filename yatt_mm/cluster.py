@@ -16,6 +16,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, placement_
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from yatt_mm.errors import ConfigError, WorkerError
+from yatt_mm.held_memory import GPUS_VARIABLE
 
 CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -117,7 +118,8 @@ def on_devices(group: PlacementGroup, devices: Sequence[int], *, use_gpus: bool)
         "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=devices[0]),
     }
     if use_gpus:
-        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": ",".join(map(str, devices))}}
+        gpus = ",".join(map(str, devices))
+        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": gpus, GPUS_VARIABLE: gpus}}
     return options
 
 

@@ -92,7 +92,7 @@ class PlacementSection(Section):
     """GPUs, or on a machine without any, CPU slots."""
     mode: Literal["full_colocation", "partial_colocation"] = "full_colocation"
     """Full colocation: every role on every device, in turns. Partial colocation: some devices answer while the others
-    judge, and training has all of them afterwards; every device has an engine of both."""
+    judge, and training has all of them afterwards; every device has an engine of both, one of them asleep."""
     pin_cores: bool = False
     """Without GPUs: True keeps the engines and ranks of every device on a processor core of its own."""
     rollout_devices: Count | None = None
@@ -137,7 +137,7 @@ class RolloutSection(Section):
     """Memory of each engine's key-value cache, on each of its devices."""
     max_groups_per_engine: Count | None = None
     """Prompts that an engine is given at once; the others wait for the first engine that has room. By default as many
-    as `max_num_seqs` holds. In partial colocation a device is reckoned full with so many."""
+    as `max_num_seqs` holds. In partial colocation an engine is reckoned full with so many."""
     max_images_per_prompt: Count = 4
     """More images in one prompt are refused."""
     max_videos_per_prompt: Annotated[int, Field(ge=0)] = 1

@@ -8,6 +8,9 @@ from typing import Any
 
 import psutil
 
+GPUS_VARIABLE = "YATT_MM_GPUS"
+"""Numbers of the GPUs of an actor, with commas; set where it is created, if the run has GPUs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
@@ -24,7 +27,7 @@ def held_bytes() -> int:
 
     Roles that share a GPU take turns, so what is in use is that of who is awake and of what sleepers could not give up.
     """
-    gpus = os.environ.get("CUDA_VISIBLE_DEVICES")
+    gpus = os.environ.get(GPUS_VARIABLE)
     if gpus:
         return sum(_used_bytes(int(gpu)) for gpu in gpus.split(","))
     process = psutil.Process()

@@ -212,11 +212,13 @@ def _env(scratch: Scratch) -> dict[str, str]:
 
 def _plan_of(config: Config, start: RunStart) -> str:
     parallel = config.parallel()
+    pools = {"vLLM engines": config.engines} | {f"of judge {name}": judge for name, judge in config.judges.items()}
+    engines = ", ".join(f"{pool.num} {name}{f' (tp {pool.tp})' if pool.tp > 1 else ''}" for name, pool in pools.items())
     return (
         f"[bold]{config.run.name}[/]: {config.model.path}; {start.num_train} training and {start.num_eval} held-out "
         f"samples\n  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
-        f"{config.placement.mode}: {config.rollout.num_engines} vLLM engines and {parallel.world_size} Megatron "
-        f"ranks (tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp}) in turns\n"
+        f"{config.placement.mode}: {engines} and {parallel.world_size} Megatron ranks "
+        f"(tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp})\n"
         f"  steps {start.step + 1} to {config.train.steps}, {config.train.prompts_per_step} prompts x "
         f"{config.rollout.group_size} samples each"
     )

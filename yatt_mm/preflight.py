@@ -99,6 +99,11 @@ def check_judges(config: Config) -> None:
     judges = config.reward.judges
     for name, section in judges.items():
         judge_spec(name, section, config.data.video.sampling())
+        if section.url is not None and section.tp > 1:
+            raise ConfigError(
+                f"reward.judges.{name}.tp is {section.tp}, but its url names a server, which cuts its model itself; "
+                f"leave reward.judges.{name}.tp out"
+            )
         if section.url is None:
             hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)

@@ -124,6 +124,15 @@ class StepSampling:
         return (len(self._with_signal) + PRIOR_WEIGHT * self._prior) / (num_judged + PRIOR_WEIGHT)
 
     @property
+    def num_used(self) -> int:
+        """Prompts that count toward the bound."""
+        return self._num_used
+
+    def spend(self, count: int) -> None:
+        """So many prompts were begun elsewhere for this step, and cut off."""
+        self._num_used += count
+
+    @property
     def num_flying(self) -> int:
         """Groups under way."""
         return len(self._flying)

@@ -1,10 +1,11 @@
-"""A step's batch is filled in rounds: the same prompts in the same order, whoever and however many do the work."""
+"""A step's batch fills: in rounds with the same prompts whoever does the work, in streams, and in turns with judges."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import random
+from collections.abc import Callable
 
 import pytest
 
@@ -168,7 +169,7 @@ class Turns:
         self.begun: dict[int, Slot] = {}
         self.num_rounds = 0
 
-    def fill(self, bad: frozenset[int] = frozenset()) -> RoundOutcome:
+    def fill(self, bad: frozenset[int] = frozenset(), judge: Callable[[Slot], bool] = has_signal) -> RoundOutcome:
         for self.num_rounds in range(1, 100):
             stream = Stream(self.batches, self.num_controllers)
             answered = stream.fill(bad)
@@ -177,7 +178,7 @@ class Turns:
             landed: list[list[tuple[int, bool]]] = [[] for _ in range(self.num_controllers)]
             for position in answered.kept:
                 controller, slot = stream.begun[position]
-                landed[controller].append((position, has_signal(slot)))
+                landed[controller].append((position, judge(slot)))
             outcome = self.batches.finish_round(landed)
             if outcome.is_full:
                 return outcome
@@ -213,6 +214,26 @@ def test_in_turns_a_round_ends_when_as_many_are_answered_as_the_batch_lacks() ->
     outcome = filling.finish_round([[(position, False) for position in answered.kept], []])
     assert (outcome.is_full, len(outcome.kept), outcome.num_prompts_used) == (True, 8, 12)
     assert set(outcome.carried) == set(answered.carried) <= set(Stream(filling, 2).begun)
+
+
+@pytest.mark.parametrize("tail", Tail)
+def test_in_turns_what_is_cut_off_counts_toward_the_bound(tail: Tail) -> None:
+    filling = turns(dataclasses.replace(STREAM, max_prompts=30, tail=tail))
+    for _ in range(4):
+        steps = Turns(filling, 2)
+        outcome = steps.fill(judge=lambda slot: False)
+        assert len(outcome.kept) == 8, "filled up with groups without signal"
+        assert outcome.num_prompts_used == len(steps.begun) <= 30
+
+
+def test_what_a_stream_carried_over_comes_first_in_a_run_that_goes_on_in_rounds() -> None:
+    filling = turns()
+    outcome = Turns(filling, 2).fill()
+    assert outcome.carried
+    rounds = Batches.from_state(dataclasses.replace(RULE, deterministic=True), json.loads(json.dumps(filling.state())))
+    _, used = fill(rounds, 3)
+    assert set(outcome.carried) <= {slot.position for slot in used}
+    assert rounds.state()["carried"] == []
 
 
 def test_in_turns_bad_media_are_replaced_while_others_are_answered() -> None:

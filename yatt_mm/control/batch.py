@@ -14,7 +14,6 @@ stream is over. What a stream cuts off is dropped or carried over into the next,
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -57,13 +56,13 @@ class Batches:
         self._stream: StepSampling | None = None
         self._round: dict[int, int] = {}
         """Position -> sample number of this round's prompts."""
-        self._num_cut_off = 0
-        """Prompts of the step that were begun, and neither judged nor carried over."""
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
         """Position -> prompt and controller, in a stream; what the last one carried over, between streams."""
 
     def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
         """[controller] its further prompts. `bad`: [controller] sample numbers of its last share to leave out for good.
+
+        Prompts that a stream before a checkpoint carried over come first.
 
         The first call of a round deals what the batch still needs; each later one replaces the bad ones, for the
         controller that had them.
@@ -76,9 +75,10 @@ class Batches:
         left_out = {index for share in bad for index in share}
         self.cursor.skipped.update(left_out)
         self._round = {position: index for position, index in self._round.items() if index not in left_out}
-        slots = self.cursor.take(sum(wanted))
+        carried = [self._dealt.pop(position)[0] for position in sorted(self._dealt)[: sum(wanted)]]
+        slots = carried + self.cursor.take(sum(wanted) - len(carried))
         self._round.update({slot.position: slot.index for slot in slots})
-        return _in_turn(slots, wanted)
+        return _dealt_one_by_one(slots, wanted)
 
     def finish_round(self, landed: Sequence[Sequence[tuple[int, bool]]]) -> RoundOutcome:
         """`landed`: [controller] (position, has signal) of every group of the round."""
@@ -92,8 +92,7 @@ class Batches:
         if not self._step.is_done:
             return RoundOutcome(is_full=False)
         outcome, carried = self._outcome_of(self._step), tuple(sorted(self._dealt))
-        num_prompts_used = outcome.num_prompts_used + self._num_cut_off + len(carried)
-        self._step, self._num_cut_off = None, 0
+        num_prompts_used, self._step = self._step.num_used + len(carried), None
         return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
 
     def open(self, num_controllers: int) -> list[list[Slot]]:
@@ -141,16 +140,16 @@ class Batches:
 
     def _rule_of_round(self) -> SamplingRule:
         """A stream is over when as many groups are answered as the step still wants."""
-        num_groups = self._open_step().num_wanted
-        max_prompts = max(self._rule.max_prompts, math.ceil(num_groups * self._rule.over_dispatch))
-        return replace(self._rule, num_groups=num_groups, max_prompts=max_prompts, replaces_groups=False)
+        step = self._open_step()
+        max_prompts = max(step.num_wanted, self._rule.max_prompts - step.num_used)
+        return replace(self._rule, num_groups=step.num_wanted, max_prompts=max_prompts, replaces_groups=False)
 
     def _close_stream(self, stream: StepSampling) -> RoundOutcome:
         self._stream = None
         outcome = self._outcome_of(stream)
         if self._in_turns:
             self._round = {position: self._dealt[position][0].index for position in outcome.kept}
-            self._num_cut_off += outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried)
+            self._open_step().spend(outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried))
         self._dealt = {position: self._dealt[position] for position in outcome.carried}
         return outcome
 
@@ -182,8 +181,8 @@ class Batches:
         return batches
 
 
-def _in_turn(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
-    """Slots dealt to the controllers one by one, as long as each wants any."""
+def _dealt_one_by_one(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
+    """[controller] as long as it wants any."""
     left = list(wanted)
     shares: list[list[Slot]] = [[] for _ in left]
     coming = iter(slots)

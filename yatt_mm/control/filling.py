@@ -14,6 +14,7 @@ from yatt_mm.config import Config
 from yatt_mm.control.batch import RoundOutcome
 from yatt_mm.control.colleagues import Colleagues
 from yatt_mm.control.coordinator import Entered
+from yatt_mm.control.cursor import Slot
 from yatt_mm.control.generation import answer, judge, scored
 from yatt_mm.control.messages import Prompt, ScoredGroup, Team
 from yatt_mm.control.metrics import Meter
@@ -71,7 +72,7 @@ class Filling:
         self._enter_phase = enter_phase
         self._tell = tell
         self._carried: dict[int, Work] = {}
-        """Position -> what the last step cut off, and the next one goes on with."""
+        """Position -> what the last stream cut off, and the next one goes on with."""
 
     def fill(self) -> Filled:
         """This controller's share of a full batch."""
@@ -101,7 +102,7 @@ class Filling:
         with self._enter_phase(self._phase, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             desk = self.desk(entered, f"step {self._with.step}")
-            stream = Streaming(desk, self._sampling, self._prompts.load, self._carried, judging_for=self._meter)
+            stream = Streaming(desk, self._sampling, self._load, self._carried, judging_for=self._meter)
             kept, outcome = stream.run(slots)
         self._tell(stream.notices)
         return Filled(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
@@ -126,7 +127,7 @@ class Filling:
         """A round's groups: those that are answered first, all judged afterwards."""
         with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
-            stream = Streaming(self.desk(entered, name), self._sampling, self._prompts.load, self._carried)
+            stream = Streaming(self.desk(entered, name), self._sampling, self._load, self._carried)
             works, _ = stream.run(slots)
         self._tell(stream.notices)
         return self._judged(works, name)
@@ -152,13 +153,17 @@ class Filling:
         bad: list[int] = []
         while True:
             share = self._with.meet_for("draw", bad)
-            with self._meter.timed("time/prompts_s"):
-                found, notices = self._prompts.load(share)
+            found, notices = self._load(share)
             prompts += found
             bad = [notice["index"] for notice in notices]
             self._tell(notices)
             if not any(self._with.meet(len(bad))):
                 return prompts
+
+    def _load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        """Prompts, their patches made, and notices of those whose media cannot be read."""
+        with self._meter.timed("time/prompts_s"):
+            return self._prompts.load(slots)
 
     @property
     def _phase(self) -> Phase:

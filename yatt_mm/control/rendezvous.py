@@ -96,7 +96,7 @@ class Rendezvous:
         return shares[controller]
 
     async def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
-        """A group of this controller is judged (None: cannot be had); the prompts that it gets for it."""
+        """A group of this controller has landed (None: cannot be had); the prompts that it gets for it."""
         self._check_aborted()
         slots = self._batches.land(controller, position, has_signal)
         if self._batches.outcome is not None:

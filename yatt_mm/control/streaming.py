@@ -49,10 +49,12 @@ class Streaming:
         self._desk = desk
         self._load_prompts = load_prompts
         self._carried = carried
-        self._restarts = desk.config.sampling_rule().tail is Tail.RESTART
         self._works: dict[int, Work] = {}
         self._outcome: RoundOutcome | None = None
-        chunk_size, on_scored = CHUNK_SIZE, self._land
+        rule = desk.config.sampling_rule()
+        self._restarts = rule.tail is Tail.RESTART
+        chunk_size = CHUNK_SIZE if rule.over_dispatch == 1 else 1  # a call comes back with its slowest group
+        on_scored = self._land
         if judging_for is not None and desk.team.judges:
             chunk_size = 1
             on_scored = Judging(desk, judging_for, self._land, chunk_size=chunk_size).add

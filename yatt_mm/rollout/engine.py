@@ -199,10 +199,10 @@ class Engine:
         if not level and not self._has_said_resident:
             logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
-        async with self._deadline("falling asleep"), self._sending:
+        async with self._only_whole("its falling asleep"), self._sending:
             await self._llm.sleep(level=level, mode="abort")
             self._state = State.ASLEEP
-            self._must_reload = level == 2 or self.config.reload_on_wake
+            self._must_reload = level == 2 or (self.config.reload_on_wake and self._source.is_lasting)
 
     async def wake_up(self) -> None:
         """Take the device again and accept work; weights that were dropped are read from where they last came from."""

@@ -1,4 +1,4 @@
-"""The engine side of publishing: load a segment of this host or of this GPU, or a stream, into the running model.
+"""The engine side of publishing: load a segment of this host or of this GPU, a stream, or the model's own folder.
 
 Runs in vLLM's worker. Layers are reloaded one by one through vLLM's own reload, because on the CPU vLLM packs weights
 after loading and leaves empty parameters behind: a plain `load_weights` into a running model corrupts it.
@@ -86,6 +86,8 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
     def finish_weight_update(self) -> None:
         """Bring the layers into the form that computes. Raises SegmentError where the trainer wrote meanwhile."""
         finalize_layerwise_reload(self.model, self.model_config)
+        for embeds in getattr(self.model, "deepstack_input_embeds", None) or ():
+            embeds.zero_()  # neither parameter nor buffer: what deep sleep leaves in it nobody else clears (vLLM 0.32)
         if self._segment:
             self._segment.check_unchanged()
             self._segment = None
