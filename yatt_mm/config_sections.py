@@ -156,7 +156,7 @@ class RewardSection(Section):
     weight: Annotated[float, Field(ge=0)] = 1.0
     """Of the function's score in the reward; 0 leaves the reward to the judges, and the function to evaluation."""
     judges: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JudgeSection] = {}
-    """Generative reward models by name; each adds its weighted score to the reward."""
+    """Reward models by name, generative ones and classifiers; each adds its weighted score to the reward."""
 
 
 class AlgorithmSection(Section):

@@ -91,14 +91,13 @@ def check_media(config: Config, key: str, path: str) -> None:
 
 
 def check_judges(config: Config) -> None:
-    """Their folders, templates and patterns.
+    """Their folders, templates, patterns and labels.
 
     Raises:
         ConfigError: one of them cannot be used.
     """
     judges = config.reward.judges
     for name, section in judges.items():
-        judge_spec(name, section, config.data.video.sampling())
         if section.url is not None and section.tp > 1:
             raise ConfigError(
                 f"reward.judges.{name}.tp is {section.tp}, but its url names a server, which cuts its model itself; "
@@ -108,6 +107,7 @@ def check_judges(config: Config) -> None:
             hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)
+        judge_spec(name, section, config.data.video.sampling())
     if not judges and not config.reward.weight:
         raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
 

@@ -26,7 +26,7 @@ from yatt_mm.control.rendezvous import Rendezvous
 from yatt_mm.cores import core_of
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.remote_actor import RemoteJudgeActor
-from yatt_mm.genrm.section import JudgeSection, judge_spec, remote_spec
+from yatt_mm.genrm.section import JudgeSection, judge_spec, num_labels, remote_spec
 from yatt_mm.placement import Placement, Role, State, Unit
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rollout.actor import RolloutActor
@@ -205,6 +205,7 @@ def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
         max_images_per_prompt=site.config.rollout.max_images_per_prompt,
         max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
         tp=section.tp,
+        num_labels=num_labels(section),
         deadline_s=site.config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 
 from yatt_mm.genrm.messages import JudgeSpec
-from yatt_mm.genrm.verdicts import JsonScore, RegexScore, YesNo
+from yatt_mm.genrm.verdicts import JsonScore, LabelScore, RegexScore, YesNo
 
 
 def test_yes_against_no_is_the_share_of_their_probabilities() -> None:
@@ -56,3 +57,21 @@ def test_a_pattern_without_its_one_group_is_refused() -> None:
         RegexScore(pattern="(")
     with pytest.raises(ValueError, match="scale is 0"):
         JsonScore(scale=0)
+
+
+def test_a_label_is_its_logit_or_a_probability() -> None:
+    logits = (math.log(1.0), math.log(3.0))
+    assert LabelScore(label=1).score((0.5, -7.25)) == -7.25
+    assert LabelScore(label=1, activation="sigmoid").score(logits) == pytest.approx(0.75)
+    assert LabelScore(label=1, activation="softmax").score(logits) == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize("activation", ["sigmoid", "softmax"])
+def test_a_sure_classifier_overflows_nowhere(activation: Literal["sigmoid", "softmax"]) -> None:
+    verdict = LabelScore(activation=activation)
+    assert [verdict.score((logit, 0.0)) for logit in (-1e4, 1e4)] == [0.0, 1.0]
+
+
+def test_a_logit_that_is_no_number_is_no_verdict() -> None:
+    assert LabelScore().score((float("nan"),)) is None
+    assert LabelScore().score((float("inf"),)) is None

@@ -90,6 +90,13 @@ def test_engines_that_do_not_fit_the_devices_are_named(
     assert message in str(caught.value)
 
 
+def test_a_classifier_without_a_head_is_named(folder: Path, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"reward\.judges\.a: model .* has no tensor score\.weight"):
+        check(folder, tiny_dir, f"reward.judges.a.model={tiny_dir}", "reward.judges.a.verdict=classifier")
+    with pytest.raises(ConfigError, match=r"reward\.judges\.a\.model is /no/such: no such folder"):
+        check(folder, tiny_dir, "reward.judges.a.model=/no/such", "reward.judges.a.verdict=classifier")
+
+
 def test_parquet_json_lines_and_folders_pass_too(folder: Path, tiny_dir: Path) -> None:
     (folder / "tables").mkdir()
     write_parquet(folder / "tables" / "a.parquet", verl_table([[]]))

@@ -13,6 +13,7 @@ import pytest
 
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
+from tests.rollout.classifiers import build_classifier
 from tests.yatt_mm import runs
 from tests.yatt_mm.killing_reward import VARIABLE
 
@@ -202,11 +203,17 @@ def test_a_signal_stops_everything_that_was_started(
         check_that_it_trains_alike(folder, name)
 
 
-def test_judges_alone_give_the_reward_and_see_what_was_processed_for_the_policy_and_one_that_is_away_is_counted(
+def test_a_rule_and_judges_of_every_kind_add_up_by_weight_and_see_what_was_processed_for_the_policy(
     folder: Path, tiny_dir: Path
 ) -> None:
     judges = (
         *runs.judge(tiny_dir),
+        "reward.weight=0.25",
+        f"reward.judges.head.model={build_classifier(tiny_dir, folder / 'classifier')}",
+        "reward.judges.head.verdict=classifier",
+        "reward.judges.head.weight=0.1",
+        "reward.judges.head.kv_cache_memory=64MiB",
+        "reward.judges.head.max_model_len=256",
         "reward.judges.away.url=http://127.0.0.1:9/v1",  # nobody listens there
         "reward.judges.away.model=judge",
         "reward.judges.away.weight=0.5",
@@ -217,11 +224,17 @@ def test_judges_alone_give_the_reward_and_see_what_was_processed_for_the_policy_
     assert done.status == 0, done.output
     assert done.left_behind == []
     for record in runs.metrics(folder, "judged")[1:]:
-        assert record["genrm/num_judged"] == record["sampling/num_prompts_used"] * 4 * 2
-        assert record["genrm/num_failed"] == record["genrm/num_judged"] / 2, "those of the judge that is away"
+        assert record["genrm/num_judged"] == record["sampling/num_prompts_used"] * 4 * 3
+        assert record["genrm/num_failed"] == record["genrm/num_judged"] / 3, "those of the judge that is away"
         assert 0 < record["genrm/tiny_mean"] < 1
-        assert record["reward/mean"] == pytest.approx(record["genrm/tiny_mean"] + 0.25)
-        assert record["reward/function_mean"] != record["reward/mean"]
+        assert record["genrm/head_mean"] != 0
+        by_weight = {
+            "reward/function_mean": 0.25,
+            "genrm/head_mean": 0.1,
+            "genrm/tiny_mean": 1.0,
+            "genrm/away_mean": 0.5,
+        }
+        assert record["reward/mean"] == pytest.approx(sum(record[key] * weight for key, weight in by_weight.items()))
         assert record["time/genrm_s"] > 0
         assert record["genrm/bytes_moved"] > 0
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]

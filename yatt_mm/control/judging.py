@@ -1,4 +1,4 @@
-"""The third stage of a generation phase: generative reward models judge answered groups.
+"""The third stage of a generation phase: reward models judge answered groups.
 
 Refs and texts go out, scores come back.
 """

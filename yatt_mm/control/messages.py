@@ -65,7 +65,7 @@ class Team:
     engines: tuple[Any, ...]
     reward_workers: tuple[Any, ...]
     judges: Mapping[str, tuple[Any, ...]]
-    """Engines of every generative reward model, by its name."""
+    """Engines of every reward model that is a judge, by its name."""
     ranks: tuple[Any, ...]
     """[world] training ranks in the order of their rank numbers."""
     parallel: Parallel

@@ -1,1 +1,1 @@
-"""Generative reward models: a vision-language model reads prompt, media and answer, and says how good the answer is."""
+"""Reward models: a vision-language model reads prompt, media and answer, and says or labels how good the answer is."""

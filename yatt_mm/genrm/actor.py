@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JudgeActor:
-    """One engine of a generative reward model, which all controllers share.
+    """One engine of a reward model, which all controllers share.
 
     Consumes: lists of finished groups.  Produces: their scores.
     """

@@ -19,7 +19,7 @@ from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
 from models.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
-from yatt_mm.genrm.verdicts import YesNo
+from yatt_mm.genrm.verdicts import LabelScore, YesNo
 from yatt_mm.media import derive_media
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import sample_seed
@@ -123,10 +123,10 @@ class Judge:
         return votes
 
     def _votes_on(self, task: JudgeTask, response: str, media: tuple[Ref, ...], place: int) -> list[_Vote]:
-        text = self._spec.template.fill(
-            question=task.question, response=self._defused(response), answer=task.answer, fields=task.fields
-        )
-        prompt = self._template.token_ids(text, [size_of(ref) for ref in media])
+        template, response = self._spec.template, self._defused(response)
+        text = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
+        turn = None if template.names_response else response
+        prompt = self._template.token_ids(text, [size_of(ref) for ref in media], response=turn)
         seed = sample_seed(task.seed, place)
         return [_Vote(prompt, media, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
 
@@ -173,7 +173,7 @@ class Judge:
                 prompt_token_ids=vote.prompt,
                 media=tuple(medium_of(ref, next(views)) for ref in vote.media),
                 seeds=(sample_seed(vote.seed, attempt),),
-                max_tokens=1 if words else self._spec.max_tokens,
+                max_tokens=self._spec.num_sampled,
                 temperature=self._spec.temperature or 1.0,
                 greedy=not self._spec.temperature and not words,
                 scored_token_ids=words,
@@ -186,6 +186,8 @@ class Judge:
         if isinstance(verdict, YesNo):
             num_yes = len(self._yes)
             return verdict.score(sampled.scored_logprobs[:num_yes], sampled.scored_logprobs[num_yes:])
+        if isinstance(verdict, LabelScore):
+            return verdict.score(sampled.label_logits)
         score = verdict.score(sampled.text)
         if score is None:
             logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:200])

@@ -8,7 +8,7 @@ from typing import Any
 
 from models.media_recipes import VideoSampling
 from yatt_mm.genrm.template import JudgeTemplate
-from yatt_mm.genrm.verdicts import Verdict, YesNo
+from yatt_mm.genrm.verdicts import LabelScore, Verdict, YesNo
 from yatt_mm.rollout.messages import GroupRef
 
 
@@ -21,7 +21,7 @@ class JudgeSpec:
     template: JudgeTemplate = field(default_factory=JudgeTemplate)
     verdict: Verdict = field(default_factory=YesNo)
     max_tokens: int = 256
-    """Of the judge's own answer; with `YesNo` one token is enough, whatever stands here."""
+    """Of the judge's own answer; with `YesNo` one token is enough and with `LabelScore` none, whatever stands here."""
     temperature: float = 0.0
     """0 takes the most likely token: a second attempt then says the same, and is not made."""
     num_votes: int = 1
@@ -41,14 +41,31 @@ class JudgeSpec:
                 f"judge {self.name}: num_votes is {self.num_votes} with temperature 0, which gives the same verdict "
                 "each time; set a temperature, or num_votes=1"
             )
+        if self.is_unbounded:
+            return
+        for key, value in (("threshold", self.threshold), ("score_on_failure", self.score_on_failure)):
+            if value is not None and not 0 <= value <= 1:
+                raise ValueError(f"{key} is {value:g}, but scores of this judge are between 0 and 1; set it to one")
+
+    @property
+    def is_unbounded(self) -> bool:
+        """True when scores are logits, which may be any number."""
+        return isinstance(self.verdict, LabelScore) and self.verdict.activation == "none"
 
     @property
     def is_sure(self) -> bool:
         """True when asking again would give the same."""
-        return not self.temperature or isinstance(self.verdict, YesNo)
+        return not self.temperature or isinstance(self.verdict, YesNo | LabelScore)
+
+    @property
+    def num_sampled(self) -> int:
+        """Most tokens that the judge's own answer takes."""
+        if isinstance(self.verdict, LabelScore):
+            return 0
+        return 1 if isinstance(self.verdict, YesNo) else self.max_tokens
 
     def score_of(self, votes: Sequence[float]) -> float:
-        """Of an answer with these readable votes: their mean, in [0, 1] or cut by `threshold`."""
+        """Of an answer with these readable votes: their mean, or what `threshold` makes of it."""
         if not votes:
             return self.score_on_failure
         mean = sum(votes) / len(votes)
@@ -86,7 +103,7 @@ class JudgedGroup:
     """A judge's verdicts on one group."""
 
     scores: tuple[float, ...]
-    """[G] in [0, 1], or `score_on_failure`."""
+    """[G] in [0, 1], any number where they are logits, or `score_on_failure`."""
     num_retried: int
     """Verdicts that were asked for again."""
     num_failed: int

@@ -22,7 +22,7 @@ from dataplane.lineages import source_ref
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
-from yatt_mm.genrm.verdicts import YesNo
+from yatt_mm.genrm.verdicts import LabelScore, YesNo
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import sample_seed
 
@@ -128,6 +128,7 @@ class RemoteJudge:
 
     def _read(self, choice: dict[str, Any]) -> float | None:
         verdict = self._spec.verdict
+        assert not isinstance(verdict, LabelScore), "refused with a url"
         if not isinstance(verdict, YesNo):
             return verdict.score(choice["message"]["content"] or "")
         tokens = (choice.get("logprobs") or {}).get("content") or []

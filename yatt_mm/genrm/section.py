@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field
@@ -9,11 +11,15 @@ from pydantic import Field
 from models.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.errors import ConfigError
+from yatt_mm.genrm.labels import read_labels
 from yatt_mm.genrm.messages import JudgeSpec, RemoteSpec
-from yatt_mm.genrm.template import DEFAULT, JudgeTemplate
-from yatt_mm.genrm.verdicts import JsonScore, RegexScore, Verdict, YesNo
+from yatt_mm.genrm.template import CONVERSATION, DEFAULT, JudgeTemplate
+from yatt_mm.genrm.verdicts import JsonScore, LabelScore, RegexScore, Verdict, YesNo
 
-Score = Annotated[float, Field(ge=0, le=1)]
+Score = Annotated[float, Field(allow_inf_nan=False)]
+
+OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
+"""Keys without a meaning for a judge that classifies."""
 
 
 class JudgeSection(Section):
@@ -25,11 +31,18 @@ class JudgeSection(Section):
     """How long one request to `url` may take."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """Of its score in the reward."""
-    template: str = DEFAULT
-    """What it is asked, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in."""
-    verdict: Literal["yes_no", "regex", "json"] = "yes_no"
-    """How its score is read: the probability of yes against no as its first token, a number that `pattern` captures, or
-    the `field` of a JSON object."""
+    template: str | None = None
+    """What it is asked, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in. By
+    default question and answer, and whether the answer is right. Of a `classifier` it is the user's turn, by default
+    `{question}`; the answer follows as the assistant's turn, unless the template names it."""
+    verdict: Literal["yes_no", "regex", "json", "classifier"] = "yes_no"
+    """How its score is had: the probability of yes against no as its first token, a number that `pattern` captures, the
+    `field` of a JSON object, or the logit that the head of a sequence classifier (a discriminative reward model) gives
+    the conversation at its last token."""
+    label: str | int | None = None
+    """The `classifier`'s label that is the score, by name or number; needed where it has several."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is made of the `classifier`'s logits: nothing (Bradley-Terry reward models), or a probability."""
     yes_words: tuple[str, ...] = YesNo().yes
     """Texts of one token that mean yes."""
     no_words: tuple[str, ...] = YesNo().no
@@ -49,9 +62,11 @@ class JudgeSection(Section):
     max_attempts: Count = 2
     """How often a verdict is asked for that cannot be read or does not come in time."""
     threshold: Score | None = None
-    """Scores from here on count as 1, others as 0; without it the score itself counts."""
+    """Scores from here on count as 1, others as 0; without it the score itself counts. In 0..1 unless scores are
+    logits."""
     score_on_failure: Score = 0.0
-    """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`."""
+    """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`. In 0..1 unless scores
+    are logits."""
     num_engines: Count = 1
     """vLLM engines of this judge; no two engines of judges share a device. In partial colocation there are as many as
     the devices hold. With `url`, actors that send requests."""
@@ -71,12 +86,12 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
     """How this judge is asked.
 
     Raises:
-        ConfigError: a template or a pattern cannot be used.
+        ConfigError: a template or a pattern cannot be used, or a classifier's folder has no such head.
     """
     try:
         return JudgeSpec(
             name=name,
-            template=JudgeTemplate(section.template),
+            template=_template(section),
             verdict=_verdict(section),
             max_tokens=section.max_tokens,
             temperature=section.temperature,
@@ -99,9 +114,55 @@ def remote_spec(section: JudgeSection) -> RemoteSpec | None:
     )
 
 
+def num_labels(section: JudgeSection) -> int | None:
+    """Labels of a judge that classifies; None for one that speaks. Raises ValueError as `read_labels` does."""
+    return len(read_labels(Path(section.model))) if section.verdict == "classifier" else None
+
+
+def _template(section: JudgeSection) -> JudgeTemplate:
+    if section.verdict == "classifier":
+        return JudgeTemplate(section.template or CONVERSATION, needs_response=False)
+    return JudgeTemplate(section.template or DEFAULT)
+
+
 def _verdict(section: JudgeSection) -> Verdict:
+    if section.verdict == "classifier":
+        return _label_score(section)
+    _check_unset(
+        section, ("label", "activation"), f"only verdict classifier reads it, and verdict is {section.verdict}"
+    )
     if section.verdict == "yes_no":
         return YesNo(yes=section.yes_words, no=section.no_words)
     if section.verdict == "regex":
         return RegexScore(pattern=section.pattern, scale=section.scale)
     return JsonScore(field=section.field, scale=section.scale)
+
+
+def _label_score(section: JudgeSection) -> LabelScore:
+    _check_unset(section, OF_SPEECH, "verdict classifier has no use for it: nothing is sampled, and no server asked")
+    labels = read_labels(Path(section.model))
+    if section.activation == "softmax" and len(labels) == 1:
+        raise ValueError(
+            "activation is softmax, which is always 1 over the single label of this classifier; set sigmoid or none"
+        )
+    return LabelScore(label=_row(labels, section.label), activation=section.activation)
+
+
+def _row(labels: tuple[str, ...], label: str | int | None) -> int:
+    if label is None and len(labels) == 1:
+        return 0
+    if isinstance(label, str) and label in labels:
+        return labels.index(label)
+    if isinstance(label, int) and 0 <= label < len(labels):
+        return label
+    found = "not set" if label is None else repr(label)
+    raise ValueError(
+        f"label is {found}; the classifier's labels are {', '.join(labels)}: name the one that is the score"
+    )
+
+
+def _check_unset(section: JudgeSection, keys: Sequence[str], why: str) -> None:
+    for key in keys:
+        value = getattr(section, key)
+        if value != JudgeSection.model_fields[key].default:
+            raise ValueError(f"{key} is {value!r}, but {why}; leave it out")

@@ -1,6 +1,7 @@
 """What a judge is asked: a text with places for the question, the answer given, and the sample's fields.
 
-Media come before the text, as in the policy's prompts. Imported in controllers: no torch.
+Media come before the text, as in the policy's prompts. A classifier reads a conversation: the text is the user's turn,
+and what is judged the assistant's, unless the text names it. Imported in controllers: no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ DEFAULT = """Question: {question}
 Answer given: {response}
 Is the answer right? Say yes or no."""
 
+CONVERSATION = "{question}"
+"""What a classifier is shown before the answer."""
+
 PLACES = ("question", "response", "answer")
 
 
@@ -22,6 +26,13 @@ class JudgeTemplate:
     """A text in which `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in."""
 
     text: str = DEFAULT
+    needs_response: bool = True
+    """False where the answer may follow as a turn of its own."""
+
+    @property
+    def names_response(self) -> bool:
+        """Whether what is judged stands in the text."""
+        return any(name == "response" for _, name, _, _ in string.Formatter().parse(self.text))
 
     def __post_init__(self) -> None:
         try:
@@ -35,7 +46,7 @@ class JudgeTemplate:
                 f"the template names {{{unknown[0]}}}; it may name {{question}}, {{response}}, {{answer}} and "
                 "{fields[name]} (write {{ and }} for braces)"
             )
-        if "response" not in names:
+        if self.needs_response and not self.names_response:
             raise ValueError("the template does not name {response}; a judge must see what it judges")
 
     def fill(self, *, question: str, response: str, answer: str, fields: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""From what a judge says to a score: three ways, each pure. Imported in controllers: no torch.
+"""From what a judge says, or how it labels, to a score: four ways, each pure. Imported in controllers: no torch.
 
 A verdict that cannot be read is None; who asked decides whether to ask again.
 """
@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +73,28 @@ class JsonScore:
         return _scaled(found, self.scale)
 
 
-Verdict = YesNo | RegexScore | JsonScore
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelScore:
+    """What a sequence classifier gives one of its labels: nothing is said, so nothing is read."""
+
+    label: int = 0
+    """Its row in the head."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is made of the logit: nothing (reward models in the sense of Bradley and Terry), or a probability."""
+
+    def score(self, logits: Sequence[float]) -> float | None:
+        """Of one logit per label; in [0, 1] with an activation, any number without. None where it is not finite."""
+        score = logits[self.label]
+        if self.activation == "sigmoid":
+            score = 0.5 * (1.0 + math.tanh(0.5 * score))
+        elif self.activation == "softmax":
+            most = max(logits)
+            score = math.exp(score - most) / math.fsum(math.exp(logit - most) for logit in logits)
+        return score if math.isfinite(score) else None
+
+
+SpokenVerdict = YesNo | RegexScore | JsonScore
+Verdict = SpokenVerdict | LabelScore
 
 
 def _check_scale(scale: float) -> None:

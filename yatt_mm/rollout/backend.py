@@ -4,28 +4,29 @@ Imports vLLM at its top, as only `inputs` does beside it; `Engine.start` imports
 (`environment.spawning`). Left out: when to call what, deadlines and caches, which is `engine`'s.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from vllm import AsyncEngineArgs, ModelRegistry, SamplingParams
+from vllm import AsyncEngineArgs, ModelRegistry, PoolingParams, SamplingParams
 from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput
+from vllm.outputs import CompletionOutput, PoolingRequestOutput
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
-from yatt_mm.rollout import environment, plugin
+from models.registry import read_config
+from yatt_mm.rollout import classifiers, environment, plugin
 from yatt_mm.rollout.inputs import InputBuilder
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest
 
 __all__ = [
     "InputBuilder",
     "is_cpu",
+    "label_logits_of",
     "logprobs_of",
-    "sampling_params",
+    "params_of",
     "scored_logprobs_of",
     "sleep_level",
     "start_llm",
@@ -60,7 +61,7 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
     if is_cpu():
         environment.run_eagerly()
         max_num_batched_tokens = max(max_num_batched_tokens, config.max_model_len)  # prompts stay whole, see above
-        _register_loaded_model(Path(config.model_dir))
+        _register_loaded_model(config)
     args = AsyncEngineArgs(
         model=config.model_dir,
         served_model_name=config.name,
@@ -83,21 +84,32 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
         weight_transfer_config=cast(Any, {"backend": plugin.BACKEND}),
         disable_log_stats=True,
         enable_log_requests=False,
+        **(classifiers.engine_args(config) if config.num_labels is not None else {}),
     )
     return AsyncLLM.from_engine_args(args)
 
 
-def _register_loaded_model(model_dir: Path) -> None:
+def _register_loaded_model(config: EngineConfig) -> None:
     """Spare vLLM the process in which it would import the model's class only to look at it.
 
     The class is imported here anyway, and on the CPU importing it initialises no device.
     """
-    for name in json.loads((model_dir / "config.json").read_text()).get("architectures", ()):
+    plugin.register()
+    hf_config = read_config(Path(config.model_dir))
+    is_classifier = config.num_labels is not None
+    for name in [classifiers.architecture(hf_config)] if is_classifier else hf_config.get("architectures", ()):
         if name in ModelRegistry.models:
             ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
 
 
-def sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
+def params_of(request: GenerateRequest, sample: int) -> SamplingParams | PoolingParams:
+    """What vLLM is told of one sample, or of what is to be classified: logits are wanted, no activation."""
+    if request.max_tokens == 0:
+        return PoolingParams(task="classify", use_activation=False)
+    return _sampling_params(request, sample)
+
+
+def _sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
     """Exactly the distribution that the trainer assumes: temperature and nothing else."""
     return SamplingParams(
         max_tokens=request.max_tokens - len(request.tokens_begun(sample)),
@@ -130,3 +142,8 @@ def versions_of(output: CompletionOutput) -> tuple[int, ...]:
     """[T] version of the weights that gave each token."""
     spans = output.weight_versions or []
     return tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
+
+
+def label_logits_of(output: PoolingRequestOutput) -> tuple[float, ...]:
+    """[num_labels] what the head gave; () where the request was aborted."""
+    return tuple(output.outputs.data.flatten().tolist())

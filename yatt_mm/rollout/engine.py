@@ -200,6 +200,8 @@ class Engine:
             logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
         async with self._only_whole("its falling asleep"), self._sending:
+            if self.config.num_labels is not None:
+                await self._flights.abort_all()  # vLLM 0.32's frontend breaks where its core ends what is classified
             await self._llm.sleep(level=level, mode="abort")
             self._state = State.ASLEEP
             self._must_reload = level == 2 or (self.config.reload_on_wake and self._source.is_lasting)

@@ -7,12 +7,13 @@ import asyncio
 import itertools
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from yatt_mm.rollout.requests import ABORTED, Cut, GenerateRequest, MediaDroppedError, Sampled
 
 if TYPE_CHECKING:
-    from vllm.outputs import RequestOutput
+    from vllm.outputs import PoolingRequestOutput, RequestOutput
     from vllm.v1.engine.async_llm import AsyncLLM
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
@@ -26,6 +27,7 @@ class Flight:
         self.num_samples = len(request.seeds)
         self.digests = tuple(medium.digest for medium in request.media)
         self.scored_token_ids = request.scored_token_ids
+        self.is_classified = request.max_tokens == 0
         self.queues: list[RequestOutputCollector] = []
         """Of the samples that were sent."""
 
@@ -77,7 +79,7 @@ class Flights:
             for index in range(flight.num_samples):
                 if flight.is_cut:
                     break
-                params = self._backend.sampling_params(request, index)
+                params = self._backend.params_of(request, index)
                 sample = self._inputs.build(request, index)
                 flight.queues.append(await self._llm.add_request(f"{prefix}-{index}", sample, params))
                 self.num_samples += 1
@@ -86,6 +88,10 @@ class Flights:
             raise
         if flight.is_cut:
             await self._abort([flight])  # `abort_cut` did not see what was being sent
+
+    async def abort_all(self) -> None:
+        """End all groups: `collect` gives them with what they have."""
+        await self._abort(self._under_way)
 
     async def abort_cut(self) -> None:
         """End the groups whose cut is made: `collect` gives them with the tokens that they have."""
@@ -98,9 +104,9 @@ class Flights:
         """
 
         async def one(queue: "RequestOutputCollector") -> Sampled:
-            output = queue.get_nowait() or await queue.get()
+            output: Any = queue.get_nowait() or await queue.get()
             on_progress()
-            return self._to_sampled(flight, output)  # type: ignore[arg-type]
+            return self._to_classified(flight, output) if flight.is_classified else self._to_sampled(flight, output)
 
         sampled = await asyncio.gather(*map(one, flight.queues))
         return sampled + [ABORTED] * (flight.num_samples - len(sampled))
@@ -111,11 +117,7 @@ class Flights:
     def _to_sampled(self, flight: Flight, output: "RequestOutput") -> Sampled:
         (completion,) = output.outputs
         if completion.finish_reason == "error":
-            self._inputs.forget(flight.digests)
-            raise MediaDroppedError(
-                f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "
-                f"{', '.join(flight.digests) or 'none'}; send the request once more"
-            )
+            raise self._dropped(flight)
         return Sampled(
             token_ids=tuple(completion.token_ids),
             logprobs=self._backend.logprobs_of(completion),
@@ -123,4 +125,17 @@ class Flights:
             finish_reason=str(completion.finish_reason),
             policy_versions=self._backend.versions_of(completion),
             scored_logprobs=self._backend.scored_logprobs_of(completion, flight.scored_token_ids),
+        )
+
+    def _to_classified(self, flight: Flight, output: "PoolingRequestOutput") -> Sampled:
+        if output.error is not None:
+            raise self._dropped(flight)
+        logits = self._backend.label_logits_of(output)
+        return replace(ABORTED, label_logits=logits, finish_reason="stop") if logits else ABORTED
+
+    def _dropped(self, flight: Flight) -> MediaDroppedError:
+        self._inputs.forget(flight.digests)
+        return MediaDroppedError(
+            f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "
+            f"{', '.join(flight.digests) or 'none'}; send the request once more"
         )

@@ -77,5 +77,7 @@ class EngineSpec:
     """What it stores outlives the data plane's node."""
     tp: int = 1
     """Devices over which its tensors are cut."""
+    num_labels: int | None = None
+    """Of a sequence classifier; None for a model that generates."""
     cores: tuple[int, ...] = ()
     """The processor cores to which everything of the engine is pinned; none leaves it to the kernel."""

@@ -33,14 +33,15 @@ class PromptTemplate:
         self._template = lru_cache(maxsize=4096)(self._tokenise)
         self._encode = lru_cache(maxsize=4096)(self._encode_text)
 
-    def token_ids(self, question: str, media: Sequence[MediumSize]) -> list[int]:
+    def token_ids(self, question: str, media: Sequence[MediumSize], *, response: str | None = None) -> list[int]:
         """The prompt's ids with each medium's placeholder repeated as often as the medium has tokens.
 
         media: in the order in which they stand in the prompt (before the question).
+        response: the whole turn of the assistant; None ends where that is to be generated.
         Raises ValueError when the prompt does not come out with one placeholder per medium.
         """
         kinds = tuple(medium.kind for medium in media)
-        template = self._template(question, kinds)
+        template = self._template(question, kinds, response)
         kind_of = {self._tokens.image: "image", self._tokens.video: "video"}
         found = tuple(kind_of[token] for token in template if token in kind_of)
         if found != kinds:
@@ -69,11 +70,12 @@ class PromptTemplate:
             expanded += [*self._encode(f"<{seconds:.1f} seconds>"), *span]
         return expanded
 
-    def _tokenise(self, question: str, kinds: tuple[MediaKind, ...]) -> tuple[int, ...]:
+    def _tokenise(self, question: str, kinds: tuple[MediaKind, ...], response: str | None) -> tuple[int, ...]:
         content = [*({"type": kind} for kind in kinds), {"type": "text", "text": question}]
-        text = self._tokenizer.apply_chat_template(
-            [{"role": "user", "content": content}], tokenize=False, add_generation_prompt=True
-        )
+        turns = [{"role": "user", "content": content}]
+        if response is not None:
+            turns.append({"role": "assistant", "content": [{"type": "text", "text": response}]})
+        text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=response is None)
         return self._encode_text(text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:

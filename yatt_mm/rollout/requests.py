@@ -61,6 +61,8 @@ class EngineConfig:
     """Processes, with a device each, over which the model is cut."""
     normalize_on_device: bool | None = None
     """None asks vLLM whether its model normalises uint8 patches itself; False makes the frontend do it."""
+    num_labels: int | None = None
+    """Of a sequence classifier, which answers requests of `max_tokens` 0 and no others; None for one that generates."""
     policy_version: int = 0
     """Version of the weights in `model_dir`."""
     reload_on_wake: bool = False
@@ -83,6 +85,7 @@ class EngineConfig:
             max_images_per_prompt=spec.max_images_per_prompt,
             max_videos_per_prompt=spec.max_videos_per_prompt,
             tensor_parallel_size=spec.tp,
+            num_labels=spec.num_labels,
             answer_timeout_s=spec.deadline_s,
         )
 
@@ -137,6 +140,7 @@ class GenerateRequest:
     seeds: tuple[int, ...] = (0,)
     """One per sample of the group."""
     max_tokens: int
+    """0 asks a classifier: nothing is sampled, and the last token of the prompt is what its head sees."""
     temperature: float = 1.0
     greedy: bool = False
     """True takes the most likely token, whatever the seed and temperature."""
@@ -174,6 +178,8 @@ class Sampled:
     """[T] version of the weights that gave each token."""
     scored_logprobs: tuple[float, ...] = ()
     """One per token of the request's `scored_token_ids`, at the first position; empty where no token was sampled."""
+    label_logits: tuple[float, ...] = ()
+    """[num_labels] what a classifier's head gives, before any activation; empty where tokens are sampled."""
 
 
 ABORTED = Sampled(token_ids=(), logprobs=(), text="", finish_reason="abort")

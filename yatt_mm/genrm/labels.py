@@ -1,0 +1,55 @@
+"""The labels of a sequence classifier, from its Hugging Face folder: config.json and the head's shape.
+
+Reads names and shapes alone, no weights. Imported in controllers: no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+HEAD = "score.weight"
+"""What transformers calls the head of a `...ForSequenceClassification`: a matrix [labels, hidden]."""
+NUM_BYTES_OF_LENGTH = 8
+"""A safetensors file begins with the length of its header, which is JSON."""
+MAX_NAMES = 5
+"""Other tensors that an error lists."""
+BODY = ("model.", "visual.", "language_model.", "vision_tower.", "multi_modal_projector.", "lm_head.")
+
+
+def read_labels(model_dir: Path) -> tuple[str, ...]:
+    """Names of the labels, by row of the head.
+
+    Raises:
+        ValueError: the folder has no head of this form, or its config.json says another number of labels.
+    """
+    shapes = _shapes(model_dir)
+    if HEAD not in shapes:
+        others = [name for name in shapes if not name.startswith(BODY)][:MAX_NAMES]
+        raise ValueError(
+            f"model {model_dir} has no tensor {HEAD}, the linear head [labels, hidden] of a sequence classifier "
+            f"(beside the model it has {', '.join(others) or 'nothing'}); choose a reward model saved with one, or a "
+            "verdict that the model says (yes_no, regex, json)"
+        )
+    num = shapes[HEAD][0]
+    config: dict[str, Any] = json.loads((model_dir / "config.json").read_text())
+    names: dict[str, str] = config.get("id2label") or {}
+    declared = len(names) or config.get("num_labels", num)
+    if declared != num:
+        raise ValueError(
+            f"model {model_dir} has a head of {num} rows ({HEAD}) and {declared} labels in its config.json (id2label, "
+            "num_labels); make them equal"
+        )
+    return tuple(names.get(str(row), f"LABEL_{row}") for row in range(num))
+
+
+def _shapes(model_dir: Path) -> dict[str, list[int]]:
+    """Of every tensor in the folder's safetensors files."""
+    shapes: dict[str, list[int]] = {}
+    for path in sorted(model_dir.glob("*.safetensors")):
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(NUM_BYTES_OF_LENGTH), "little")
+            header: dict[str, Any] = json.loads(file.read(length))
+        shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+    return shapes
