@@ -132,6 +132,18 @@ def test_a_verdict_that_cannot_be_read_is_asked_for_again_then_scored_by_the_rul
     assert (judged.num_failed, judged.num_retried) == (3, 0), "a greedy judge would only say the same again"
 
 
+def test_an_answer_that_is_too_long_for_the_judge_is_scored_by_the_rule_and_its_neighbours_are_judged(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    texts = ("7", "7 " * engine.config.max_model_len)
+    long = make_group(client, patch_recipe(tiny_dir), side=56, texts=texts, number=1)
+    spec = dataclasses.replace(SPEC, score_on_failure=0.25)
+    (judged,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task_for(long)]))
+    assert (judged.num_failed, judged.num_retried) == (1, 0)
+    assert judged.scores[1] == 0.25 != judged.scores[0]
+    assert "more than reward.judges.tiny.max_model_len" in caplog.text
+
+
 def test_what_a_judge_sleeps_over_is_not_judged_and_is_judged_as_ever_once_it_wakes(
     engine: Engine, client: Client, reader: Reader, tiny_dir: Path, group: GroupRef, run: Run
 ) -> None:

@@ -127,8 +127,16 @@ class Judge:
         text = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
         turn = None if template.names_response else response
         prompt = self._template.token_ids(text, [size_of(ref) for ref in media], response=turn)
-        seed = sample_seed(task.seed, place)
-        return [_Vote(prompt, media, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
+        seed, room = sample_seed(task.seed, place), self.engine.config.max_model_len
+        is_too_long = len(prompt) + self._spec.num_sampled > room
+        if is_too_long:
+            logger.warning(
+                "judge %s is not asked about an answer: %d tokens to read and %d to write are more than "
+                "reward.judges.%s.max_model_len, %d; raise it",
+                *(self._spec.name, len(prompt), self._spec.num_sampled, self._spec.name, room),
+            )
+        votes = range(self._spec.num_votes)
+        return [_Vote(prompt, media, sample_seed(seed, vote), is_final=is_too_long) for vote in votes]
 
     async def _media(self, refs: Sequence[Ref]) -> list[Ref]:
         """The same media as the judge's model wants them: the policy's own objects where both want the same."""
