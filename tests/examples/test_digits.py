@@ -20,7 +20,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from examples.digits import warmup
 from examples.digits.data import IMAGE_SIDE, QUESTION, Split, make_split, write_shards
 from examples.digits.model import build_model_folder, load_processor
-from examples.digits.prepare import STAMP_NAME, Prepared, main, prepare, read_stamp
+from examples.digits.prepare import Prepared, main, prepare, read_stamp
+from examples.preparing import STAMP_NAME
 
 ROOT = Path(__file__).parents[2]
 

@@ -20,7 +20,8 @@ from examples.digits.model import TOKENIZER_TEXT, build_model_folder, load_proce
 from examples.digits.prepare import VERSION as DIGITS_VERSION
 from examples.digits.prepare import Prepared as Digits
 from examples.judge import lessons, teaching
-from examples.judge.prepare import STAMP_NAME, VERSION, prepare, read_stamp
+from examples.judge.prepare import VERSION, prepare, read_stamp
+from examples.preparing import STAMP_NAME
 from yatt_mm.config import load_config
 from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
 from yatt_mm.rollout.requests import MediaTokens

@@ -14,7 +14,8 @@ from dataplane.videos import Video
 from examples.digits.model import build_model_folder
 from examples.motion import warmup
 from examples.motion.data import DIRECTIONS, NUM_FRAMES, QUESTION, Split, make_split, write_shards
-from examples.motion.prepare import STAMP_NAME, TOKENIZER_TEXT, main, read_stamp
+from examples.motion.prepare import TOKENIZER_TEXT, main, read_stamp
+from examples.preparing import STAMP_NAME
 from models.media_recipes import load_recipes
 from yatt_mm.config import load_config
 from yatt_mm.control.cursor import Slot

@@ -1,0 +1,92 @@
+"""What the examples' `prepare` modules share: the stamp that says what a folder was made with, a bar, the command line.
+
+Nothing heavy is imported here: a second call of a `prepare` only looks at its stamp.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+STAMP_NAME = "prepared.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """What lies in a folder; examples add to it."""
+
+    version: int
+    """Of the example: what was made by another is made again."""
+    seed: int
+
+
+S = TypeVar("S", bound=Stamp)
+
+
+def read_stamp(directory: Path, kind: type[S], *, version: int, seed: int) -> S | None:
+    """What an earlier call made with this seed and this version of the example; None when there is no such thing."""
+    path = directory / STAMP_NAME
+    if not path.is_file():
+        return None
+    try:
+        stamp = kind(**json.loads(path.read_text()))
+    except (TypeError, ValueError):  # of another version, or cut off: make it again
+        return None
+    return stamp if (stamp.version, stamp.seed) == (version, seed) else None
+
+
+def write_stamp(directory: Path, stamp: Stamp) -> None:
+    """Last of all: with it everything is there."""
+    (directory / STAMP_NAME).write_text(json.dumps(asdict(stamp), indent=2) + "\n")
+
+
+def clear(directory: Path) -> None:
+    """Make the folder, or remove what an earlier call made in it, the stamp first; other files stay."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / STAMP_NAME).unlink(missing_ok=True)
+    for pattern in ("train-*.tar", "eval-*.tar"):
+        for path in directory.glob(pattern):
+            path.unlink()
+    shutil.rmtree(directory / "model", ignore_errors=True)
+
+
+@contextmanager
+def progress_bar(what: str, *, total: float, console: Console | None) -> Iterator[Callable[[float, str], None]]:
+    """Gives what shows how much is done, and where it is."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda completed, where: progress.update(task, completed=completed, description=f"{what}: {where}")
+
+
+def command_line(name: str, doc: str | None, *, out: Path) -> argparse.ArgumentParser:
+    """Arguments that all of them take; `name`: of the example."""
+    parser = argparse.ArgumentParser(prog=f"python -m examples.{name}.prepare", description=doc)
+    parser.add_argument("--out", type=Path, default=out, help="folder to write (%(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="decides the data and the weights (%(default)s)")
+    parser.add_argument("--force", action="store_true", help="make everything again")
+    return parser
+
+
+def find_or_make(
+    options: argparse.Namespace, find: Callable[[Path, int], S | None], make: Callable[[Path, int], S], console: Console
+) -> S:
+    """What is there already, unless it is to be made again, or what is made now."""
+    start = time.monotonic()
+    stamp = None if options.force else find(options.out, options.seed)
+    if stamp is not None:
+        console.print(f"{options.out} is already prepared (seed {options.seed}); --force makes it again")
+        return stamp
+    stamp = make(options.out, options.seed)
+    console.print(f"prepared {options.out} in {time.monotonic() - start:.1f} s")
+    return stamp
