@@ -12,9 +12,13 @@ import io
 import json
 import math
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 import webdataset

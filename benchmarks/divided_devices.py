@@ -11,9 +11,13 @@ Prepare first: python -m examples.judge.prepare
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.runs import parser, run_and_read, show
 

@@ -8,8 +8,13 @@ patches, planning, meeting, reporting (target: at most 10 % of the step).
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from statistics import mean
 from typing import Any
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from benchmarks.runs import parser, run_and_read, show
 

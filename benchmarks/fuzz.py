@@ -22,7 +22,8 @@ from pathlib import Path
 from queue import Empty
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import numpy as np
 from rich.console import Console

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +23,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import models  # installs the import hooks that CPU builds of torch need
 

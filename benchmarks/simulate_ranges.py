@@ -12,7 +12,11 @@ the generation phase that the dynamic split saves against full colocation.
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 from rich.console import Console
 from rich.progress import track

@@ -1,0 +1,28 @@
+"""Every benchmark can be run by its path, as README and docs say, whatever else is called `tests` on this machine."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+COMMANDS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
+
+
+def test_every_benchmark_looks_for_the_rest_beside_itself_first_and_tells_how_it_is_used(tmp_path: Path) -> None:
+    assert len(COMMANDS) > 10
+    assert [path.name for path in COMMANDS if "sys.path[0] =" not in path.read_text()] == []
+    running = {
+        path.name: subprocess.Popen(
+            [sys.executable, str(path), "--help"],
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for path in COMMANDS
+    }
+    told = {name: (process.communicate(timeout=300)[0], process.returncode) for name, process in running.items()}
+    assert {name: said for name, (said, status) in told.items() if status} == {}
+    assert all("usage:" in said for said, _ in told.values())
