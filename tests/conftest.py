@@ -14,9 +14,12 @@ from tests.training.ranks import RankPool
 LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
 """Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""
 
-# Time limits on single examples measure the machine, not the code; whole tests have theirs.
-settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("any machine")
+# Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
+# in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
+ANY_MACHINE = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+settings.register_profile("the same", **ANY_MACHINE, derandomize=True)
+settings.register_profile("explore", **ANY_MACHINE, max_examples=3000, print_blob=True)
+settings.load_profile("the same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataplane.client import Client
@@ -154,6 +154,7 @@ def test_a_model_without_videos_has_them_set_aside(client: Client, qwen2_5: clip
     rate=st.sampled_from([10.0, 12.0, 23.976, 25.0, 30.0]),
     tokens_per_second=st.sampled_from([2.0, 4.0]),
 )
+@example(num_frames=235, total=300, rate=30.0, tokens_per_second=2.0)  # 8 / 47 of a position from frame to frame
 def test_the_engine_is_told_a_time_that_is_hardly_another(
     num_frames: int, total: int, rate: float, tokens_per_second: float
 ) -> None:

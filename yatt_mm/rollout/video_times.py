@@ -6,12 +6,15 @@ and the trainer in float32, vLLM in float64. Where a product is nearly whole the
 
 import numpy as np
 
+NEXT = 1e-15
+"""Relative step beyond a bound that two float64 products do not round back over it."""
+
 
 def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> float:
     """`seconds`, or a value next to it for which float64 products round down to the positions that float32 ones do.
 
     There is none where float32 rounds neighbouring frames in opposite directions (about 1 video in 400 of random
-    lengths and rates): then the value with the fewest frames that differ, by one position.
+    lengths and rates): then one for which the fewest frames differ, by one position. Of equals the nearest.
     """
     steps = np.arange(1, num_steps)
     wanted = (steps.astype(np.float32) * np.float32(tokens_per_second * seconds)).astype(np.int64)
@@ -21,6 +24,6 @@ def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> 
 
     if not num_wrong(seconds):
         return seconds
-    bounds = [(wanted / steps).max(), ((wanted + 1) / steps).min(), tokens_per_second * float(np.float32(seconds))]
-    near = [float(np.nextafter(bound / tokens_per_second, toward)) for bound in bounds for toward in (0, np.inf)]
-    return min([seconds, *near, (bounds[0] + bounds[1]) / 2 / tokens_per_second], key=num_wrong)
+    bounds = [(wanted / steps).max(), ((wanted + 1) / steps).min(), float(np.float32(tokens_per_second * seconds))]
+    near = [float(bound / tokens_per_second * (1 + side)) for bound in bounds for side in (-NEXT, 0, NEXT)]
+    return min([seconds, *near], key=lambda value: (num_wrong(value), abs(value - seconds)))
