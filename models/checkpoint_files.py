@@ -11,6 +11,8 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
+from models.safetensors_header import LENGTH_BYTES, read_header
+
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 COMPANIONS = (
@@ -107,19 +109,14 @@ class CheckpointFiles:
 
 
 class _SameLayout:
-    """A safetensors file with the header of another, whose tensors are written in any order.
-
-    The format: eight bytes with the header's length, the header as JSON with each tensor's range of bytes behind it.
-    """
+    """A safetensors file with the header of another, whose tensors are written in any order."""
 
     def __init__(self, like: Path, path: Path) -> None:
-        with like.open("rb") as file:
-            length = file.read(8)
-            header = file.read(int.from_bytes(length, "little"))
+        header = read_header(like)
         self._entries = json.loads(header)
-        self._begin = 8 + len(header)
+        self._begin = LENGTH_BYTES + len(header)
         self._file = path.open("wb")
-        self._file.write(length + header)
+        self._file.write(len(header).to_bytes(LENGTH_BYTES, "little") + header)
         self._file.truncate(like.stat().st_size)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:

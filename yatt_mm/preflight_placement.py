@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from yatt_mm.config import Config
 from yatt_mm.errors import ConfigError
-from yatt_mm.placement import Engines, cell_size
+from yatt_mm.placement import Engines
 
 
 def check_placement(config: Config) -> None:
@@ -40,11 +40,12 @@ def _check_room(keys: str, pools: Iterable[Engines], config: Config) -> None:
 
 def _check_cells(config: Config) -> None:
     """Devices pass from one role to the other as whole engines of both."""
-    section, size = config.placement, cell_size(config.engines, config.judges.values())
+    section = config.placement
     sizes = {"rollout.tp": config.rollout.tp} | {
         f"reward.judges.{name}.tp": engines.tp for name, engines in config.judges.items() if engines.tp
     }
     largest = max(sizes, key=lambda key: sizes[key])
+    size = sizes[largest]
     for key, tp in sizes.items():
         if size % tp:
             raise ConfigError(

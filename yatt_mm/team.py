@@ -172,27 +172,31 @@ def _create_engines(site: _Site) -> list[Any]:
 
 
 def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
-    config = site.config
-    judges: dict[str, list[Any]] = {name: [] for name in config.reward.judges}
-    for unit in site.placement.of_role(Role.GENRM):
-        judges[unit.pool].append(_create_judge(site, unit))
-    return {name: tuple(engines) for name, engines in judges.items()}
+    pools = site.placement.pools()
+    return {
+        name: _create_judge(site, name, section, pools[name]) for name, section in site.config.reward.judges.items()
+    }
 
 
-def _create_judge(site: _Site, unit: Unit) -> Any:
-    config, section = site.config, site.config.reward.judges[unit.pool]
+def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
+    """Its engines, or what sends to its server; its folder is looked into once for all of them."""
+    config, server = site.config, remote_spec(section)
     shared: dict[str, Any] = {
-        "name": str(unit),
-        "spec": judge_spec(unit.pool, section, config.data.video.sampling()),
+        "spec": judge_spec(name, section, config.data.video.sampling()),
         "dataplane_uri": site.node.uri,
         "num_controllers": config.controllers.num,
         "deadline_s": config.controllers.deadline_s,
     }
-    server = remote_spec(section)
     if server is not None:
-        return _create(site.stack, RemoteJudgeActor, concurrency=1000)(server=server, **shared)
-    engine = replace(_judge_engine(site, section), cores=site.cores(unit.devices))
-    return site.create(JudgeActor, unit.devices, concurrency=1000)(engine=engine, **shared)
+        construct = _create(site.stack, RemoteJudgeActor, concurrency=1000)
+        return tuple(construct(name=str(unit), server=server, **shared) for unit in units)
+    engine = _judge_engine(site, section)
+    return tuple(
+        site.create(JudgeActor, unit.devices, concurrency=1000)(
+            name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
+        )
+        for unit in units
+    )
 
 
 def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:

@@ -16,12 +16,11 @@ from models.qwen2_5_vl.recipe import patch_recipe
 from tests.rollout.classifiers import build_classifier, logits_of_transformers
 from tests.rollout.conftest import Run, engine_config
 from tests.rollout.families import build_served_folder
-from tests.rollout.test_judge import judge_of, make_group, task_for
+from tests.rollout.test_judge import judge_of, make_group, store_group, task_for
 from yatt_mm.genrm.judge import Judge
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.template import CONVERSATION, JudgeTemplate
 from yatt_mm.genrm.verdicts import LabelScore
-from yatt_mm.rollout import record
 from yatt_mm.rollout.engine import Engine
 from yatt_mm.rollout.messages import GroupRef
 
@@ -52,21 +51,7 @@ def judge(classifier: Engine, client: Client, reader: Reader, folder: Path) -> J
 
 
 def without_image(client: Client) -> GroupRef:
-    empty = np.empty(0)
-    samples = tuple(
-        record.SampleRecord(token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop")
-        for text in TEXTS
-    )
-    stored = record.encode(record.GroupRecord(prompt_token_ids=empty, samples=samples))
-    return GroupRef(
-        slot=1,
-        ref=client.put(stored, name="judged/text"),
-        media=(),
-        num_prompt_tokens=0,
-        lengths=(0,) * len(TEXTS),
-        policy_versions=((0, 0),) * len(TEXTS),
-        finish_reasons=("stop",) * len(TEXTS),
-    )
+    return store_group(client, (), TEXTS, slot=1)
 
 
 def conversations(engine: Engine, *, num_image_tokens: int) -> list[list[int]]:

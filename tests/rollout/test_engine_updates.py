@@ -77,6 +77,15 @@ def answers(groups: list[list[Sampled]]) -> list[tuple[tuple[int, ...], tuple[fl
     return [(sampled.token_ids, sampled.logprobs) for group in groups for sampled in group]
 
 
+def check_close(
+    found: list[tuple[tuple[int, ...], tuple[float, ...]]], wanted: list[tuple[tuple[int, ...], tuple[float, ...]]]
+) -> None:
+    """The same tokens, with the same log-probabilities but for how sums were split."""
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
+    for (_, logprobs), (_, wanted_logprobs) in zip(found, wanted, strict=True):
+        assert logprobs == pytest.approx(wanted_logprobs, abs=1e-4)
+
+
 def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
     engine: Engine,
     prompts: Prompts,
@@ -96,9 +105,7 @@ def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
     restored = run(engine.generate_batch(requests))
 
     assert answers(batched) == answers(fresh)
-    assert [tokens for tokens, _ in answers(streamed)] == [tokens for tokens, _ in answers(fresh)]
-    for (_, found), (_, wanted) in zip(answers(streamed), answers(fresh), strict=True):
-        assert found == pytest.approx(wanted, abs=1e-4)
+    check_close(answers(streamed), answers(fresh))
     assert {v for group in batched for sampled in group for v in sampled.policy_versions} == {version + 1}
     assert answers(restored) == answers(before)
 
@@ -167,9 +174,7 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_drop
     from_folder, updated, from_segment = map(answers, run(awoken()))
     assert not [path for path in Path("/dev/shm").glob("vllm_dist_*") if path not in before]
     assert updated != from_folder == from_segment
-    assert [tokens for tokens, _ in from_folder] == [tokens for tokens, _ in answers(fresh)]
-    for (_, logprobs), (_, wanted) in zip(from_folder, answers(fresh), strict=True):
-        assert logprobs == pytest.approx(wanted, abs=1e-4)
+    check_close(from_folder, answers(fresh))
 
 
 async def _stream(engine: Engine, prompts: Prompts) -> list[list[Sampled]]:

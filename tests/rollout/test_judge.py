@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,11 @@ def make_group(
     Image.fromarray(pixels).save(png, format="PNG")
     (medium,) = client.derive([client.put_source(png.getvalue())], recipe)
     assert isinstance(medium, Ref)
+    return store_group(client, (medium,), texts)
+
+
+def store_group(client: Client, media: tuple[Ref, ...], texts: tuple[str, ...], *, slot: int = 0) -> GroupRef:
+    """A finished group with these answers, under a name that no other test of the session has."""
     empty = np.empty(0)
     samples = tuple(
         record.SampleRecord(token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop")
@@ -48,9 +54,9 @@ def make_group(
     )
     stored = record.encode(record.GroupRecord(prompt_token_ids=empty, samples=samples))
     return GroupRef(
-        slot=0,
-        ref=client.put(stored, name=f"judged/{side}/{number}"),
-        media=(medium,),
+        slot=slot,
+        ref=client.put(stored, name=f"judged/{uuid.uuid4().hex}"),
+        media=media,
         num_prompt_tokens=0,
         lengths=(0,) * len(texts),
         policy_versions=((0, 0),) * len(texts),

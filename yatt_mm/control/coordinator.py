@@ -73,7 +73,11 @@ class Coordinator:
             for role in (Role.ROLLOUT, Role.GENRM)
         }
         self._division = division
-        in_cells = {role: tuple(pool for pool in pools if pool.devices_per_engine) for role, pools in by_role.items()}
+        in_cells = {
+            role: own
+            for role, pools in by_role.items()
+            if (own := tuple(pool for pool in pools if pool.devices_per_engine))
+        }
         self._mover = Mover(division, in_cells, cell_size=len(placement.cells[0])) if division else None
         self._usage = Usage(by_role, placement)
         self._rollout_cells: list[int] = []

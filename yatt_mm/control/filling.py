@@ -167,7 +167,7 @@ class Filling:
 
     @property
     def _phase(self) -> Phase:
-        return Phase.GENERATION if self._team.placement.is_partial else Phase.ROLLOUT
+        return Phase.GENERATION if self._config.is_partial else Phase.ROLLOUT
 
     @property
     def _sampling(self) -> Sampling:

@@ -29,12 +29,12 @@ class Mover:
     """Decides for the coordinator, from what its pools measured."""
 
     def __init__(self, division: Division, pools: Mapping[Role, tuple[Pool, ...]], *, cell_size: int = 1) -> None:
-        """`cell_size`: devices of a cell."""
+        """`pools`: of the roles that have any in the cells; `cell_size`: devices of a cell."""
         self._cell_size = cell_size
         self.planned = division.first
         """The split with which the phase began."""
         self._division = division
-        self._pools = {role: of_role for role, of_role in pools.items() if of_role}
+        self._pools = pools
         self._start: dict[Role, tuple[Times, int]] = {}
         self._last: dict[Role, tuple[float, int]] = {}
         """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""

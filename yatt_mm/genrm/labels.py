@@ -9,10 +9,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+from models.safetensors_header import read_header
+
 HEAD = "score.weight"
 """What transformers calls the head of a `...ForSequenceClassification`: a matrix [labels, hidden]."""
-NUM_BYTES_OF_LENGTH = 8
-"""A safetensors file begins with the length of its header, which is JSON."""
 MAX_NAMES = 5
 """Other tensors that an error lists."""
 BODY = ("model.", "visual.", "language_model.", "vision_tower.", "multi_modal_projector.", "lm_head.")
@@ -48,8 +48,6 @@ def _shapes(model_dir: Path) -> dict[str, list[int]]:
     """Of every tensor in the folder's safetensors files."""
     shapes: dict[str, list[int]] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
-        with path.open("rb") as file:
-            length = int.from_bytes(file.read(NUM_BYTES_OF_LENGTH), "little")
-            header: dict[str, Any] = json.loads(file.read(length))
+        header: dict[str, Any] = json.loads(read_header(path))
         shapes |= {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
     return shapes
