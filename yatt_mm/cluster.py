@@ -8,6 +8,7 @@ import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from yatt_mm.control.calls import wait_all
 from yatt_mm.errors import ConfigError, WorkerError
 from yatt_mm.held_memory import GPUS_VARIABLE
 
@@ -83,13 +85,37 @@ def _connect(address: str, **options: Any) -> None:
         ) from error
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What Ray reserved for a run: a bundle per device."""
+
+    group: PlacementGroup
+    gpus: tuple[str, ...]
+    """[device] the machine's name for its GPU: a number or a UUID. Empty where devices are CPU slots."""
+
+    def beside(self, devices: Sequence[int]) -> dict[str, Any]:
+        """Options that put an actor beside these devices, without claiming them: roles take turns."""
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=devices[0]
+            ),
+        }
+        if self.gpus:
+            gpus = ",".join(self.gpus[device] for device in devices)
+            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": gpus, GPUS_VARIABLE: gpus}}
+        return options
+
+
 @contextmanager
-def reserved_devices(num_devices: int, *, use_gpus: bool, deadline_s: float) -> Iterator[PlacementGroup]:
-    """One placement group with a bundle per device.
+def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices]:
+    """GPUs, or CPU slots where the cluster has none.
 
     Raises:
         WorkerError: the cluster does not have them free in time.
     """
+    use_gpus = ray.cluster_resources().get("GPU", 0) > 0
     bundle = {"GPU": 1.0, "CPU": 1.0} if use_gpus else {"CPU": 1.0}
     group = placement_group([bundle] * num_devices, strategy="PACK")
     try:
@@ -105,22 +131,23 @@ def reserved_devices(num_devices: int, *, use_gpus: bool, deadline_s: float) -> 
                 f"Ray reserved devices on {len(nodes)} machine(s), not all of them this one; the parts of a run share "
                 "memory, so start it on the machine that has the devices"
             )
-        yield group
+        yield Devices(group=group, gpus=_gpus_of(group, num_devices, deadline_s) if use_gpus else ())
     finally:
         remove_placement_group(group)
 
 
-def on_devices(group: PlacementGroup, devices: Sequence[int], *, use_gpus: bool) -> dict[str, Any]:
-    """Options that put an actor beside these devices, without claiming them: roles take turns."""
-    options: dict[str, Any] = {
-        "num_cpus": 0,
-        "num_gpus": 0,
-        "scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=devices[0]),
-    }
-    if use_gpus:
-        gpus = ",".join(map(str, devices))
-        options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": gpus, GPUS_VARIABLE: gpus}}
-    return options
+def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tuple[str, ...]:
+    """[device] the GPU that Ray gave its bundle: not the device's own number where others use the machine too."""
+
+    def own() -> str:
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return str(gpu)
+
+    remote: Any = ray.remote(num_cpus=0, num_gpus=1)(own)
+    strategies = (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=d) for d in range(num_devices))
+    calls = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    named = [(f"device {device}", call) for device, call in enumerate(calls)]
+    return tuple(wait_all(named, what="naming its GPU", deadline_s=deadline_s))
 
 
 def _keep_logs(ray_dir: Path, log_dir: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from models.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.genrm.section import JudgeSection
+from yatt_mm.placement import Role
 from yatt_mm.weights.published import Carrier
 
 
@@ -157,6 +158,13 @@ class RewardSection(Section):
     """Of the function's score in the reward; 0 leaves the reward to the judges, and the function to evaluation."""
     judges: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JudgeSection] = {}
     """Reward models by name, generative ones and classifiers; each adds its weighted score to the reward."""
+
+    @field_validator("judges")
+    @classmethod
+    def _check_names(cls, judges: dict[str, JudgeSection]) -> dict[str, JudgeSection]:
+        for name in judges.keys() & {*Role}:
+            raise ValueError(f"a judge is called {name}, as a role is; call it something else")
+        return judges
 
 
 class AlgorithmSection(Section):

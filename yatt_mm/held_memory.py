@@ -9,7 +9,7 @@ from typing import Any
 import psutil
 
 GPUS_VARIABLE = "YATT_MM_GPUS"
-"""Numbers of the GPUs of an actor, with commas; set where it is created, if the run has GPUs."""
+"""Numbers or UUIDs of the GPUs of an actor, with commas; set where it is created, if the run has GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,18 +29,20 @@ def held_bytes() -> int:
     """
     gpus = os.environ.get(GPUS_VARIABLE)
     if gpus:
-        return sum(_used_bytes(int(gpu)) for gpu in gpus.split(","))
+        return sum(_used_bytes(gpu) for gpu in gpus.split(","))
     process = psutil.Process()
     return sum(_resident_bytes(each) for each in (process, *process.children(recursive=True)))
 
 
-def _used_bytes(gpu: int) -> int:
+def _used_bytes(gpu: str) -> int:
     """As NVML tells it: asking CUDA would take half a gigabyte of the GPU for a context."""
     import pynvml
 
     pynvml.nvmlInit()
     try:
-        return int(pynvml.nvmlDeviceGetMemoryInfo(pynvml.nvmlDeviceGetHandleByIndex(gpu)).used)
+        by_number = gpu.isdigit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(int(gpu)) if by_number else pynvml.nvmlDeviceGetHandleByUUID(gpu)
+        return int(pynvml.nvmlDeviceGetMemoryInfo(handle).used)
     finally:
         pynvml.nvmlShutdown()
 

@@ -63,13 +63,7 @@ def check_model(config: Config) -> dict[str, Any]:
         ConfigError: no such folder, another family, an impossible layout, or more tokens than the model has positions.
     """
     hf_config = _check_folder("model.path", config.model.path)
-    text = {**hf_config, **hf_config.get("text_config", {})}
-    num_positions = text.get("max_position_embeddings", config.rollout.max_model_len)
-    if config.rollout.max_model_len > num_positions:
-        raise ConfigError(
-            f"rollout.max_model_len is {config.rollout.max_model_len} and the model has {num_positions} positions "
-            f"(max_position_embeddings in its config.json); lower rollout.max_model_len"
-        )
+    _check_positions("rollout", config.rollout.max_model_len, hf_config)
     try:
         check_layout(config.parallel(), hf_config)
     except ValueError as error:
@@ -106,10 +100,25 @@ def check_judges(config: Config) -> None:
         if section.url is None:
             hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
+            _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)
-        judge_spec(name, section, config.data.video.sampling())
+        spec = judge_spec(name, section, config.data.video.sampling())
+        if section.url is None and spec.num_sampled >= section.max_model_len:
+            raise ConfigError(
+                f"reward.judges.{name}.max_tokens is {spec.num_sampled} and reward.judges.{name}.max_model_len "
+                f"{section.max_model_len}; the second holds what the judge reads and its answer, so make it larger"
+            )
     if not judges and not config.reward.weight:
         raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
+
+
+def _check_positions(section: str, max_model_len: int, hf_config: dict[str, Any]) -> None:
+    num_positions = {**hf_config, **hf_config.get("text_config", {})}.get("max_position_embeddings", max_model_len)
+    if max_model_len > num_positions:
+        raise ConfigError(
+            f"{section}.max_model_len is {max_model_len} and the model has {num_positions} positions "
+            f"(max_position_embeddings in its config.json); lower {section}.max_model_len"
+        )
 
 
 def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:

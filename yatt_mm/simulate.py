@@ -68,6 +68,8 @@ def _show(
 ) -> None:
     title = f"{config.devices.num} devices, {config.run.steps} steps, simulated in {seconds:.1f} s"
     console.print(as_table(results, title))
+    if missing := set(NAMES) - {result.name for result in results}:
+        console.print(f"left out, with {config.num_cells} cells: {', '.join(missing)}", highlight=False)
     if with_decisions:
         for decision in (line for result in results for line in result.decisions):
             console.print(decision, highlight=False)

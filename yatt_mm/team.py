@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import ray
-from ray.util.placement_group import PlacementGroup
 
 from models.flops import count_operations
 from models.media_recipes import load_recipes
 from models.registry import read_config
 from yatt_mm.checkpoints import Checkpoints
-from yatt_mm.cluster import on_devices, reserved_devices
+from yatt_mm.cluster import Devices, reserved_devices
 from yatt_mm.config import Config
 from yatt_mm.control.actor import ControllerActor
 from yatt_mm.control.batch import Batches
@@ -38,6 +38,8 @@ from yatt_mm.training.messages import TrainSpec
 
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
+SHARE_OF_JUDGE = 0.8
+"""Of the controllers' deadline: a judge that is late for so long, in all its attempts, has failed; the run goes on."""
 
 
 def build_team(
@@ -48,16 +50,13 @@ def build_team(
     Raises:
         WorkerError: an actor failed to start, or took too long.
     """
-    use_gpus = _cluster_has_gpus()
-    num_devices = config.placement.num_devices
-    reserved = reserved_devices(num_devices, use_gpus=use_gpus, deadline_s=config.controllers.deadline_s)
+    reserved = reserved_devices(config.placement.num_devices, deadline_s=config.controllers.deadline_s)
     site = _Site(
         stack=stack,
         config=config,
         node=node,
         placement=config.make_placement(),
-        group=stack.enter_context(reserved),
-        use_gpus=use_gpus,
+        devices=stack.enter_context(reserved),
     )
     engines, ranks, judges = _create_engines(site), _create_ranks(site), _create_judges(site)
     rewards = _create_reward_workers(stack, config, node.uri)
@@ -67,18 +66,13 @@ def build_team(
     coordinator = _create(stack, Coordinator, concurrency=1000)(
         placement=site.placement,
         workers=_workers(site.placement, engines, judges, ranks),
-        states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in site.placement.units},
+        states={unit: State.AWAKE if unit.role is Role.TRAIN else State.ASLEEP for unit in site.placement.units},
         requests_per_engine=config.requests_per_engine(),
         division=config.division(),
         deadline_s=config.controllers.deadline_s / 2,
     )
-    address = ("training rank 0", ranks[0].address.remote())
-    (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
-    calls = [(f"engine {e}", engine.start.remote()) for e, engine in enumerate(engines)]
-    calls += [(f"training rank {r}", rank.start.remote(store)) for r, rank in enumerate(ranks)]
-    calls += [(f"judge {name}", judge.start.remote()) for name, of_one in judges.items() for judge in of_one]
     stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
-    wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
+    _start(site, engines, judges, ranks)
     return Team(
         rendezvous=rendezvous,
         coordinator=coordinator,
@@ -99,6 +93,21 @@ def build_team(
         generation=0,
         run_id=run_id,
     )
+
+
+def _start(site: _Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
+    """On GPUs in turns, since an engine takes its device's memory before it sleeps; on the CPU all at once."""
+    address = ("training rank 0", ranks[0].address.remote())
+    (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
+    turns: list[list[tuple[str, Any, tuple[str, ...]]]]
+    turns = [[(f"engine {number}", engine.start, ()) for number, engine in enumerate(engines)]]
+    turns += [[(f"judge {name}", judge.start, ()) for judge in of_one] for name, of_one in judges.items()]
+    turns += [[(f"training rank {number}", rank.start, (store,)) for number, rank in enumerate(ranks)]]
+    if not site.devices.gpus:
+        turns = [list(chain.from_iterable(turns))]
+    for turn in turns:
+        calls = [(name, start.remote(*arguments)) for name, start, arguments in turn]
+        wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
 
 
 def _workers(
@@ -125,8 +134,7 @@ class _Site:
     config: Config
     node: RunNode
     placement: Placement
-    group: PlacementGroup
-    use_gpus: bool
+    devices: Devices
 
     @property
     def model_dir(self) -> str:
@@ -135,13 +143,12 @@ class _Site:
 
     def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
         """The processor cores of devices, where devices are cores and each keeps to its own."""
-        is_pinned = self.config.placement.pin_cores and not self.use_gpus
+        is_pinned = self.config.placement.pin_cores and not self.devices.gpus
         return tuple(map(core_of, devices)) if is_pinned else ()
 
     def create(self, body: type, devices: Sequence[int], *, concurrency: int) -> Any:
         """The constructor of an actor beside these devices."""
-        options = on_devices(self.group, devices, use_gpus=self.use_gpus)
-        return _create(self.stack, body, concurrency=concurrency, **options)
+        return _create(self.stack, body, concurrency=concurrency, **self.devices.beside(devices))
 
 
 def _create_engines(site: _Site) -> list[Any]:
@@ -180,7 +187,8 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
 
 def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
     """Its engines, or what sends to its server; its folder is looked into once for all of them."""
-    config, server = site.config, remote_spec(section)
+    config = site.config
+    server = remote_spec(section, patience_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
     shared: dict[str, Any] = {
         "spec": judge_spec(name, section, config.data.video.sampling()),
         "dataplane_uri": site.node.uri,
@@ -210,7 +218,7 @@ def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
         max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
         tp=section.tp,
         num_labels=num_labels(section),
-        deadline_s=site.config.controllers.deadline_s,
+        deadline_s=SHARE_OF_JUDGE * site.config.controllers.deadline_s / section.max_attempts,
         scope=site.node.scope,
         durable=site.node.durable,
     )
@@ -283,7 +291,3 @@ def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -
 def _stop_engines(engines: list[Any]) -> None:
     """Let engines end their own processes; one that does not is ended with its actor right after."""
     ray.wait([engine.shutdown.remote() for engine in engines], num_returns=len(engines), timeout=STOP_DEADLINE_S)
-
-
-def _cluster_has_gpus() -> bool:
-    return ray.cluster_resources().get("GPU", 0) > 0

@@ -7,6 +7,7 @@ import dataclasses
 import io
 import uuid
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from dataplane.refs import Ref
 from examples.digits.model import VOCAB_SIZE
 from models.media_recipes import MediaRecipes, load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
+from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Prompts, Run
 from yatt_mm.genrm.judge import Judge
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
@@ -148,6 +150,92 @@ def test_an_answer_that_is_too_long_for_the_judge_is_scored_by_the_rule_and_its_
     assert (judged.num_failed, judged.num_retried) == (1, 0)
     assert judged.scores[1] == 0.25 != judged.scores[0]
     assert "more than reward.judges.tiny.max_model_len" in caplog.text
+
+
+def test_what_a_judge_cannot_be_shown_is_scored_by_the_rule_and_its_neighbours_are_judged(
+    engine: Engine,
+    client: Client,
+    reader: Reader,
+    tiny_dir: Path,
+    group: GroupRef,
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+) -> None:
+    video = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(4, 56, 56)), meta={"medium": "video"})
+    filmed = store_group(client, (video,), ("7", "3"), slot=1)
+    spec = dataclasses.replace(SPEC, score_on_failure=0.25)
+    only_images = Judge(spec, engine, client, reader, recipes=MediaRecipes(image=patch_recipe(tiny_dir)))
+    unseen, seen = run(only_images.judge([task_for(filmed), task_for(group)]))
+    assert unseen is not None and seen is not None
+    assert (unseen.scores, unseen.num_failed) == ((0.25, 0.25), 2)
+    assert (seen.num_failed, len(set(seen.scores))) == (0, 3)
+    assert "it is a video, and the model's family takes none" in caplog.text
+    wanting = dataclasses.replace(spec, template=JudgeTemplate("{fields[unit]} {response}"))
+    given = dataclasses.replace(task_for(group), fields={"unit": "digits"})
+    lacks, has = run(judge_of(wanting, engine, client, reader, tiny_dir).judge([task_for(group), given]))
+    assert lacks is not None and has is not None
+    assert (lacks.num_failed, has.num_failed) == (3, 0)
+    assert "the template wants fields[unit]" in caplog.text
+
+
+def test_equal_answers_score_equally_to_the_last_bit_and_are_asked_about_once(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, run: Run
+) -> None:
+    texts = ("7", "3", "7", "7", "3", "it is 7", "7", "7")
+    group = make_group(client, patch_recipe(tiny_dir), side=56, texts=texts)
+    sizes: list[int] = []
+
+    class Counting(Judge):
+        async def _ask(self, votes: Any, attempt: int, as_batch: bool) -> Any:
+            sizes.append(len(votes))
+            return await super()._ask(votes, attempt, as_batch)
+
+    judge = Counting(SPEC, engine, client, reader, recipes=load_recipes(tiny_dir))
+    (judged,) = run(judge.judge([task_for(group)]))
+    assert judged is not None and sizes == [3]
+    score = dict(zip(texts, judged.scores))
+    assert len(set(score.values())) == 3
+    assert judged.scores == tuple(score[text] for text in texts)
+    talker = JudgeSpec(name="talker", template=TEMPLATE, verdict=RegexScore(pattern=r"(\d)"), temperature=1.0)
+    run(Counting(talker, engine, client, reader, recipes=load_recipes(tiny_dir)).judge([task_for(group)]))
+    assert sizes[1] == len(texts), "with a temperature equal answers may get different verdicts"
+
+
+def test_a_temperature_does_not_change_how_likely_yes_is(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, group: GroupRef, run: Run
+) -> None:
+    cold = dataclasses.replace(SPEC, temperature=0.25)
+    (plain,) = run(judge_of(SPEC, engine, client, reader, tiny_dir).judge([task_for(group)]))
+    (judged,) = run(judge_of(cold, engine, client, reader, tiny_dir).judge([task_for(group)]))
+    assert plain is not None and judged is not None
+    assert judged.scores == pytest.approx(plain.scores, abs=1e-4)
+
+
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_a_judge_that_is_late_is_asked_again_then_its_answers_are_scored_by_the_rule(
+    as_batch: bool,
+    engine: Engine,
+    client: Client,
+    reader: Reader,
+    tiny_dir: Path,
+    group: GroupRef,
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    long = JudgeSpec(
+        name="long",
+        template=TEMPLATE,
+        verdict=RegexScore(pattern=r"score=(\d)"),
+        max_tokens=1800,
+        temperature=1.0,
+        score_on_failure=0.25,
+    )
+    judge = judge_of(long, engine, client, reader, tiny_dir)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "config", dataclasses.replace(engine.config, answer_timeout_s=0.2))
+        (judged,) = run(judge.judge([task_for(group)], as_batch=as_batch))
+    assert judged == JudgedGroup(scores=(0.25, 0.25, 0.25), num_retried=3, num_failed=3)
 
 
 def test_what_a_judge_sleeps_over_is_not_judged_and_is_judged_as_ever_once_it_wakes(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
 import signal
 import socket
@@ -20,15 +21,20 @@ from urllib.error import URLError
 
 import pytest
 from aiohttp import web
+from PIL import Image
 
 from dataplane.client import Client
 from dataplane.reader import Reader
+from dataplane.refs import Ref
+from models.media_recipes import load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
+from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Run
-from tests.rollout.test_judge import SPEC, judge_of, make_group, task_for
+from tests.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.genrm.remote import RemoteJudge
-from yatt_mm.genrm.verdicts import YesNo
+from yatt_mm.genrm.verdicts import RegexScore, YesNo
+from yatt_mm.media import derive_media
 from yatt_mm.rollout.engine import Engine
 
 START_DEADLINE_S = 240.0
@@ -41,12 +47,14 @@ def task(client: Client, tiny_dir: Path) -> JudgeTask:
 
 
 def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
-    engine: Engine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run
+    engine: Engine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run, tmp_path: Path
 ) -> None:
+    filmed = task_for(store_group(client, (video_patches(client, tiny_dir, tmp_path),), ("3", "7", "7")))
     with vllm_serve(tiny_dir, "tiny") as url:
         words = [word for word in run(likely_words(client, server_at(url), task)) if is_token(engine, word)]
         spec = replace(SPEC, verdict=YesNo(yes=(words[0],), no=(words[1], words[2])))
         there = run(ask(spec, client, server_at(url), task))
+        of_video = run(ask(spec, client, server_at(url), filmed))
         wrong_name = run(ask(replace(spec, max_attempts=1), client, replace(server_at(url), model="huge"), task))
     (here,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task]))
     assert here is not None
@@ -54,6 +62,7 @@ def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
     assert len(set(there.scores)) == 3, "each answer is judged by what it says"
     assert there.scores == pytest.approx(here.scores, abs=1e-3)
     assert wrong_name.num_failed == 3
+    assert of_video.num_failed == 0
 
 
 def test_a_server_that_is_not_there_is_asked_again_then_its_answers_are_scored_by_the_rule(
@@ -81,8 +90,83 @@ def test_what_is_no_verdict_is_a_failure_and_not_an_error(
     assert run(judge()).num_failed == 3
 
 
+def test_a_server_that_hangs_costs_no_more_than_the_patience_for_a_call_however_many_wait_in_line(
+    client: Client, task: JudgeTask, run: Run
+) -> None:
+    async def judge() -> list[JudgedGroup | None]:
+        runner, url = await talk("late")
+        server = replace(server_at(url), deadline_s=0.4, max_requests=1, patience_s=1.0)
+        remote = RemoteJudge(replace(SPEC, max_attempts=5), server, Reader(client.uri))
+        try:
+            async with asyncio.timeout(10):
+                return await remote.judge([task] * 8)
+        finally:
+            await remote.shutdown()
+            await runner.cleanup()
+
+    assert [group.num_failed for group in run(judge()) if group is not None] == [3] * 8
+
+
+def test_what_is_cut_off_is_to_be_judged_again(client: Client, task: JudgeTask, run: Run) -> None:
+    async def judge() -> list[JudgedGroup | None]:
+        runner, url = await talk("late")
+        remote = RemoteJudge(SPEC, server_at(url), Reader(client.uri))
+        try:
+            judging = asyncio.create_task(remote.judge([task, task]))
+            async with asyncio.timeout(10):
+                while not remote._groups:
+                    await asyncio.sleep(0)
+                remote.cut_off()
+                return await judging
+        finally:
+            await remote.shutdown()
+            await runner.cleanup()
+
+    assert run(judge()) == [None, None]
+
+
+def test_a_medium_that_servers_do_not_take_is_scored_by_the_rule(client: Client, tiny_dir: Path, run: Run) -> None:
+    encoded = io.BytesIO()
+    Image.new("RGB", (56, 56)).save(encoded, "BMP")
+    (medium,) = client.derive([client.put_source(encoded.getvalue())], patch_recipe(tiny_dir))
+    group = store_group(client, (medium,), ("3", "7"))
+    judged = run(ask(SPEC, client, server_at(f"http://127.0.0.1:{free_port()}/v1"), task_for(group)))
+    assert (judged.num_failed, judged.num_retried) == (2, 0)
+
+
+def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Client, tiny_dir: Path, run: Run) -> None:
+    group = make_group(client, patch_recipe(tiny_dir), side=56, texts=("3", "7", "3", "3"))
+    places: list[int] = []
+
+    class Counting(RemoteJudge):
+        async def _choice(self, content: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+            places.append(seed)
+            return {"message": {"content": "1" if " 3 " in content[-1]["text"] else "2"}}
+
+    async def judge(spec: JudgeSpec) -> JudgedGroup | None:
+        remote = Counting(spec, server_at("http://nowhere/v1"), Reader(client.uri))
+        try:
+            return (await remote.judge([task_for(group)]))[0]
+        finally:
+            await remote.shutdown()
+
+    regex = replace(SPEC, verdict=RegexScore(pattern=r"(\d)", scale=10.0))
+    judged = run(judge(regex))
+    assert len(places) == 2 and judged is not None
+    assert judged.scores == (0.1, 0.2, 0.1, 0.1)
+    run(judge(replace(regex, temperature=1.0)))
+    assert len(places) == 2 + 4
+
+
+def video_patches(client: Client, model_dir: Path, folder: Path) -> Ref:
+    video = encode_video(folder / "v.mp4", "mp4v", moving(8, 56, 56), fps=8.0)
+    (made,) = derive_media(client, [client.put_source(video, meta={"medium": "video"})], load_recipes(model_dir))
+    assert isinstance(made, Ref)
+    return made
+
+
 def server_at(url: str) -> RemoteSpec:
-    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8)
+    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8, patience_s=240.0)
 
 
 async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:

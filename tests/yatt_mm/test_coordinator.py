@@ -1,6 +1,6 @@
 """Roles take turns, cells move while both roles work, requests find engines: with workers that only write down.
 
-The whole runs in test_run.py and test_judged_run.py have the real ones.
+The whole runs in test_run.py and test_colocation_run.py have the real ones.
 """
 
 from __future__ import annotations
@@ -95,6 +95,20 @@ def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() ->
         assert await waiting == [1]
         await coordinator.enter(Phase.TRAIN, 1, True)
         assert await coordinator.acquire(number, "rollout", 0, 1) == []
+
+    asyncio.run(run())
+
+
+def test_whoever_still_waits_as_a_phase_ends_is_answered() -> None:
+    async def run() -> None:
+        coordinator = make(FULL, [])
+        number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
+        await coordinator.acquire(number, "rollout", 0, 4)
+        waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
+        await asyncio.sleep(0)
+        again = (await coordinator.enter(Phase.ROLLOUT, 2, True)).number
+        assert await asyncio.wait_for(waiting, 1) == []
+        assert await coordinator.acquire(again, "rollout", 1, 1) == [0]
 
     asyncio.run(run())
 

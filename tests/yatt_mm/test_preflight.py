@@ -55,6 +55,35 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
     assert message in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            ("verdict=regex", "max_tokens=256", "max_model_len=256"),
+            "the second holds what the judge reads and its answer",
+        ),
+        (("max_model_len=2049",), "reward.judges.own.max_model_len is 2049 and the model has 2048 positions"),
+        (
+            (f"yes_words={[f'yes{n}' for n in range(20)]}",),
+            "24 words mean yes or no, and an engine tells of at most 20",
+        ),
+        (("template=What is it?",), "the template does not name {response}"),
+    ],
+)
+def test_a_judge_that_could_not_judge_is_named(
+    folder: Path, tiny_dir: Path, changes: tuple[str, ...], message: str
+) -> None:
+    judge = [f"reward.judges.own.{change}" for change in (f"model={tiny_dir}", "num_engines=2", *changes)]
+    with pytest.raises(ConfigError) as caught:
+        check(folder, tiny_dir, "reward.judges.own.max_model_len=1024", *judge)
+    assert message in str(caught.value)
+
+
+def test_a_judge_may_not_be_called_as_a_role(folder: Path, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match="a judge is called train, as a role is; call it something else"):
+        check(folder, tiny_dir, f"reward.judges.train.model={tiny_dir}")
+
+
 def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device(folder: Path, tiny_dir: Path) -> None:
     judge = ("reward.judges.away.url=http://host:8000/v1", "reward.judges.away.model=judge")
     check(folder, tiny_dir, *judge, "reward.judges.away.num_engines=3")
@@ -83,7 +112,7 @@ def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device(folder: Path, tin
 def test_engines_that_do_not_fit_the_devices_are_named(
     folder: Path, tiny_dir: Path, overrides: list[str], message: str
 ) -> None:
-    judge = [f"reward.judges.a.model={tiny_dir}"]
+    judge = [f"reward.judges.a.model={tiny_dir}", "reward.judges.a.max_model_len=1024"]
     places = {"{judge}": judge, "{partial}": [*judge, "placement.mode=partial_colocation"]}
     with pytest.raises(ConfigError) as caught:
         check(folder, tiny_dir, *(given for name in overrides for given in places.get(name, [name])))
@@ -92,7 +121,8 @@ def test_engines_that_do_not_fit_the_devices_are_named(
 
 def test_a_classifier_without_a_head_is_named(folder: Path, tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"reward\.judges\.a: model .* has no tensor score\.weight"):
-        check(folder, tiny_dir, f"reward.judges.a.model={tiny_dir}", "reward.judges.a.verdict=classifier")
+        own = (f"reward.judges.a.model={tiny_dir}", "reward.judges.a.max_model_len=1024")
+        check(folder, tiny_dir, *own, "reward.judges.a.verdict=classifier")
     with pytest.raises(ConfigError, match=r"reward\.judges\.a\.model is /no/such: no such folder"):
         check(folder, tiny_dir, "reward.judges.a.model=/no/such", "reward.judges.a.verdict=classifier")
 

@@ -98,8 +98,7 @@ class Coordinator:
         """
         await self._stop_moving()
         self._number += 1
-        for pool in self._pools.values():
-            pool.forget_requests(now_s=self._now_s)
+        self._forget_requests()
         self._usage.begin(phase if is_measured else None, step, now_s=self._now_s)
         if phase is Phase.GENERATION:
             self._divide()
@@ -124,18 +123,18 @@ class Coordinator:
     async def acquire(self, number: int, pool: str, controller: int, count: int) -> list[int]:
         """Engines for at least one of `count` requests of a controller in phase `number`, one entry a request.
 
-        Empty when the controller has called `want` with 0 meanwhile.
+        Empty when the controller has called `want` with 0 meanwhile, or the phase is over.
         """
         self._check()
         if number != self._number:
             return []
-        waiting = asyncio.get_running_loop().create_future()
-        self._acquiring[pool, controller] = waiting
+        waiting = self._acquiring[pool, controller] = asyncio.get_running_loop().create_future()
         self._want(pool, controller, count)
         try:
             return await waiting
         finally:
-            self._acquiring.pop((pool, controller), None)
+            if self._acquiring.get((pool, controller)) is waiting:
+                del self._acquiring[pool, controller]
 
     async def want(self, number: int, pool: str, controller: int, count: int) -> None:
         """So many requests of a controller wait now."""
@@ -157,6 +156,14 @@ class Coordinator:
     def _now_s(self) -> float:
         """Seconds since the epoch that never go back."""
         return self._clock_s + time.monotonic()
+
+    def _forget_requests(self) -> None:
+        """Nothing is under way any more; who still waits for an engine, as behind a full batch, gets none."""
+        for pool in self._pools.values():
+            pool.forget_requests(now_s=self._now_s)
+        for waiting in self._acquiring.values():
+            if not waiting.done():
+                waiting.set_result([])
 
     def _want(self, pool: str, controller: int, count: int) -> None:
         self._pools[pool].want(controller, count, now_s=self._now_s)

@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from dataplane.client import Client
 from dataplane.reader import Reader
 from dataplane.refs import BadMedia, Ref
@@ -45,6 +47,10 @@ class _Vote:
     """True when asking again would give the same."""
     is_cut_off: bool = False
     """True when the engine fell asleep over it."""
+
+    def key(self) -> tuple[bytes, tuple[str, ...]]:
+        """What the model would see."""
+        return np.asarray(self.prompt).tobytes(), tuple(ref.name for ref in self.media)
 
 
 class Judge:
@@ -91,16 +97,18 @@ class Judge:
         """
         votes = await self._votes(tasks)
         for attempt in range(self._spec.max_attempts):
-            asked = [vote for group in votes for answer in group for vote in answer if not vote.is_final]
+            asked = self._open([vote for group in votes for answer in group for vote in answer])
             if not asked:
                 break
-            for vote, sampled in zip(asked, await self._ask(asked, attempt, as_batch), strict=True):
-                vote.num_asked += 1
-                if sampled is not None and sampled.finish_reason == "abort":
-                    vote.is_final = vote.is_cut_off = True
-                elif sampled is not None:
-                    vote.score = self._read(sampled)
-                    vote.is_final = self._spec.is_sure or vote.score is not None
+            for same, sampled in zip(asked, await self._ask([vote for vote, *_ in asked], attempt, as_batch)):
+                same[0].num_asked += 1
+                if sampled is None:
+                    continue
+                is_cut_off = sampled.finish_reason == "abort"
+                score = None if is_cut_off else self._read(sampled)
+                for vote in same:
+                    vote.score, vote.is_cut_off = score, is_cut_off
+                    vote.is_final = is_cut_off or self._spec.is_sure or score is not None
         return [self._judged(group) for group in votes]
 
     async def shutdown(self) -> None:
@@ -111,51 +119,70 @@ class Judge:
             self._reader.close()
             self._client.close()
 
+    def _open(self, votes: Sequence[_Vote]) -> list[list[_Vote]]:
+        """Votes still to be had; where asking again would give the same, those that see the same are had together.
+
+        Equal answers then score equally to the last bit, which the engine, whose sums depend on what else it computes,
+        would not give them: a group of equal answers must not look as if it could teach something.
+        """
+        together: dict[object, list[_Vote]] = {}
+        for vote in votes:
+            if not vote.is_final:
+                together.setdefault(vote.key() if self._spec.is_sure else id(vote), []).append(vote)
+        return list(together.values())
+
     async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
         """[group][answer][vote] what will be asked."""
         views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
         media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
         votes = []
         for task, view in zip(tasks, views):
-            seen = tuple(next(media) for _ in task.group.media)
+            seen = [next(media) for _ in task.group.media]
             samples = record.decode(view).samples
             votes.append([self._votes_on(task, sample.text, seen, place) for place, sample in enumerate(samples)])
         return votes
 
-    def _votes_on(self, task: JudgeTask, response: str, media: tuple[Ref, ...], place: int) -> list[_Vote]:
+    def _votes_on(self, task: JudgeTask, response: str, media: Sequence[Ref | BadMedia], place: int) -> list[_Vote]:
+        """None where the judge cannot be asked: then no vote has a score, and the rule says what the answer gets."""
+        try:
+            seen = _made(media)
+            prompt = self._prompt(task, response, seen)
+        except ValueError as error:
+            logger.warning("judge %s is not asked about an answer in %s: %s", self._spec.name, task.group.ref, error)
+            return []
+        seed = sample_seed(task.seed, place)
+        return [_Vote(prompt, seen, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
+
+    def _prompt(self, task: JudgeTask, response: str, media: Sequence[Ref]) -> list[int]:
+        """Raises ValueError where the sample lacks what the template names, or the judge has no room for the prompt."""
         template, response = self._spec.template, self._defused(response)
         text = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
         turn = None if template.names_response else response
         prompt = self._template.token_ids(text, [size_of(ref) for ref in media], response=turn)
-        seed, room = sample_seed(task.seed, place), self.engine.config.max_model_len
-        is_too_long = len(prompt) + self._spec.num_sampled > room
-        if is_too_long:
-            logger.warning(
-                "judge %s is not asked about an answer: %d tokens to read and %d to write are more than "
-                "reward.judges.%s.max_model_len, %d; raise it",
-                *(self._spec.name, len(prompt), self._spec.num_sampled, self._spec.name, room),
+        room = self.engine.config.max_model_len
+        if len(prompt) + self._spec.num_sampled > room:
+            raise ValueError(
+                f"{len(prompt)} tokens to read and {self._spec.num_sampled} to write are more than "
+                f"reward.judges.{self._spec.name}.max_model_len, {room}; raise it"
             )
-        votes = range(self._spec.num_votes)
-        return [_Vote(prompt, media, sample_seed(seed, vote), is_final=is_too_long) for vote in votes]
+        return prompt
 
-    async def _media(self, refs: Sequence[Ref]) -> list[Ref]:
+    async def _media(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:
         """The same media as the judge's model wants them: the policy's own objects where both want the same."""
-        made = await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
-        for ref in made:
-            if isinstance(ref, BadMedia):
-                raise ValueError(
-                    f"a medium that the policy saw cannot be made for judge {self._spec.name}: {ref.reason}"
-                )
-        return [ref for ref in made if isinstance(ref, Ref)]
+        return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 
     async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
         """The judge's words on each; None where they did not come in time, aborted where the engine sleeps."""
         if not as_batch:
             return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))
         try:
-            groups = await self.engine.generate_batch(await self._requests(votes, attempt))
-        except MediaDroppedError:
-            groups = await self.engine.generate_batch(await self._requests(votes, attempt))  # sends them again
+            try:
+                groups = await self.engine.generate_batch(await self._requests(votes, attempt))
+            except MediaDroppedError:
+                groups = await self.engine.generate_batch(await self._requests(votes, attempt))  # sends them again
+        except EngineTimeoutError as error:
+            self._note_late(error, attempt)
+            return [None] * len(votes)
         return [sampled for (sampled,) in groups]
 
     async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
@@ -167,9 +194,12 @@ class Judge:
         except EngineAsleepError:
             return ABORTED
         except EngineTimeoutError as error:
-            logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
+            self._note_late(error, attempt)
             return None
         return sampled
+
+    def _note_late(self, error: EngineTimeoutError, attempt: int) -> None:
+        logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
 
     async def _requests(self, votes: Sequence[_Vote], attempt: int) -> list[GenerateRequest]:
         """Requests over leased views: the leases last until the engine has been sent what they show."""
@@ -182,7 +212,7 @@ class Judge:
                 media=tuple(medium_of(ref, next(views)) for ref in vote.media),
                 seeds=(sample_seed(vote.seed, attempt),),
                 max_tokens=self._spec.num_sampled,
-                temperature=self._spec.temperature or 1.0,
+                temperature=1.0 if words else self._spec.temperature or 1.0,  # of words the distribution as it is
                 greedy=not self._spec.temperature and not words,
                 scored_token_ids=words,
             )
@@ -227,3 +257,11 @@ class Judge:
         for special in self._specials:
             response = response.replace(special, f"{special[0]} {special[1:]}")
         return response
+
+
+def _made(media: Sequence[Ref | BadMedia]) -> tuple[Ref, ...]:
+    """Raises ValueError where one could not be made for the judge."""
+    for ref in media:
+        if isinstance(ref, BadMedia):
+            raise ValueError(f"a medium that the policy saw cannot be made for the judge: {ref.reason}")
+    return tuple(ref for ref in media if isinstance(ref, Ref))

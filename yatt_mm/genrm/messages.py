@@ -84,6 +84,8 @@ class RemoteSpec:
     """Of one request."""
     max_requests: int
     """Under way at the same time."""
+    patience_s: float
+    """Of one call for verdicts, its requests, their queue and their repetitions together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,8 +1,9 @@
 """The body of a judge that is somebody else's server: OpenAI's chat completions over HTTP (`vllm serve`, for one).
 
 Consumes: `JudgeTask`s.  Produces: `JudgedGroup`s.  Here alone do media travel: their encoded bytes, as data URLs.
-Waits for: the data plane, and the server for `deadline_s` per request.  Unblocked by: their answers, or the deadline.
-Left out: Ray (`remote_actor`), videos.
+Waits for: the data plane, and the server: `deadline_s` for a request, `patience_s` for all of a call.
+Unblocked by: their answers, the deadlines, or `cut_off`.
+Left out: Ray (`remote_actor`), and which frames of a video the server looks at.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import base64
 import json
 import logging
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,18 +24,24 @@ from dataplane.lineages import source_ref
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
-from yatt_mm.genrm.verdicts import LabelScore, YesNo
+from yatt_mm.genrm.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import sample_seed
 
 logger = logging.getLogger(__name__)
 
-NUM_TOP_LOGPROBS = 20
-"""As many as the protocol allows; words that are not among them count as impossible."""
 FIRST_PAUSE_S = 0.5
 """Before a request is sent again; doubled each time."""
 MAX_ERROR_CHARS = 200
-MIME_TYPES = ((b"\x89PNG", "image/png"), (b"\xff\xd8", "image/jpeg"), (b"RIFF", "image/webp"), (b"GIF8", "image/gif"))
+MIME_TYPES = (
+    (re.compile(rb"\x89PNG"), "image/png"),
+    (re.compile(rb"\xff\xd8"), "image/jpeg"),
+    (re.compile(rb"RIFF....WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"GIF8"), "image/gif"),
+    (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
+    (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
+)
+"""How a medium that servers take begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,62 +58,101 @@ class RemoteJudge:
         self._server = server
         self._reader = reader
         self._under_way = asyncio.Semaphore(server.max_requests)
+        self._groups: set[asyncio.Task[JudgedGroup]] = set()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=server.deadline_s),
             connector=aiohttp.TCPConnector(limit=server.max_requests),
         )
 
     async def judge(self, tasks: Sequence[JudgeTask]) -> list[JudgedGroup | None]:
-        """Verdicts on the groups, in order; never None, since a server does not sleep."""
-        return list(await asyncio.gather(*(self._judge_group(task) for task in tasks)))
+        """Verdicts on the groups, in order; None for those that `cut_off` ended."""
+        by_s = asyncio.get_running_loop().time() + self._server.patience_s
+        groups = [asyncio.create_task(self._judge_group(task, by_s)) for task in tasks]
+        self._groups.update(groups)
+        try:
+            await asyncio.gather(*groups, return_exceptions=True)
+        finally:
+            self._groups.difference_update(groups)
+        return [None if group.cancelled() else group.result() for group in groups]
+
+    def cut_off(self) -> None:
+        """Nobody waits for the groups under way any more."""
+        for group in self._groups:
+            group.cancel()
 
     async def shutdown(self) -> None:
         """Close the connections."""
         await self._session.close()
         self._reader.close()
 
-    async def _judge_group(self, task: JudgeTask) -> JudgedGroup:
-        sources = [_source_of(ref) for ref in task.group.media]
-        view, *media = await asyncio.to_thread(self._reader.resolve, [task.group.ref, *sources])
-        images = [{"type": "image_url", "image_url": {"url": _data_url(medium.tobytes())}} for medium in media]
-        del media  # and its leases
+    async def _judge_group(self, task: JudgeTask, by_s: float) -> JudgedGroup:
+        """`by_s`: on the loop's clock, when the verdicts must be there."""
+        (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
         texts = [sample.text for sample in record.decode(view).samples]
-        answers = await asyncio.gather(*(self._votes(task, images, text, i) for i, text in enumerate(texts)))
-        scores = [[vote.score for vote in votes if vote.score is not None] for votes in answers]
+        keys: list[object] = (
+            [*texts] if self._spec.is_sure else [*range(len(texts))]
+        )  # of equal ones one is asked about
+        try:
+            media = await asyncio.to_thread(self._media, task.group.media)
+            contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
+        except ValueError as error:
+            logger.warning("judge %s is not asked about the answers in %s: %s", self._spec.name, task.group.ref, error)
+            contents = {}
+        seeds = {key: sample_seed(task.seed, keys.index(key)) for key in contents}
+        calls = (self._votes(content, seeds[key], by_s) for key, content in contents.items())
+        votes = dict(zip(contents, await asyncio.gather(*calls), strict=True))
+        read = {key: [vote.score for vote in of_one if vote.score is not None] for key, of_one in votes.items()}
         return JudgedGroup(
-            scores=tuple(self._spec.score_of(of_one) for of_one in scores),
-            num_retried=sum(vote.num_asked - 1 for votes in answers for vote in votes),
-            num_failed=sum(not of_one for of_one in scores),
+            scores=tuple(self._spec.score_of(read.get(key, ())) for key in keys),
+            num_retried=sum(max(0, vote.num_asked - 1) for of_one in votes.values() for vote in of_one),
+            num_failed=sum(not read.get(key) for key in keys),
         )
 
-    async def _votes(self, task: JudgeTask, images: list[dict[str, Any]], response: str, place: int) -> list[_Verdict]:
+    def _media(self, refs: Sequence[Ref]) -> list[dict[str, Any]]:
+        """Their encoded bytes as parts of a message. Raises ValueError where a server could not read them."""
+        views = self._reader.resolve([_source_of(ref) for ref in refs]) if refs else ()
+        return [_part(view.tobytes()) for view in views]
+
+    def _question(self, task: JudgeTask, response: str) -> dict[str, Any]:
+        """Raises ValueError where the sample lacks what the template names."""
         text = self._spec.template.fill(
             question=task.question, response=_defused(response), answer=task.answer, fields=task.fields
         )
-        content = [*images, {"type": "text", "text": text}]
-        seed = sample_seed(task.seed, place)
-        votes = (self._vote(content, sample_seed(seed, vote)) for vote in range(self._spec.num_votes))
+        return {"type": "text", "text": text}
+
+    async def _votes(self, content: list[dict[str, Any]], seed: int, by_s: float) -> list[_Verdict]:
+        votes = (self._vote(content, sample_seed(seed, vote), by_s) for vote in range(self._spec.num_votes))
         return list(await asyncio.gather(*votes))
 
-    async def _vote(self, content: list[dict[str, Any]], seed: int) -> _Verdict:
-        attempts = self._spec.max_attempts
-        for attempt in range(attempts):
-            if attempt:
-                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
-            try:
-                async with self._under_way:
-                    choice = await self._ask(content, sample_seed(seed, attempt))
-            except (aiohttp.ClientError, TimeoutError, _AnswerError) as error:
-                what = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
-                logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, attempt + 1, what)
-                continue
-            score = self._read(choice)
-            if score is not None or self._spec.is_sure:
-                return _Verdict(score=score, num_asked=attempt + 1)
-        return _Verdict(score=None, num_asked=attempts)
+    async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
+        num_asked = 0
+        try:
+            async with asyncio.timeout_at(by_s):
+                for attempt in range(self._spec.max_attempts):
+                    if attempt:
+                        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
+                    async with self._under_way:
+                        num_asked += 1
+                        choice = await self._ask(content, sample_seed(seed, attempt), num_asked)
+                    score = None if choice is None else self._read(choice)
+                    if score is not None or (choice is not None and self._spec.is_sure):
+                        return _Verdict(score=score, num_asked=num_asked)
+        except TimeoutError:
+            self._note_failure(num_asked, f"nothing within {self._server.patience_s:g} s")
+        return _Verdict(score=None, num_asked=num_asked)
 
-    async def _ask(self, content: list[dict[str, Any]], seed: int) -> dict[str, Any]:
-        """The first choice of the server's answer."""
+    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> dict[str, Any] | None:
+        """The first choice of the server's answer; None where it gave none in time."""
+        try:
+            return await self._choice(content, seed)
+        except (aiohttp.ClientError, TimeoutError, _AnswerError) as error:
+            self._note_failure(num_asked, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
+            return None
+
+    def _note_failure(self, num_asked: int, what: str) -> None:
+        logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, num_asked, what)
+
+    async def _choice(self, content: list[dict[str, Any]], seed: int) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._server.model,
             "messages": [{"role": "user", "content": content}],
@@ -113,8 +160,10 @@ class RemoteJudge:
             "temperature": self._spec.temperature,
             "seed": seed,
         }
-        if isinstance(self._spec.verdict, YesNo):  # the distribution as it is, whatever the temperature
-            body |= {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": NUM_TOP_LOGPROBS}
+        if isinstance(
+            self._spec.verdict, YesNo
+        ):  # the distribution as it is; words that are not told of are impossible
+            body |= {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": MAX_WORDS}
         async with self._session.post(f"{self._server.url.rstrip('/')}/chat/completions", json=body) as response:
             if response.status != 200:
                 raise _AnswerError(f"status {response.status}: {await response.text()}")
@@ -154,10 +203,13 @@ def _defused(response: str) -> str:
     return response.replace("<|", "< |")
 
 
-def _data_url(encoded: bytes) -> str:
-    mime = next((mime for begin, mime in MIME_TYPES if encoded.startswith(begin)), None)
+def _part(encoded: bytes) -> dict[str, Any]:
+    """Of a message: an image, or a video as vLLM's server takes it."""
+    mime = next((mime for pattern, mime in MIME_TYPES if pattern.match(encoded)), None)
     if mime is None:
         raise ValueError(
-            f"a medium begins with {encoded[:4]!r}; a remote judge is sent PNG, JPEG, WebP and GIF images: convert it"
+            f"a medium begins with {encoded[:12]!r}; a judge's server is sent {', '.join(m for _, m in MIME_TYPES)}: "
+            "convert it"
         )
-    return f"data:{mime};base64,{base64.b64encode(encoded).decode()}"
+    key = f"{mime.split('/')[0]}_url"
+    return {"type": key, key: {"url": f"data:{mime};base64,{base64.b64encode(encoded).decode()}"}}

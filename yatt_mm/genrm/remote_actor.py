@@ -50,11 +50,13 @@ class RemoteJudgeActor:
         self._judge = RemoteJudge(self._spec, self._server, reader)
 
     async def set_state(self, state: State) -> Changed:
-        """Nothing changes: it holds no device."""
+        """It holds no device; but while others train it asks nothing, and what it had begun comes to nothing."""
+        if state is not State.AWAKE and self._judge is not None:
+            self._judge.cut_off()
         return Changed(held_bytes=0)
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Judge the groups."""
+        """Judge the groups; None stands for one that was cut off: it is to be judged again."""
         assert self._judge is not None, "start comes first"
         return await self._judge.judge(tasks)
 

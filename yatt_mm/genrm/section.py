@@ -105,12 +105,16 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
         raise ConfigError(f"reward.judges.{name}: {error}") from error
 
 
-def remote_spec(section: JudgeSection) -> RemoteSpec | None:
-    """The server that judges; None where engines of the run do."""
+def remote_spec(section: JudgeSection, *, patience_s: float) -> RemoteSpec | None:
+    """The server that judges; None where engines of the run do. `patience_s`: for all verdicts of one call."""
     if section.url is None:
         return None
     return RemoteSpec(
-        url=section.url, model=section.model, deadline_s=section.deadline_s, max_requests=section.max_num_seqs
+        url=section.url,
+        model=section.model,
+        deadline_s=section.deadline_s,
+        max_requests=section.max_num_seqs,
+        patience_s=patience_s,
     )
 
 

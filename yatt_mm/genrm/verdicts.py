@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+MAX_WORDS = 20
+"""Tokens of whose probabilities vLLM and OpenAI's protocol tell (`max_logprobs`, `top_logprobs`)."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YesNo:
@@ -20,6 +23,13 @@ class YesNo:
     yes: tuple[str, ...] = ("yes", "Yes", " yes", " Yes")
     """Texts that mean yes; those that are a single token of the judge's tokenizer count."""
     no: tuple[str, ...] = ("no", "No", " no", " No")
+
+    def __post_init__(self) -> None:
+        num_words = len(self.yes) + len(self.no)
+        if num_words > MAX_WORDS:
+            raise ValueError(
+                f"{num_words} words mean yes or no, and an engine tells of at most {MAX_WORDS}: leave some out"
+            )
 
     def score(self, logprobs_yes: Sequence[float], logprobs_no: Sequence[float]) -> float | None:
         """p(yes) / (p(yes) + p(no)) in [0, 1]; None where the judge holds both for impossible."""

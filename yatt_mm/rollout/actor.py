@@ -35,14 +35,12 @@ class RolloutActor:
         self._hosted: Hosted[RolloutWorker] = Hosted(name)
 
     async def start(self) -> None:
-        """Start the engine; it is awake afterwards. torch and vllm load here, not with this module.
-
-        Unblocked by: the engine, its failure, or `shutdown`.
-        """
+        """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
         pin_to_cores(self._spec.cores)
         from yatt_mm.rollout.worker import RolloutWorker
 
         await self._hosted.start(RolloutWorker.start(self._spec, self._dataplane_uri))
+        await self._hosted.worker.engine.sleep()
 
     async def set_state(self, state: State) -> Changed:
         """Sleep, hold weights only, or be awake."""

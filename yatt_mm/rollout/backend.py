@@ -33,6 +33,9 @@ __all__ = [
     "versions_of",
 ]
 
+FREE_FRAC = 0.01
+"""Of a GPU must be free at the start, or vLLM gives up: little, since its cache has a size and others hold some."""
+
 
 def is_cpu() -> bool:
     """Whether engines of this process compute on the CPU."""
@@ -71,6 +74,7 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
         max_num_batched_tokens=max_num_batched_tokens,
         enable_chunked_prefill=not is_cpu(),
         kv_cache_memory_bytes=config.kv_cache_bytes,
+        gpu_memory_utilization=FREE_FRAC,
         block_size=cast(Any, config.block_size),
         enforce_eager=is_cpu(),
         enable_sleep_mode=not is_cpu(),

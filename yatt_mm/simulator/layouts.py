@@ -21,9 +21,12 @@ NAMES = (
     "async",
 )
 
+MIN_ASYNC_CELLS = 3
+"""Rollout, judge and training have cells of their own there."""
+
 
 def compare(config: SimulationConfig) -> Iterator[LayoutResult]:
-    """Every layout, in the order of `NAMES`."""
+    """Every layout for which there are cells, in the order of `NAMES`."""
     num_cells = config.num_cells
     yield full(config)
     yield best_partial_static(config)
@@ -32,7 +35,8 @@ def compare(config: SimulationConfig) -> Iterator[LayoutResult]:
     yield external(config, num_cells - max(1, num_cells // 2), "external_genrm_equal")
     num_genrm = round(num_cells * config.external.paper_genrm_frac.value)
     yield external(config, num_cells - min(num_cells - 1, max(1, num_genrm)), "external_genrm_paper")
-    yield best_async(config)
+    if num_cells >= MIN_ASYNC_CELLS:
+        yield best_async(config)
 
 
 def best_partial_static(config: SimulationConfig) -> LayoutResult:
@@ -53,8 +57,6 @@ def best_async(config: SimulationConfig) -> LayoutResult:
     With many cells rollout and GenRM share theirs in the proportion of their work in full colocation.
     """
     num_cells = config.num_cells
-    if num_cells < 3:
-        raise ValueError(f"the asynchronous layout needs three cells; devices.num and per_cell make {num_cells}")
     every = [(r, g) for r in range(1, num_cells - 1) for g in range(1, num_cells - r)]
     if len(every) > config.search.max_splits:
         rollout_s, genrm_s = full(_shorter(config)).policy_times

@@ -1,0 +1,41 @@
+"""Devices that Ray reserves: their own names, not their places in the run."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import ray
+
+from yatt_mm.cluster import Devices, reserved_devices
+from yatt_mm.errors import WorkerError
+from yatt_mm.held_memory import GPUS_VARIABLE
+
+
+@pytest.fixture
+def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
+    """A Ray that believes in GPUs; none is touched."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,GPU-7a")
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+    with tempfile.TemporaryDirectory(prefix="yatt-ray-") as folder:
+        ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
+        yield ("4", "6", "GPU-7a")
+        ray.shutdown()
+
+
+@pytest.mark.alone
+def test_a_run_uses_the_gpus_that_ray_gave_it(three_gpus: tuple[str, ...]) -> None:
+    with reserved_devices(2, deadline_s=60.0) as mine:
+        assert set(mine.gpus) < {*three_gpus} and len(set(mine.gpus)) == 2
+        variables = mine.beside([1, 0])["runtime_env"]["env_vars"]
+        assert variables == dict.fromkeys(("CUDA_VISIBLE_DEVICES", GPUS_VARIABLE), f"{mine.gpus[1]},{mine.gpus[0]}")
+        with reserved_devices(1, deadline_s=60.0) as others:
+            assert {*mine.gpus, *others.gpus} == {*three_gpus}
+        with pytest.raises(WorkerError, match=r"lower placement\.num_devices or free devices"):
+            with reserved_devices(2, deadline_s=0.5):
+                pass
+
+
+def test_on_a_machine_without_gpus_nothing_is_said_of_them() -> None:
+    assert "runtime_env" not in Devices(group=None, gpus=()).beside([0])  # type: ignore[arg-type]
