@@ -91,7 +91,7 @@ def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() ->
         waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 0, 1))
         await asyncio.sleep(0)
         assert not waiting.done()
-        await coordinator.finish(number, "rollout", 1, 1, 1)
+        await coordinator.want(number, "rollout", 0, 1, [(1, 1, 1)])
         assert await waiting == [1]
         await coordinator.enter(Phase.TRAIN, 1, True)
         assert await coordinator.acquire(number, "rollout", 0, 1) == []
@@ -132,14 +132,12 @@ def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> 
         number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
         # Rollout has more than one cell takes, judges have nothing yet: theirs is lent.
         assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 0]
-        await coordinator.finish(number, "rollout", 0, 1, 1)
-        assert await coordinator.acquire(number, "rollout", 0, 3) == [0]
+        assert await coordinator.acquire(number, "rollout", 0, 3, [(0, 1, 1)]) == [0]
         assert await coordinator.acquire(number, "rollout", 0, 2) == [1, 1]
         # All are answered: judges need cells, rollout none.
-        await coordinator.finish(number, "rollout", 0, 2, 2)
-        await coordinator.finish(number, "rollout", 1, 2, 2)
+        await coordinator.want(number, "rollout", 0, 0, [(0, 2, 2), (1, 2, 2)])
         (first, *_) = await coordinator.acquire(number, "judge", 0, 5)
-        await coordinator.finish(number, "judge", first, 1, 1)
+        await coordinator.want(number, "judge", 0, 3, [(first, 1, 1)])
         while len(coordinator._pools["judge"].awake) < 2:
             await asyncio.sleep(0.01)
         entered = await coordinator.enter(Phase.TRAIN, 1, True)
@@ -170,8 +168,7 @@ def test_engines_over_several_devices_move_as_cells_and_are_counted_in_devices()
         assert entered.awake == {"rollout": (0,), "judge": (2, 3)}
         log.clear()
         assert await coordinator.acquire(entered.number, "rollout", 0, 5) == [0, 0]
-        await coordinator.finish(entered.number, "rollout", 0, 1, 1)
-        await coordinator.want(entered.number, "rollout", 0, 3)
+        await coordinator.want(entered.number, "rollout", 0, 3, [(0, 1, 1)])
         while len(coordinator._pools["rollout"].awake) < 2:
             await asyncio.sleep(0.01)
         assert log == [
@@ -211,8 +208,7 @@ def test_no_two_roles_are_awake_on_a_device_at_any_time() -> None:
         for step in range(3):
             number = (await coordinator.enter(Phase.GENERATION, step, True)).number
             await coordinator.acquire(number, "rollout", 0, 5)
-            await coordinator.finish(number, "rollout", 0, 1, 1)
-            await coordinator.want(number, "rollout", 0, 3)
+            await coordinator.want(number, "rollout", 0, 3, [(0, 1, 1)])
             while len(coordinator._pools["rollout"].awake) < 2:
                 await asyncio.sleep(0.01)
             await coordinator.enter(Phase.TRAIN, step, True)
@@ -232,8 +228,7 @@ def test_a_move_that_fails_ends_the_wait_for_engines() -> None:
         with pytest.raises(WorkerError, match="engine 0 of judge judge did not finish"):
             number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
             await coordinator.acquire(number, "judge", 0, 5)
-            await coordinator.finish(number, "judge", 1, 1, 1)
-            await coordinator.acquire(number, "judge", 0, 3)
+            await coordinator.acquire(number, "judge", 0, 3, [(1, 1, 1)])
             await coordinator.acquire(number, "judge", 0, 2)
 
     asyncio.run(run())

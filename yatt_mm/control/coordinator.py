@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from yatt_mm.control.calls import answer_of
 from yatt_mm.control.mover import Division, Mover
-from yatt_mm.control.pool import Pool
+from yatt_mm.control.pool import Ended, Pool
 from yatt_mm.control.usage import Usage, UsageReport
 from yatt_mm.held_memory import Changed
 from yatt_mm.occupancy import Occupancy
@@ -120,33 +120,28 @@ class Coordinator:
             moved=tuple(result for result in results if result is not None),
         )
 
-    async def acquire(self, number: int, pool: str, controller: int, count: int) -> list[int]:
+    async def acquire(
+        self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()
+    ) -> list[int]:
         """Engines for at least one of `count` requests of a controller in phase `number`, one entry a request.
 
-        Empty when the controller has called `want` with 0 meanwhile, or the phase is over.
+        Empty when the controller has called `want` with 0 meanwhile, or the phase is over. `ended` as of `want`.
         """
         self._check()
         if number != self._number:
             return []
         waiting = self._acquiring[pool, controller] = asyncio.get_running_loop().create_future()
-        self._want(pool, controller, count)
+        self._take_news(pool, controller, count, ended)
         try:
             return await waiting
         finally:
             if self._acquiring.get((pool, controller)) is waiting:
                 del self._acquiring[pool, controller]
 
-    async def want(self, number: int, pool: str, controller: int, count: int) -> None:
-        """So many requests of a controller wait now."""
+    async def want(self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()) -> None:
+        """So many requests of a controller wait now, and engines have given back what has `ended`."""
         if number == self._number:
-            self._want(pool, controller, count)
-
-    async def finish(self, number: int, pool: str, engine: int, count: int, num_ended: int) -> None:
-        """An engine gave back `count` requests, of which `num_ended` are done and the others were cut off."""
-        if number != self._number:
-            return
-        self._pools[pool].finish(engine, count, num_ended=num_ended, now_s=self._now_s)
-        self._grant(pool)
+            self._take_news(pool, controller, count, ended)
 
     async def take_report(self) -> UsageReport:
         """What happened since the last call."""
@@ -165,7 +160,9 @@ class Coordinator:
             if not waiting.done():
                 waiting.set_result([])
 
-    def _want(self, pool: str, controller: int, count: int) -> None:
+    def _take_news(self, pool: str, controller: int, count: int, ended: Sequence[Ended]) -> None:
+        for engine, num_back, num_ended in ended:
+            self._pools[pool].finish(engine, num_back, num_ended=num_ended, now_s=self._now_s)
         self._pools[pool].want(controller, count, now_s=self._now_s)
         waiting = self._acquiring.get((pool, controller))
         if not count and waiting is not None and not waiting.done():

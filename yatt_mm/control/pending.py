@@ -13,6 +13,8 @@ from yatt_mm.control.calls import fetch
 from yatt_mm.errors import WorkerError
 
 POLL_S = 1.0
+SIGN_OF_LIFE_S = 1.0
+"""Between two of them, at least."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,9 +33,11 @@ class Pending:
     """
 
     def __init__(self, *, deadline_s: float, on_progress: Callable[[], object]) -> None:
-        """`on_progress` is called as answers come in: a sign of life."""
+        """`on_progress` is called as answers come in, if not for each: a sign of life."""
         self._deadline_s = deadline_s
         self._on_progress = on_progress
+        self._told_s = float("-inf")
+        self._soon: dict[Callable[[], None], None] = {}
         self._calls: dict[ray.ObjectRef, _Call] = {}
         self._last_s = time.monotonic()
 
@@ -56,6 +60,13 @@ class Pending:
             self._last_s = time.monotonic()
         self._calls[call] = _Call(name=name, what=what, handle=handle, handle_loss=handle_loss, is_progress=is_progress)
 
+    def soon(self, action: Callable[[], None]) -> None:
+        """Call it once when the answers that are there now have been handled: what they have in common goes out as one.
+
+        A call to an actor costs about a millisecond on either side, whatever it says.
+        """
+        self._soon[action] = None
+
     @property
     def is_empty(self) -> bool:
         """True when every answer has been handled."""
@@ -69,11 +80,12 @@ class Pending:
         Raises:
             WorkerError: a worker failed, or nothing has ended for `deadline_s`.
         """
-        while not is_over():
-            assert self._calls, "nothing is under way and the phase is not over"
+        while self._is_working_on(is_over):
             done, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
             if done:
-                self._take(done[0])
+                done, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
+                for call in done:
+                    self._take(call)
             elif self._is_working and time.monotonic() - self._last_s > self._deadline_s:
                 if not on_late():
                     names = ", ".join(sorted({f"{call.name} ({call.what})" for call in self._calls.values()}))
@@ -81,6 +93,16 @@ class Pending:
                         f"nothing ended for {self._deadline_s:g} s (controllers.deadline_s); waited for {names}"
                     )
                 self._last_s = time.monotonic()
+
+    def _is_working_on(self, is_over: Callable[[], bool]) -> bool:
+        while self._soon:
+            action = next(iter(self._soon))
+            del self._soon[action]
+            action()
+        if is_over():
+            return False
+        assert self._calls, "nothing is under way and the phase is not over"
+        return True
 
     @property
     def _is_working(self) -> bool:
@@ -90,7 +112,9 @@ class Pending:
         call = self._calls.pop(ref)
         if call.is_progress:
             self._last_s = time.monotonic()
-            self._on_progress()
+            if self._last_s - self._told_s >= SIGN_OF_LIFE_S:
+                self._told_s = self._last_s
+                self._on_progress()
         try:
             answer = fetch(ref, name=call.name, what=call.what)
         except WorkerError as error:

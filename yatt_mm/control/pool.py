@@ -10,6 +10,9 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
+Ended = tuple[int, int, int]
+"""An engine, how many requests it gave back, and how many of them are done; the others were cut off."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Times:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -95,10 +95,13 @@ class Rendezvous:
         shares = await self._meet(key, controller, None, deal)
         return shares[controller]
 
-    async def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
-        """A group of this controller has landed (None: cannot be had); the prompts that it gets for it."""
+    async def land(self, controller: int, landed: Sequence[tuple[int, bool | None]]) -> list[Slot]:
+        """Groups of this controller have landed: (position, whether it has a signal; None: it cannot be had).
+
+        Returns the prompts that it gets for them.
+        """
         self._check_aborted()
-        slots = self._batches.land(controller, position, has_signal)
+        slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
         if self._batches.outcome is not None:
             self._is_full.set()
         return slots

@@ -50,6 +50,10 @@ class Streaming:
         self._load_prompts = load_prompts
         self._carried = carried
         self._works: dict[int, Work] = {}
+        self._answered: list[Work] = []
+        """Not on their way to be scored yet."""
+        self._news: list[tuple[int, bool | None]] = []
+        """What has landed and the rendezvous does not know."""
         self._outcome: RoundOutcome | None = None
         rule = desk.config.sampling_rule()
         self._restarts = rule.tail is Tail.RESTART
@@ -96,6 +100,11 @@ class Streaming:
             self._tell(notice["position"], None)
 
     def _score(self, works: list[Work]) -> None:
+        self._answered += works
+        self._desk.pending.soon(self._send_answered)
+
+    def _send_answered(self) -> None:
+        works, self._answered = self._answered, []
         for begin in range(0, len(works), CHUNK_SIZE):
             self._scoring.add(works[begin : begin + CHUNK_SIZE])
 
@@ -105,8 +114,13 @@ class Streaming:
             self._tell(work.prompt.slot.position, has_signal(work.rewards))
 
     def _tell(self, position: int, with_signal: bool | None) -> None:
-        call = self._desk.team.rendezvous.land.remote(self._desk.controller, position, with_signal)
-        self._desk.pending.then(call, self._take_more, name="the rendezvous", what=f"landing prompt {position}")
+        self._news.append((position, with_signal))
+        self._desk.pending.soon(self._send_news)
+
+    def _send_news(self) -> None:
+        news, self._news = self._news, []
+        call = self._desk.team.rendezvous.land.remote(self._desk.controller, news)
+        self._desk.pending.then(call, self._take_more, name="the rendezvous", what=f"landing {len(news)} prompts")
 
     def _take_more(self, slots: list[Slot]) -> None:
         if slots and self._outcome is None:

@@ -11,6 +11,7 @@ from dataplane.client import Client
 from yatt_mm.config import Config
 from yatt_mm.control.messages import Prompt, ScoredGroup, Team
 from yatt_mm.control.pending import Pending
+from yatt_mm.control.pool import Ended
 from yatt_mm.rollout.messages import GroupRef
 
 CHUNK_SIZE = 8
@@ -85,38 +86,36 @@ class EngineQueue:
         self._send = send
         self._chunk_size = chunk_size
         self._waiting: deque[Work] = deque()
+        self._ended: list[Ended] = []
+        """What the coordinator has not been told yet."""
         self._is_asking = False
 
     def add(self, works: Iterable[Work]) -> None:
         """Requests that want an engine."""
         self._waiting.extend(works)
-        self._ask()
+        self._desk.pending.soon(self._tell)
 
-    def clear(self) -> list[Work]:
-        """Give up what waits; returns it."""
-        works = list(self._waiting)
+    def clear(self) -> None:
+        """Give up what waits."""
         self._waiting.clear()
-        if self._is_asking:
-            self._want(0)
-        return works
+        self._desk.pending.soon(self._tell)
 
     def finish(self, engine: int, count: int, *, num_ended: int) -> None:
-        """An engine has given back `count` requests."""
-        self._desk.team.coordinator.finish.remote(self._desk.number, self._pool, engine, count, num_ended)
+        """An engine has given back `count` requests, of which `num_ended` are done and the others were cut off."""
+        self._ended.append((engine, count, num_ended))
+        self._desk.pending.soon(self._tell)
 
-    def _ask(self) -> None:
-        if not self._waiting:
-            return
-        if self._is_asking:
-            self._want(len(self._waiting))
-            return
-        self._is_asking = True
+    def _tell(self) -> None:
+        """What waits and what has ended, in one call; with a wish for engines where there is none yet."""
         desk = self._desk
-        call = desk.team.coordinator.acquire.remote(desk.number, self._pool, desk.controller, len(self._waiting))
-        desk.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
-
-    def _want(self, count: int) -> None:
-        self._desk.team.coordinator.want.remote(self._desk.number, self._pool, self._desk.controller, count)
+        ended, self._ended = self._ended, []
+        news = (desk.number, self._pool, desk.controller, len(self._waiting), ended)
+        if self._waiting and not self._is_asking:
+            self._is_asking = True
+            call = desk.team.coordinator.acquire.remote(*news)
+            desk.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
+        elif ended or self._is_asking:
+            desk.team.coordinator.want.remote(*news)
 
     def _granted(self, engines: list[int]) -> None:
         self._is_asking = False
@@ -126,7 +125,7 @@ class EngineQueue:
                 self.finish(engine, engines.count(engine) - len(works), num_ended=0)
             for begin in range(0, len(works), self._chunk_size):
                 self._send(engine, works[begin : begin + self._chunk_size])
-        self._ask()
+        self._desk.pending.soon(self._tell)
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:
