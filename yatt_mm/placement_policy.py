@@ -3,14 +3,15 @@
 A *cell* is the devices that hold whole engines of both roles; moving one means waking the other engine there. Two
 questions, two answers:
 
-* `Moment.STEP`, before a generation phase (nothing is awake, so moving is free): divide the cells so that both roles
-  would have finished the last phase's work at the same time. With work a and b in cell-seconds a split (r, g) takes
-  max(a / r, b / g) when both work side by side.
-* `Moment.GENERATION`, inside the phase: a role that runs dry (GenRM at the start, rollout in the long tail) lends the
-  cells that its requests no longer fill, if the other has requests waiting; they come back when its own requests wait.
-  Cells that will be wanted again are lent only after they stood idle for as long as moving there and back costs, which
-  is never worse than twice the best choice in hindsight (the ski-rental rule). Nothing is taken from a role whose
-  cells are full: the responses that are left late in a phase are the long ones, and nobody knows how long.
+* `Moment.STEP`, before a generation phase (nothing is awake, so moving is free): divide the cells so that the last
+  phase's work would have ended soonest. With work a and b in cell-seconds a split (r, g) takes max(a / r, b / g) when
+  both work side by side. Where the balance lies between two splits, the one with more rollout takes less: its cells
+  help GenRM when the last answer is there, and GenRM's could not help rollout.
+* `Moment.GENERATION`, inside the phase: GenRM lends its cells until the first answers are there, if that took long
+  enough in the last phase. Later rollout alone lends, the cells that its requests no longer fill, if GenRM has requests
+  waiting; it gets them back when its own wait. What is left of rollout is crowded on fewer cells then, so GenRM must
+  gain more than that costs. Nothing is taken from a role whose cells are full: the answers that are left late in a
+  phase are the long ones, and nobody knows how long. A role with requests keeps its last cell.
 
 Hysteresis: a split is kept unless the predicted gain is above `min_gain_frac` of the time, and inside a phase above
 what moving costs. No clock, no state, no torch: a run's coordinator and the simulator call the same function.
@@ -21,6 +22,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from enum import StrEnum
+
+FULL_SLOWDOWN = 1.25
+"""A cell counts as full when each of its requests is this much slower than alone."""
 
 
 class Moment(StrEnum):
@@ -77,14 +81,10 @@ class RoleLoad:
     """Requests that cells work on now."""
     num_waiting: int = 0
     """Requests that no cell works on yet."""
-    num_coming: int = 0
-    """Requests that will reach this role later in the phase (for GenRM: unfinished rollouts)."""
     requests_per_cell: float = 1.0
-    """Requests that a cell works on side by side before they slow each other down much."""
+    """Requests that fill a cell (see `FULL_SLOWDOWN`)."""
     request_s: float = 0.0
     """Cell-seconds of work per request, as measured (busy time by requests done)."""
-    idle_s: float = 0.0
-    """How long the role has had fewer requests than its cells take."""
 
     @property
     def work_s(self) -> float:
@@ -92,9 +92,19 @@ class RoleLoad:
         return self.busy_frac * self.held_s
 
     @property
+    def num_present(self) -> int:
+        """Requests that cells work on, or will."""
+        return self.num_running + self.num_waiting
+
+    @property
     def num_cells_filled(self) -> int:
         """Cells that the requests now present fill."""
-        return math.ceil((self.num_running + self.num_waiting) / self.requests_per_cell - 1e-9)
+        return math.ceil(self.num_present / self.requests_per_cell - 1e-9)
+
+    @property
+    def num_cells_wanted(self) -> int:
+        """Cells more that waiting requests would fill."""
+        return math.ceil(self.num_waiting / self.requests_per_cell - 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,6 +118,8 @@ class Observation:
     """Seconds that a cell is out of work when it moves: one engine asleep, the other awake, requests handed over."""
     planned: Split | None = None
     """The split with which the phase began; None is the present one."""
+    genrm_lead_s: float = 0.0
+    """Seconds for which GenRM will have nothing to judge, by the last phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,6 +128,8 @@ class Decision:
 
     split: Split
     reason: str
+    refused: Split | None = None
+    """What would have been better, did moving not cost more."""
 
 
 def decide(split: Split, observation: Observation, bounds: Bounds) -> Decision:
@@ -139,7 +153,7 @@ def decide(split: Split, observation: Observation, bounds: Bounds) -> Decision:
         nearest = min(options, key=lambda option: abs(option.rollout - split.rollout))
         return Decision(split=nearest, reason=f"{split} is outside the bounds; {nearest} is the nearest split within")
     if observation.moment is Moment.STEP:
-        return _divide(split, options, bounds, observation.rollout.work_s, observation.genrm.work_s)
+        return _divide(split, options, observation, bounds)
     return _decide_inside(split, observation, bounds)
 
 
@@ -148,12 +162,24 @@ def phase_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
     return max(_role_s(rollout_work_s, split.rollout), _role_s(genrm_work_s, split.genrm))
 
 
-def _divide(split: Split, options: list[Split], bounds: Bounds, rollout_work_s: float, genrm_work_s: float) -> Decision:
-    now_s = phase_s(split, rollout_work_s, genrm_work_s)
-    best = min(
-        options, key=lambda o: (phase_s(o, rollout_work_s, genrm_work_s), abs(o.rollout - split.rollout), o.rollout)
-    )
-    best_s = phase_s(best, rollout_work_s, genrm_work_s)
+def _divide(split: Split, options: list[Split], observation: Observation, bounds: Bounds) -> Decision:
+    rollout_work_s, genrm_work_s = observation.rollout.work_s, observation.genrm.work_s
+    num_cells, total_s = split.num_cells, rollout_work_s + genrm_work_s
+    num_helping = min(num_cells - bounds.min_rollout, bounds.max_genrm)
+
+    def takes_s(option: Split) -> float:
+        """Seconds of the phase; where the balance lies between two splits, with help for GenRM from rollout's cells."""
+        alone_s = phase_s(option, rollout_work_s, genrm_work_s)
+        rollout_s = _role_s(rollout_work_s, option.rollout)
+        is_next_to_balance = 0 < option.rollout * total_s - num_cells * rollout_work_s < total_s
+        if not is_next_to_balance or math.isinf(alone_s):
+            return alone_s
+        left_s = genrm_work_s - option.genrm * rollout_s
+        return min(alone_s, rollout_s + observation.move_s + left_s / num_helping)
+
+    now_s = takes_s(split)
+    best = min(options, key=lambda option: (takes_s(option), abs(option.rollout - split.rollout), option.rollout))
+    best_s = takes_s(best)
     work = f"last phase: {rollout_work_s:.4g} cell-s of rollout, {genrm_work_s:.4g} of GenRM"
     if math.isinf(now_s) and not math.isinf(best_s):
         return Decision(split=best, reason=f"{work}; {split} leaves a role with work but no cell, {best} does not")
@@ -165,95 +191,62 @@ def _divide(split: Split, options: list[Split], bounds: Bounds, rollout_work_s: 
     return Decision(split=best, reason=f"{work}; {best} takes {best_s:.4g} s where {split} takes {now_s:.4g} s")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Side:
-    name: str
-    load: RoleLoad
-    num_cells: int
-    planned: int
-    least: int
-    most: int
-
-    @property
-    def num_missing(self) -> int:
-        """Cells that were lent and would be filled again; one where there is work and no cell at all.
-
-        Cells that are back get what waits and what comes, not what others work on already.
-        """
-        if not self.load.num_waiting and not self.load.num_coming:
-            return 0
-        least = 1 if self.load.num_waiting and not self.num_cells else 0
-        unfilled = max(self.num_wanted, self.load.num_cells_filled - self.num_cells)
-        return max(least, min(self.planned - self.num_cells, unfilled))
-
-    @property
-    def num_spare(self) -> int:
-        """Cells that the requests now present do not fill."""
-        return self.num_cells - max(self.load.num_cells_filled, self.least)
-
-    @property
-    def num_wanted(self) -> int:
-        """Cells more that waiting requests would fill."""
-        return math.ceil(self.load.num_waiting / self.load.requests_per_cell - 1e-9)
-
-
 def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> Decision:
+    rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
     planned = observation.planned or split
-    rollout = _Side(
-        name="rollout",
-        load=observation.rollout,
-        num_cells=split.rollout,
-        planned=planned.rollout,
-        least=bounds.min_rollout,
-        most=bounds.max_rollout,
-    )
-    genrm = _Side(
-        name="GenRM",
-        load=observation.genrm,
-        num_cells=split.genrm,
-        planned=planned.genrm,
-        least=bounds.min_genrm,
-        most=bounds.max_genrm,
-    )
-    pairs = ((rollout, genrm, 1), (genrm, rollout, -1))
-    for giver, taker, sign in pairs:
-        num_back = min(taker.num_missing, giver.num_cells - giver.least, taker.most - taker.num_cells)
-        if num_back > 0:
-            new = Split(rollout=split.rollout - sign * num_back, genrm=split.genrm + sign * num_back)
-            num_present = taker.load.num_running + taker.load.num_waiting
-            facts = f"{taker.name} has {num_present} requests and {taker.num_cells} of {taker.planned} cells"
-            return Decision(split=new, reason=f"{facts}; {giver.name} gives {num_back} back: {new}")
-    for giver, taker, sign in pairs:
-        num_moved = min(giver.num_spare, taker.num_wanted, taker.most - taker.num_cells)
-        if num_moved > 0:
-            new = Split(rollout=split.rollout - sign * num_moved, genrm=split.genrm + sign * num_moved)
-            return _lend(split, new, giver, taker, observation.move_s)
+    most_to_rollout = min(split.genrm - _least(bounds.min_genrm, genrm), bounds.max_rollout - split.rollout)
+    most_to_genrm = min(split.rollout - _least(bounds.min_rollout, rollout), bounds.max_genrm - split.genrm)
+    missing = max(planned.genrm, 1) - split.genrm if genrm.num_waiting else 0
+    if (num_back := min(missing, most_to_genrm)) > 0:
+        new = _moved(split, num_back)
+        facts = f"GenRM has {genrm.num_present} requests and {split.genrm} of {planned.genrm} cells"
+        return Decision(split=new, reason=f"{facts}; rollout gives it {num_back}: {new}")
+    if (num_back := min(_num_missing(rollout, split.rollout, planned.rollout), most_to_rollout)) > 0:
+        new = _moved(split, -num_back)
+        facts = f"rollout has {rollout.num_present} requests and {split.rollout} of {planned.rollout} cells"
+        return Decision(split=new, reason=f"{facts}; GenRM gives {num_back} back: {new}")
+    is_worth_it = observation.genrm_lead_s - 2 * move_s > move_s  # there and back, and hysteresis
+    if is_worth_it and not genrm.num_present and (num_lent := min(rollout.num_cells_wanted, most_to_rollout)) > 0:
+        new = _moved(split, -num_lent)
+        facts = f"GenRM has nothing to do for {observation.genrm_lead_s:.3g} s, by the last phase"
+        return Decision(split=new, reason=f"{facts}; rollout has {rollout.num_waiting} waiting: {new}")
+    if (num_lent := min(split.rollout - rollout.num_cells_filled, genrm.num_cells_wanted, most_to_genrm)) > 0:
+        return _lend(split, _moved(split, num_lent), observation)
     return Decision(split=split, reason=f"no cell is idle that waiting requests could fill: {split} stays")
 
 
-def _lend(split: Split, new: Split, giver: _Side, taker: _Side, move_s: float) -> Decision:
+def _least(bound: int, load: RoleLoad) -> int:
+    """Cells that a role keeps: one at least while it has requests, or cells would go there and back."""
+    return max(bound, 1 if load.num_present else 0)
+
+
+def _num_missing(load: RoleLoad, num_cells: int, num_planned: int) -> int:
+    """Cells that were lent and that waiting requests would fill; one where there is no cell at all."""
+    if not load.num_waiting:
+        return 0
+    return max(0 if num_cells else 1, min(num_planned - num_cells, load.num_cells_wanted))
+
+
+def _lend(split: Split, new: Split, observation: Observation) -> Decision:
+    """Cells of rollout to GenRM, which has some already."""
+    rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
+    work_s = genrm.num_present * genrm.request_s
+    num_moved = new.genrm - split.genrm
+    gain_s = work_s / split.genrm - max(move_s, (work_s + num_moved * move_s) / new.genrm)
+    # rollouts that end with the last verdicts would end so much later
+    crowding_s = (FULL_SLOWDOWN - 1) * work_s / new.genrm if rollout.num_present else 0.0
     facts = (
-        f"{giver.name} fills {giver.load.num_cells_filled} of {giver.num_cells} cells, "
-        f"{taker.name} has {taker.load.num_waiting} waiting"
+        f"rollout fills {rollout.num_cells_filled} of {split.rollout} cells, GenRM has {genrm.num_waiting} waiting; "
+        f"{new} saves about {gain_s:.3g} s"
     )
-    if giver.load.num_coming and giver.load.idle_s < 2 * move_s:
-        idle = f"idle for {giver.load.idle_s:.3g} s only and moving there and back costs {2 * move_s:.3g} s"
-        return Decision(split=split, reason=f"{facts}; {idle}: {split} stays")
-    gain_s = _gain_s(taker.load, taker.num_cells, abs(new.rollout - split.rollout), move_s)
-    if gain_s <= move_s:
-        return Decision(
-            split=split,
-            reason=f"{facts}; {new} would save {gain_s:.3g} s and moving costs {move_s:.3g} s: {split} stays",
-        )
-    return Decision(split=new, reason=f"{facts}; {new} saves about {gain_s:.3g} s")
+    if gain_s > move_s + crowding_s:
+        return Decision(split=new, reason=facts)
+    costs = f"moving costs {move_s:.3g} s and crowded rollouts {crowding_s:.3g} s"
+    return Decision(split=split, reason=f"{facts}, {costs}: {split} stays", refused=new if work_s else None)
 
 
-def _gain_s(taker: RoleLoad, num_cells: int, num_moved: int, move_s: float) -> float:
-    """Seconds by which the taker's present requests end sooner with `num_moved` cells more, from `move_s` on."""
-    work_s = (taker.num_running + taker.num_waiting) * taker.request_s
-    if num_cells == 0:
-        return math.inf
-    return work_s / num_cells - max(move_s, (work_s + num_moved * move_s) / (num_cells + num_moved))
+def _moved(split: Split, num_to_genrm: int) -> Split:
+    return Split(rollout=split.rollout - num_to_genrm, genrm=split.genrm + num_to_genrm)
 
 
 def _role_s(work_s: float, num_cells: int) -> float:

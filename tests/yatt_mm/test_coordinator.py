@@ -126,30 +126,68 @@ def test_a_wish_that_is_taken_back_is_answered() -> None:
     asyncio.run(run())
 
 
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def judge_alone(coordinator: Coordinator, number: int, *, num_engines: int) -> None:
+    """Nothing is left to answer and more to judge than the judges' cells take, until they have all of them."""
+    engines = await coordinator.acquire(number, "judge", 0, 9)
+    await asyncio.sleep(0.02)
+    await coordinator.want(number, "judge", 0, 9 - len(engines), [(engines[0], 1, 1)])
+    await until(lambda: len(coordinator._pools["judge"].awake) == num_engines)
+
+
 def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> None:
     async def run() -> None:
         coordinator = make(PARTIAL, [], division=DIVISION)
         number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
-        # Rollout has more than one cell takes, judges have nothing yet: theirs is lent.
         assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 0]
-        assert await coordinator.acquire(number, "rollout", 0, 3, [(0, 1, 1)]) == [0]
-        assert await coordinator.acquire(number, "rollout", 0, 2) == [1, 1]
-        # All are answered: judges need cells, rollout none.
-        await coordinator.want(number, "rollout", 0, 0, [(0, 2, 2), (1, 2, 2)])
-        (first, *_) = await coordinator.acquire(number, "judge", 0, 5)
-        await coordinator.want(number, "judge", 0, 3, [(first, 1, 1)])
-        while len(coordinator._pools["judge"].awake) < 2:
-            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.3)  # until there is something to judge
+        await coordinator.want(number, "rollout", 0, 0, [(0, 2, 2)])
+        await judge_alone(coordinator, number, num_engines=2)
         entered = await coordinator.enter(Phase.TRAIN, 1, True)
         assert entered.awake == {"rollout": (), "judge": ()}
+        assert [decision["split"] for decision in (await coordinator.take_report()).decisions] == ["1+1", "0+2"]
+
+        # In the next step the judges' cell is lent for about as long, and comes back for the first answer.
+        number = (await coordinator.enter(Phase.GENERATION, 2, True)).number
+        assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 0]
+        assert await coordinator.acquire(number, "rollout", 0, 3) == [1, 1]
+        asking = asyncio.ensure_future(coordinator.acquire(number, "judge", 0, 1))
+        await until(lambda: bool(coordinator._pools["judge"].awake))
+        (engine,) = await asking
+        await coordinator.want(number, "judge", 0, 0, [(engine, 1, 1)])
+        running = [(e, coordinator._pools["rollout"].running(e)) for e in (0, 1)]
+        await coordinator.want(number, "rollout", 0, 0, [(e, count, count) for e, count in running])
+        await judge_alone(coordinator, number, num_engines=2)
+        await coordinator.enter(Phase.TRAIN, 2, True)
         report = await coordinator.take_report()
-        assert [decision["split"] for decision in report.decisions][:2] == ["1+1", "2+0"]
-        assert report.decisions[-1]["split"] == "0+2"
-        assert all(decision["reason"] for decision in report.decisions)
-        assert report.metrics["placement/num_moves"] >= 3
+        assert [decision["split"] for decision in report.decisions] == ["1+1", "2+0", "1+1", "0+2"]
+        assert "GenRM has nothing to do for 0." in report.decisions[1]["reason"]
+        assert report.metrics["placement/num_moves"] == 3
         assert 0 < report.metrics["placement/rollout_devices"] < 2
         assert report.metrics["placement/rollout_awake_bytes_max"] == 1002
         assert report.metrics["placement/genrm_asleep_bytes_max"] == 1000
+
+    asyncio.run(run())
+
+
+def test_what_a_move_would_cost_too_much_for_is_told_once() -> None:
+    async def run() -> None:
+        coordinator = make(PARTIAL, [], division=DIVISION)
+        coordinator._mover.note_move(1000.0)  # type: ignore[union-attr]
+        number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
+        engines = await coordinator.acquire(number, "judge", 0, 5)
+        await asyncio.sleep(0.02)
+        await coordinator.want(number, "judge", 0, 3, [(engines[0], 1, 1)])
+        await asyncio.sleep(0.1)
+        await coordinator.enter(Phase.TRAIN, 1, True)
+        planned, refused = (await coordinator.take_report()).decisions
+        assert (planned["split"], refused["split"]) == ("1+1", "1+1")
+        assert "0+2 saves about" in refused["reason"] and "moving costs 1e+03 s" in refused["reason"]
 
     asyncio.run(run())
 
@@ -167,19 +205,13 @@ def test_engines_over_several_devices_move_as_cells_and_are_counted_in_devices()
         entered = await coordinator.enter(Phase.GENERATION, 1, True)
         assert entered.awake == {"rollout": (0,), "judge": (2, 3)}
         log.clear()
-        assert await coordinator.acquire(entered.number, "rollout", 0, 5) == [0, 0]
-        await coordinator.want(entered.number, "rollout", 0, 3, [(0, 1, 1)])
-        while len(coordinator._pools["rollout"].awake) < 2:
-            await asyncio.sleep(0.01)
-        assert log == [
-            ("engine 2 of judge judge", State.ASLEEP),
-            ("engine 3 of judge judge", State.ASLEEP),
-            ("engine 1", State.AWAKE),
-        ]
+        await judge_alone(coordinator, entered.number, num_engines=4)
+        assert log[0] == ("engine 0", State.ASLEEP)
+        assert sorted(log[1:]) == [("engine 0 of judge judge", State.AWAKE), ("engine 1 of judge judge", State.AWAKE)]
         await coordinator.enter(Phase.TRAIN, 1, True)
         metrics = (await coordinator.take_report()).metrics
-        assert 2 <= metrics["placement/rollout_devices"] < 4
-        assert 0 < metrics["placement/genrm_devices"] <= 2
+        assert 2 < metrics["placement/genrm_devices"] <= 4
+        assert 0 <= metrics["placement/rollout_devices"] < 2
 
     asyncio.run(run())
 
@@ -207,10 +239,9 @@ def test_no_two_roles_are_awake_on_a_device_at_any_time() -> None:
         coordinator = make(PARTIAL, [], division=DIVISION)
         for step in range(3):
             number = (await coordinator.enter(Phase.GENERATION, step, True)).number
-            await coordinator.acquire(number, "rollout", 0, 5)
-            await coordinator.want(number, "rollout", 0, 3, [(0, 1, 1)])
-            while len(coordinator._pools["rollout"].awake) < 2:
-                await asyncio.sleep(0.01)
+            (engine, *_) = await coordinator.acquire(number, "rollout", 0, 1)
+            await coordinator.want(number, "rollout", 0, 0, [(engine, 1, 1)])
+            await judge_alone(coordinator, number, num_engines=2)
             await coordinator.enter(Phase.TRAIN, step, True)
             await coordinator.enter(Phase.PUBLISH, step, True)
         spans = [span for span in (await coordinator.take_report()).spans if span.state is State.AWAKE]

@@ -52,18 +52,6 @@ def test_times_are_integrals_over_what_engines_had() -> None:
     assert pool.num_ended == 2
 
 
-def test_idle_time_counts_from_the_first_moment_with_room() -> None:
-    pool = make()
-    pool.want(0, 4, now_s=1.0)
-    pool.grant({0}, now_s=1.0)
-    assert pool.idle_s(now_s=3.0) == 0.0
-    pool.finish(0, 1, num_ended=1, now_s=3.0)
-    pool.finish(0, 1, num_ended=1, now_s=5.0)
-    assert pool.idle_s(now_s=7.0) == 4.0
-    pool.rest(0, now_s=7.0)
-    assert pool.idle_s(now_s=9.0) == 0.0, "one engine with two requests is full"
-
-
 def test_a_new_phase_begins_with_nothing_under_way() -> None:
     pool = make()
     pool.want(0, 9, now_s=0.0)

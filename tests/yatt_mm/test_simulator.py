@@ -208,15 +208,14 @@ def settled_s(result: LayoutResult) -> float:
     return mean(step.rollout_s for step in result.steps[2:])
 
 
-def test_on_20_random_workloads_the_dynamic_split_is_about_as_good_as_the_best_static_one() -> None:
-    """Within 5 % on 18 of them at least, and never much worse; the best is found by trying all."""
+def test_on_20_random_workloads_the_dynamic_split_is_within_5_percent_of_the_best_static_one() -> None:
+    """The best is found by trying all."""
     ratios = {}
     for seed in range(20):
         config = parse_simulation(random_workload(seed))
         best = min(settled_s(partial_static(config, r)) for r in range(1, config.num_cells))
         ratios[seed] = settled_s(partial_dynamic(config)) / best
-    assert sum(ratio <= 1.05 for ratio in ratios.values()) >= 18, ratios
-    assert max(ratios.values()) <= 1.12, ratios
+    assert max(ratios.values()) <= 1.05, ratios
 
 
 def test_on_a_workload_that_drifts_the_dynamic_split_beats_every_static_one() -> None:

@@ -81,6 +81,8 @@ class Coordinator:
         self._mover = Mover(division, in_cells, cell_size=len(placement.cells[0])) if division else None
         self._usage = Usage(by_role, placement)
         self._rollout_cells: list[int] = []
+        self._refused: Split | None = None
+        """What the last decision held to cost too much."""
         self._number = 0
         self._acquiring: dict[tuple[str, int], asyncio.Future[list[int]]] = {}
         self._moving: asyncio.Task[None] | None = None
@@ -220,6 +222,9 @@ class Coordinator:
         now = Split(rollout=num_rollout, genrm=num_cells - num_rollout)
         decision = self._mover.inside(now, now_s=self._now_s)
         if decision.split == now:
+            if decision.refused not in (None, self._refused):
+                self._usage.add_decision(Moment.GENERATION, decision, now_s=self._now_s)
+            self._refused = decision.refused
             return
         self._usage.add_decision(Moment.GENERATION, decision, now_s=self._now_s)
         await self._move(decision)

@@ -39,6 +39,10 @@ class Mover:
         self._last: dict[Role, tuple[float, int]] = {}
         """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
         self._move_s = 0.0
+        self._began_s = 0.0
+        self._lead_s: float | None = None
+        """Seconds of this phase until there was something to judge."""
+        self._last_lead_s = 0.0
 
     def begin(self, *, now_s: float) -> Decision:
         """The split for the phase that begins."""
@@ -48,32 +52,44 @@ class Mover:
                 moment=Moment.STEP,
                 rollout=self._load(Role.ROLLOUT, now_s),
                 genrm=self._load(Role.GENRM, now_s),
+                move_s=self._move_s,
             )
             decision = decide(self.planned, observation, self._division.bounds)
         self._last = {role: self._work(role, now_s) for role in self._start}
         self._start = {role: self._totals(role, now_s) for role in self._pools}
         self.planned = decision.split
+        self._began_s = now_s
+        self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
         return decision
 
     def inside(self, split: Split, *, now_s: float) -> Decision:
         """The split to go on with."""
         if not self._division.is_dynamic:
             return Decision(split=split, reason="static")
-        num_answering = sum(pool.num_running + pool.num_waiting for pool in self._pools[Role.ROLLOUT])
+        genrm = self._load(Role.GENRM, now_s)
+        if self._lead_s is None and genrm.num_present:
+            self._lead_s = now_s - self._began_s
         observation = Observation(
             moment=Moment.GENERATION,
             rollout=self._load(Role.ROLLOUT, now_s),
-            genrm=self._load(Role.GENRM, now_s, num_coming=num_answering * len(self._pools[Role.GENRM])),
+            genrm=genrm,
             move_s=self._move_s,
             planned=self.planned,
+            genrm_lead_s=self._left_s(now_s),
         )
         return decide(split, observation, self._division.bounds)
+
+    def _left_s(self, now_s: float) -> float:
+        """Seconds until the last decision before there will be something to judge; 0 when there was."""
+        if self._lead_s is not None:
+            return 0.0
+        return self._began_s + self._last_lead_s - self._division.decide_every_s - now_s
 
     def note_move(self, seconds: float) -> None:
         """A cell was out of work so long while it moved; the longest yet is reckoned with."""
         self._move_s = max(self._move_s, seconds)
 
-    def _load(self, role: Role, now_s: float, *, num_coming: int = 0) -> RoleLoad:
+    def _load(self, role: Role, now_s: float) -> RoleLoad:
         pools = self._pools[role]
         work_s, num_ended = self._work(role, now_s)
         work_before_s, num_ended_before = self._last.get(role, (0.0, 0))
@@ -84,12 +100,10 @@ class Mover:
             held_s=held_s,
             num_running=sum(pool.num_running for pool in pools),
             num_waiting=sum(pool.num_waiting for pool in pools),
-            num_coming=num_coming,
             requests_per_cell=sum(
                 pool.requests_per_engine * self._cell_size // pool.devices_per_engine for pool in pools
             ),
             request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
-            idle_s=min(pool.idle_s(now_s=now_s) for pool in pools),
         )
 
     def _work(self, role: Role, now_s: float) -> tuple[float, int]:

@@ -52,7 +52,6 @@ class Pool:
         """Controller -> requests that it wants to have an engine for; whoever was served last stands last."""
         self._times = Times()
         self._now_s: float | None = None
-        self._idle_since_s: float | None = None
 
     @property
     def awake(self) -> frozenset[int]:
@@ -77,13 +76,11 @@ class Pool:
         """The engine takes requests from now on."""
         self._advance(now_s)
         self._awake.add(engine)
-        self._note_idle(now_s)
 
     def rest(self, engine: int, *, now_s: float) -> None:
         """The engine takes none from now on; what it has is still counted until it is finished."""
         self._advance(now_s)
         self._awake.discard(engine)
-        self._note_idle(now_s)
 
     def want(self, controller: int, count: int, *, now_s: float) -> None:
         """So many requests of this controller wait now."""
@@ -92,7 +89,6 @@ class Pool:
             self._waiting[controller] = count
         else:
             self._waiting.pop(controller, None)
-        self._note_idle(now_s)
 
     def grant(self, controllers: Collection[int], *, now_s: float) -> dict[int, list[int]]:
         """[controller] engines for requests of these, as far as there is room: emptiest first, controllers in turn."""
@@ -108,7 +104,6 @@ class Pool:
                 self._waiting[controller] = left
             self._running[engine] += 1
             granted.setdefault(controller, []).append(engine)
-        self._note_idle(now_s)
         return granted
 
     def finish(self, engine: int, count: int, *, num_ended: int, now_s: float) -> None:
@@ -116,23 +111,17 @@ class Pool:
         self._advance(now_s)
         self._running[engine] -= count
         self.num_ended += num_ended
-        self._note_idle(now_s)
 
     def forget_requests(self, *, now_s: float) -> None:
         """A phase is over: nothing is under way any more, and nobody waits."""
         self._advance(now_s)
         self._running = [0] * len(self._running)
         self._waiting.clear()
-        self._note_idle(now_s)
 
     def times(self, *, now_s: float) -> Times:
         """Totals until now."""
         self._advance(now_s)
         return self._times
-
-    def idle_s(self, *, now_s: float) -> float:
-        """How long there have been fewer requests than the engines that are awake would take."""
-        return 0.0 if self._idle_since_s is None else now_s - self._idle_since_s
 
     def _advance(self, now_s: float) -> None:
         passed_s = now_s - self._now_s if self._now_s is not None else 0.0
@@ -146,10 +135,3 @@ class Pool:
             work_s=self._times.work_s + passed_device_s * full_frac,
             held_s=self._times.held_s + passed_device_s * len(running),
         )
-
-    def _note_idle(self, now_s: float) -> None:
-        is_full = self.num_running + self.num_waiting >= self.requests_per_engine * len(self._awake)
-        if is_full:
-            self._idle_since_s = None
-        elif self._idle_since_s is None:
-            self._idle_since_s = now_s

@@ -12,12 +12,11 @@ import heapq
 from collections.abc import Hashable
 from dataclasses import dataclass, field
 
+from yatt_mm.placement_policy import FULL_SLOWDOWN
 from yatt_mm.simulator.config import EngineSection
 
 EPSILON = 1e-6
 """Tokens by which rounding may be off."""
-FULL_SLOWDOWN = 1.25
-"""An engine counts as full when each sequence is this much slower than alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

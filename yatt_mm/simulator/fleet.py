@@ -24,8 +24,6 @@ class Fleet:
         self.speed = Speed.of(speed)
         self.waiting: deque[Request] = deque()
         self.num_ended = 0
-        self.idle_since_s: float | None = 0.0
-        """Since when the role has had fewer requests than its cells take; None while they are full."""
         self._engines_per_cell = devices_per_cell // speed.devices
         self._requests_per_cell = self._engines_per_cell * self.speed.knee
         self._events = events
@@ -126,16 +124,7 @@ class Fleet:
                 self._plan(engine)
 
     def fill(self) -> None:
-        """Start what waits and has room; then see whether the cells are full."""
-        if self.waiting:
-            self._start_waiting()
-        is_full = self.num_present >= self._requests_per_cell * len(self._engines)
-        if is_full:
-            self.idle_since_s = None
-        elif self.idle_since_s is None:
-            self.idle_since_s = self._events.now_s
-
-    def _start_waiting(self) -> None:
+        """Start what waits and has room."""
         touched: dict[int, Engine] = {}
         while self.waiting:
             engine = self._least_loaded()

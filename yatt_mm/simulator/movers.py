@@ -40,6 +40,11 @@ class Hands:
         self.to_genrm_s = config.rollout.sleep_s.value + config.genrm.wake_s.value
         self.to_rollout_s = config.genrm.sleep_s.value + config.rollout.wake_s.value
 
+    @property
+    def move_s(self) -> float:
+        """Seconds of the slower direction."""
+        return max(self.to_genrm_s, self.to_rollout_s)
+
     def end_phase(self) -> None:
         """What is on its way does not arrive in this phase."""
         self._phase += 1
@@ -134,6 +139,10 @@ class ByPolicy:
         self._first_split = self._split
         self._is_on = False
         self._phase = 0
+        self._began_s = 0.0
+        self._lead_s: float | None = None
+        """Seconds of this phase until there was something to judge."""
+        self._last_lead_s = 0.0
         self._start: dict[Fleet, tuple[float, float, float, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
         """Work and requests of the last phase: at the start of a phase little has ended yet."""
@@ -146,6 +155,7 @@ class ByPolicy:
                 moment=Moment.STEP,
                 rollout=self._load(generation.rollout),
                 genrm=self._load(generation.genrm),
+                move_s=self._hands.move_s,
             )
             decision = decide(self._first_split, observation, self._bounds)
             self._log(decision)
@@ -157,6 +167,8 @@ class ByPolicy:
         """Decides now and then from here on."""
         self._is_on = True
         self._phase += 1
+        self._began_s = self._events.now_s
+        self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
         for fleet in (self._generation.rollout, self._generation.genrm):
             self._start[fleet] = (*fleet.times(), fleet.num_ended)
         self._plan()
@@ -182,13 +194,16 @@ class ByPolicy:
         self._plan()
 
     def _decide(self) -> None:
-        generation = self._generation
+        generation, now_s = self._generation, self._events.now_s
+        if self._lead_s is None and generation.genrm.num_present:
+            self._lead_s = now_s - self._began_s
         observation = Observation(
             moment=Moment.GENERATION,
             rollout=self._load(generation.rollout),
             genrm=self._load(generation.genrm),
-            move_s=max(self._hands.to_genrm_s, self._hands.to_rollout_s),
+            move_s=self._hands.move_s,
             planned=self._first_split,
+            genrm_lead_s=self._left_s(),
         )
         decision = decide(self._split, observation, self._bounds)
         num_to_genrm = decision.split.genrm - self._split.genrm
@@ -199,6 +214,12 @@ class ByPolicy:
         giver, use = (generation.rollout, Use.GENRM) if num_to_genrm > 0 else (generation.genrm, Use.ROLLOUT)
         for cell in giver.emptiest(abs(num_to_genrm)):
             self._hands.move(cell, use)
+
+    def _left_s(self) -> float:
+        """Seconds until the last decision before there will be something to judge; 0 when there was."""
+        if self._lead_s is not None:
+            return 0.0
+        return self._began_s + self._last_lead_s - self._config.placement.decide_every_s - self._events.now_s
 
     def _work(self, fleet: Fleet) -> tuple[float, int]:
         """Cell-seconds and requests of this phase so far.
@@ -215,26 +236,11 @@ class ByPolicy:
         work_before_s, num_ended_before = self._before.get(fleet, (0.0, 0))
         num_ended += num_ended_before
         held_s = fleet.times()[2] - self._start[fleet][2]
-        is_genrm = fleet is self._generation.genrm
-        idle_since_s = fleet.idle_since_s
         return RoleLoad(
             busy_frac=work_s / held_s if held_s else 0.0,
             held_s=held_s,
             num_running=fleet.num_running,
             num_waiting=len(fleet.waiting),
-            num_coming=self._num_verdicts_coming() if is_genrm else self._num_responses_coming(),
             requests_per_cell=fleet.requests_per_cell,
             request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
-            idle_s=0.0 if idle_since_s is None else self._events.now_s - idle_since_s,
         )
-
-    def _num_responses_coming(self) -> int:
-        """Of the groups that will have to be replaced."""
-        if not self._config.sampling.replaces_groups:
-            return 0
-        sampling = self._generation.sampling
-        return round(sampling.num_flying * (1 / max(sampling.signal_frac, 0.05) - 1) * self._config.workload.group_size)
-
-    def _num_verdicts_coming(self) -> int:
-        num_responses = self._generation.rollout.num_present + self._generation.num_handing_over
-        return (num_responses + self._num_responses_coming()) * self._config.workload.verdicts_per_response
