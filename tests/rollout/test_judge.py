@@ -26,6 +26,7 @@ from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.template import JudgeTemplate
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import RegexScore, YesNo
+from yatt_mm.media import derive_media
 from yatt_mm.rollout import record
 from yatt_mm.rollout.engine import Engine, GenerateRequest
 from yatt_mm.rollout.messages import GroupRef
@@ -177,6 +178,21 @@ def test_what_a_judge_cannot_be_shown_is_scored_by_the_rule_and_its_neighbours_a
     assert lacks is not None and has is not None
     assert (lacks.num_failed, has.num_failed) == (3, 0)
     assert "the template wants fields[unit]" in caplog.text
+
+
+def test_a_judge_sees_the_videos_that_the_policy_saw(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, run: Run, tmp_path: Path
+) -> None:
+    frames = moving(8, 56, 56)
+    encoded = [encode_video(tmp_path / f"{n}.mp4", "mp4v", clip) for n, clip in enumerate((frames, frames[::-1]))]
+    sources = [client.put_source(data, meta={"medium": "video", "number": n}) for n, data in enumerate(encoded)]
+    videos = derive_media(client, sources, load_recipes(tiny_dir))
+    groups = [store_group(client, (video,), ("7", "3"), slot=n) for n, video in enumerate(videos)]
+    before = client.stat()["num_processed"]
+    judged = run(judge_of(SPEC, engine, client, reader, tiny_dir).judge([task_for(group) for group in groups]))
+    assert [group.num_failed for group in judged] == [0, 0]
+    assert len({score for group in judged for score in group.scores}) == 4, "each video is judged by what it shows"
+    assert client.stat()["num_processed"] == before, "policy and judge want the same frames and patches"
 
 
 def test_equal_answers_score_equally_to_the_last_bit_and_are_asked_about_once(

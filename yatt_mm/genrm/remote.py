@@ -89,9 +89,8 @@ class RemoteJudge:
         """`by_s`: on the loop's clock, when the verdicts must be there."""
         (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
         texts = [sample.text for sample in record.decode(view).samples]
-        keys: list[object] = (
-            [*texts] if self._spec.is_sure else [*range(len(texts))]
-        )  # of equal ones one is asked about
+        # Of answers with the same key one is asked about.
+        keys: list[object] = [*texts] if self._spec.is_sure else [*range(len(texts))]
         try:
             media = await asyncio.to_thread(self._media, task.group.media)
             contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
