@@ -55,6 +55,11 @@ class StandIn:
         self.seconds = seconds
         self.error = error
         self.batches: list[list[int]] = []
+        self.engine = self
+        self.is_asleep = False
+
+    async def sleep(self) -> None:
+        self.is_asleep = True
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
         self.batches.append([task.slot for task in tasks])

@@ -26,15 +26,15 @@ class TrainActor:
         self._parallel = parallel
         self._dataplane_uri = dataplane_uri
         self._worker: TrainWorker | None = None
+        self._listener: socket.socket | None = None
 
     def address(self) -> str:
-        """A free `host:port` on this rank's machine, for the ranks to meet at."""
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            port = probe.getsockname()[1]
+        """A `host:port` on this rank's machine, kept for the ranks to meet at."""
         import ray
 
-        return f"{ray.util.get_node_ip_address()}:{port}"
+        self._listener = socket.socket()
+        self._listener.bind(("", 0))
+        return f"{ray.util.get_node_ip_address()}:{self._listener.getsockname()[1]}"
 
     def start(self, store_address: str) -> None:
         """Join the training world and load the model. Waits for all other ranks."""
@@ -44,7 +44,7 @@ class TrainActor:
         self._worker = TrainWorker(
             rank=self._rank, spec=self._spec, parallel=self._parallel, dataplane_uri=self._dataplane_uri
         )
-        self._worker.start(store_address)
+        self._worker.start(store_address, self._listener)
 
     def set_state(self, state: State) -> Changed:
         """Asleep, weights only, or awake."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -12,9 +14,17 @@ from models.parallel import Parallel
 
 
 def init_distributed(
-    *, rank: int, world_size: int, store_address: str, timeout_s: float = 600.0, num_threads: int = 1
+    *,
+    rank: int,
+    world_size: int,
+    store_address: str,
+    listener: socket.socket | None = None,
+    timeout_s: float = 600.0,
+    num_threads: int = 1,
 ) -> None:
     """Join the world at `store_address` (host:port of rank 0, or any torch init method with ://).
+
+    `listener`: at rank 0, what is bound to that port, so that nobody takes it before the others are told; used up.
 
     nccl and this process's first visible device on CUDA, else gloo with `num_threads` threads: their number is
     part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
@@ -23,12 +33,14 @@ def init_distributed(
         torch.cuda.set_device(0)
     else:
         torch.set_num_threads(num_threads)
+    timeout = timedelta(seconds=timeout_s)
+    meeting: dict[str, Any] = {"init_method": store_address}
+    if "://" not in store_address:
+        host, _, port = store_address.rpartition(":")
+        held: dict[str, Any] = {"master_listen_fd": listener.detach()} if listener else {}
+        meeting = {"store": dist.TCPStore(host, int(port), world_size, rank == 0, timeout=timeout, **held)}
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo",
-        init_method=store_address if "://" in store_address else f"tcp://{store_address}",
-        rank=rank,
-        world_size=world_size,
-        timeout=timedelta(seconds=timeout_s),
+        "nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=world_size, timeout=timeout, **meeting
     )
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+import socket
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,10 +70,13 @@ class TrainWorker:
             entropy_coef=spec.entropy_coef,
         )
 
-    def start(self, store_address: str) -> None:
-        """Join the training world and load the model. Waits for all other ranks."""
-        spec = self._spec
-        init_distributed(rank=self._rank, world_size=self._parallel.world_size, store_address=store_address)
+    def start(self, store_address: str, listener: socket.socket | None = None) -> None:
+        """Join the training world and load the model. Waits for all other ranks.
+
+        `listener`: as of `init_distributed`.
+        """
+        spec, world_size = self._spec, self._parallel.world_size
+        init_distributed(rank=self._rank, world_size=world_size, store_address=store_address, listener=listener)
         self._carrier = resolve_carrier(spec.carrier, device())
         host = store_address.rpartition(":")[0]
         self._receivers = Receivers(host=host, num=spec.num_receivers, deadline_s=spec.deadline_s)
