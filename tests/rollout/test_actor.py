@@ -56,10 +56,9 @@ class StandIn:
         self.error = error
         self.batches: list[list[int]] = []
         self.engine = self
-        self.is_asleep = False
 
     async def sleep(self) -> None:
-        self.is_asleep = True
+        """It is told to when it has started."""
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
         self.batches.append([task.slot for task in tasks])

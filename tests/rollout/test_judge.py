@@ -34,6 +34,16 @@ from yatt_mm.rollout.messages import GroupRef
 TEMPLATE = JudgeTemplate("What digit is this? {response} Is this correct? Yes or no.")
 NUM_GROUPS = 8
 SPEC = JudgeSpec(name="tiny", template=TEMPLATE, verdict=YesNo(yes=(" Yes", "Yes"), no=(" one",)))
+NEVER = JudgeSpec(
+    name="never",
+    template=TEMPLATE,
+    verdict=RegexScore(pattern=r"score=(\d)"),
+    max_tokens=2,
+    temperature=1.0,
+    max_attempts=3,
+    score_on_failure=0.25,
+)
+"""Nothing that the model says can be read."""
 
 
 def make_group(
@@ -124,19 +134,10 @@ def test_yes_and_no_are_read_from_the_distribution_over_prompt_image_and_answer(
 def test_a_verdict_that_cannot_be_read_is_asked_for_again_then_scored_by_the_rule(
     engine: Engine, client: Client, reader: Reader, tiny_dir: Path, group: GroupRef, run: Run
 ) -> None:
-    never = JudgeSpec(
-        name="never",
-        template=TEMPLATE,
-        verdict=RegexScore(pattern=r"score=(\d)"),
-        max_tokens=2,
-        temperature=1.0,
-        max_attempts=3,
-        score_on_failure=0.25,
-    )
-    (judged,) = run(judge_of(never, engine, client, reader, tiny_dir).judge([task_for(group)]))
+    (judged,) = run(judge_of(NEVER, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert judged.scores == (0.25, 0.25, 0.25)
     assert (judged.num_failed, judged.num_retried) == (3, 6)
-    greedy = dataclasses.replace(never, temperature=0.0)
+    greedy = dataclasses.replace(NEVER, temperature=0.0)
     (judged,) = run(judge_of(greedy, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert (judged.num_failed, judged.num_retried) == (3, 0), "a greedy judge would only say the same again"
 
@@ -239,15 +240,7 @@ def test_a_judge_that_is_late_is_asked_again_then_its_answers_are_scored_by_the_
     run: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    long = JudgeSpec(
-        name="long",
-        template=TEMPLATE,
-        verdict=RegexScore(pattern=r"score=(\d)"),
-        max_tokens=1800,
-        temperature=1.0,
-        score_on_failure=0.25,
-    )
-    judge = judge_of(long, engine, client, reader, tiny_dir)
+    judge = judge_of(dataclasses.replace(NEVER, max_tokens=1800, max_attempts=2), engine, client, reader, tiny_dir)
     with monkeypatch.context() as patch:
         patch.setattr(engine, "config", dataclasses.replace(engine.config, answer_timeout_s=0.2))
         (judged,) = run(judge.judge([task_for(group)], as_batch=as_batch))

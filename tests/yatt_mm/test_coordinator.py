@@ -99,13 +99,19 @@ def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() ->
     asyncio.run(run())
 
 
+async def second_waits(coordinator: Coordinator) -> tuple[int, asyncio.Future[list[int]]]:
+    """A phase in which controller 0 has all the room and controller 1 waits: (its number, the wish)."""
+    number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
+    await coordinator.acquire(number, "rollout", 0, 4)
+    waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
+    await asyncio.sleep(0)
+    return number, waiting
+
+
 def test_whoever_still_waits_as_a_phase_ends_is_answered() -> None:
     async def run() -> None:
         coordinator = make(FULL, [])
-        number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
-        await coordinator.acquire(number, "rollout", 0, 4)
-        waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
-        await asyncio.sleep(0)
+        _, waiting = await second_waits(coordinator)
         again = (await coordinator.enter(Phase.ROLLOUT, 2, True)).number
         assert await asyncio.wait_for(waiting, 1) == []
         assert await coordinator.acquire(again, "rollout", 1, 1) == [0]
@@ -116,10 +122,7 @@ def test_whoever_still_waits_as_a_phase_ends_is_answered() -> None:
 def test_a_wish_that_is_taken_back_is_answered() -> None:
     async def run() -> None:
         coordinator = make(FULL, [])
-        number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
-        await coordinator.acquire(number, "rollout", 0, 4)
-        waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
-        await asyncio.sleep(0)
+        number, waiting = await second_waits(coordinator)
         await coordinator.want(number, "rollout", 1, 0)
         assert await waiting == []
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from yatt_mm.control.pool import Pool, Times
 from yatt_mm.placement import Role
+from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 
 
@@ -39,10 +40,7 @@ class Mover:
         self._last: dict[Role, tuple[float, int]] = {}
         """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
         self._move_s = 0.0
-        self._began_s = 0.0
-        self._lead_s: float | None = None
-        """Seconds of this phase until there was something to judge."""
-        self._last_lead_s = 0.0
+        self._lead = Lead(decide_every_s=division.decide_every_s)
 
     def begin(self, *, now_s: float) -> Decision:
         """The split for the phase that begins."""
@@ -58,8 +56,7 @@ class Mover:
         self._last = {role: self._work(role, now_s) for role in self._start}
         self._start = {role: self._totals(role, now_s) for role in self._pools}
         self.planned = decision.split
-        self._began_s = now_s
-        self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
+        self._lead.begin(now_s)
         return decision
 
     def inside(self, split: Split, *, now_s: float) -> Decision:
@@ -67,23 +64,15 @@ class Mover:
         if not self._division.is_dynamic:
             return Decision(split=split, reason="static")
         genrm = self._load(Role.GENRM, now_s)
-        if self._lead_s is None and genrm.num_present:
-            self._lead_s = now_s - self._began_s
         observation = Observation(
             moment=Moment.GENERATION,
             rollout=self._load(Role.ROLLOUT, now_s),
             genrm=genrm,
             move_s=self._move_s,
             planned=self.planned,
-            genrm_lead_s=self._left_s(now_s),
+            genrm_lead_s=self._lead.left_s(genrm.num_present, now_s),
         )
         return decide(split, observation, self._division.bounds)
-
-    def _left_s(self, now_s: float) -> float:
-        """Seconds until the last decision before there will be something to judge; 0 when there was."""
-        if self._lead_s is not None:
-            return 0.0
-        return self._began_s + self._last_lead_s - self._division.decide_every_s - now_s
 
     def note_move(self, seconds: float) -> None:
         """A cell was out of work so long while it moved; the longest yet is reckoned with."""

@@ -80,7 +80,11 @@ class Pending:
         Raises:
             WorkerError: a worker failed, or nothing has ended for `deadline_s`.
         """
-        while self._is_working_on(is_over):
+        while True:
+            self._act_soon()
+            if is_over():
+                return
+            assert self._calls, "nothing is under way and the phase is not over"
             done, _ = ray.wait(list(self._calls), num_returns=1, timeout=POLL_S)
             if done:
                 done, _ = ray.wait(list(self._calls), num_returns=len(self._calls), timeout=0)
@@ -94,15 +98,11 @@ class Pending:
                     )
                 self._last_s = time.monotonic()
 
-    def _is_working_on(self, is_over: Callable[[], bool]) -> bool:
+    def _act_soon(self) -> None:
         while self._soon:
             action = next(iter(self._soon))
             del self._soon[action]
             action()
-        if is_over():
-            return False
-        assert self._calls, "nothing is under way and the phase is not over"
-        return True
 
     @property
     def _is_working(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
@@ -139,10 +140,7 @@ class ByPolicy:
         self._first_split = self._split
         self._is_on = False
         self._phase = 0
-        self._began_s = 0.0
-        self._lead_s: float | None = None
-        """Seconds of this phase until there was something to judge."""
-        self._last_lead_s = 0.0
+        self._lead = Lead(decide_every_s=config.placement.decide_every_s)
         self._start: dict[Fleet, tuple[float, float, float, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
         """Work and requests of the last phase: at the start of a phase little has ended yet."""
@@ -167,8 +165,7 @@ class ByPolicy:
         """Decides now and then from here on."""
         self._is_on = True
         self._phase += 1
-        self._began_s = self._events.now_s
-        self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
+        self._lead.begin(self._events.now_s)
         for fleet in (self._generation.rollout, self._generation.genrm):
             self._start[fleet] = (*fleet.times(), fleet.num_ended)
         self._plan()
@@ -194,16 +191,14 @@ class ByPolicy:
         self._plan()
 
     def _decide(self) -> None:
-        generation, now_s = self._generation, self._events.now_s
-        if self._lead_s is None and generation.genrm.num_present:
-            self._lead_s = now_s - self._began_s
+        generation = self._generation
         observation = Observation(
             moment=Moment.GENERATION,
             rollout=self._load(generation.rollout),
             genrm=self._load(generation.genrm),
             move_s=self._hands.move_s,
             planned=self._first_split,
-            genrm_lead_s=self._left_s(),
+            genrm_lead_s=self._lead.left_s(generation.genrm.num_present, self._events.now_s),
         )
         decision = decide(self._split, observation, self._bounds)
         num_to_genrm = decision.split.genrm - self._split.genrm
@@ -214,12 +209,6 @@ class ByPolicy:
         giver, use = (generation.rollout, Use.GENRM) if num_to_genrm > 0 else (generation.genrm, Use.ROLLOUT)
         for cell in giver.emptiest(abs(num_to_genrm)):
             self._hands.move(cell, use)
-
-    def _left_s(self) -> float:
-        """Seconds until the last decision before there will be something to judge; 0 when there was."""
-        if self._lead_s is not None:
-            return 0.0
-        return self._began_s + self._last_lead_s - self._config.placement.decide_every_s - self._events.now_s
 
     def _work(self, fleet: Fleet) -> tuple[float, int]:
         """Cell-seconds and requests of this phase so far.
