@@ -44,7 +44,11 @@ def test_the_last_json_object_counts_whatever_stands_around_it() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", '{"score": "high"}', '{"score": null}', '{"score": 9}', '{"score": NaN}', "[1]"]
+    "text",
+    [
+        *("", "{", '{"score": "high"}', '{"score": null}', '{"score": 9}', '{"score": NaN}', "[1]"),
+        *(f'{{"score": 1{"0" * zeros}}}' for zeros in (400, 5000)),
+    ],
 )
 def test_what_is_no_score_in_json_is_no_verdict(text: str) -> None:
     assert JsonScore(scale=5).score(text) is None

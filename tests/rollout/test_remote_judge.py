@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
 import random
 import signal
@@ -61,6 +62,7 @@ def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
     (here,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task]))
     assert here is not None
     assert (there.num_failed, there.num_retried) == (0, 0)
+    assert there.num_tokens == here.num_tokens == 3, "one word on each answer"
     assert len(set(there.scores)) == 3, "each answer is judged by what it says"
     assert there.scores == pytest.approx(here.scores, abs=1e-3)
     assert wrong_name.num_failed == 3
@@ -76,7 +78,20 @@ def test_a_server_that_is_not_there_is_asked_again_then_its_answers_are_scored_b
     assert (judged.num_failed, judged.num_retried) == (3, 3)
 
 
-@pytest.mark.parametrize("nonsense", ["late", "no json", "no choices", "no logprobs", "busy"])
+BODIES = {
+    "no json": "{",
+    "no choices": "{}",
+    "null": "null",
+    "no logprobs": '{"choices": [{"message": {"content": "yes"}}]}',
+    "logprobs of another form": '{"choices": [{"logprobs": {"content": [{"top_logprobs": ["yes"]}]}}]}',
+    "impossible logprobs": json.dumps(
+        {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": " Yes", "logprob": 1e9}]}]}}]}
+    ),
+}
+"""What servers say that gives no verdict."""
+
+
+@pytest.mark.parametrize("nonsense", ["late", "busy", *BODIES])
 def test_what_is_no_verdict_is_a_failure_and_not_an_error(
     nonsense: str, client: Client, task: JudgeTask, run: Run
 ) -> None:
@@ -215,12 +230,7 @@ async def talk(nonsense: str) -> tuple[web.AppRunner, str]:
             await asyncio.Event().wait()
         if nonsense == "busy":
             return web.Response(status=503, text="try later")
-        bodies = {
-            "no json": "{",
-            "no choices": "{}",
-            "no logprobs": '{"choices": [{"message": {"content": "yes"}}]}',
-        }
-        return web.Response(text=bodies[nonsense], content_type="application/json")
+        return web.Response(text=BODIES[nonsense], content_type="application/json")
 
     application = web.Application()
     application.router.add_post("/v1/chat/completions", answer)
@@ -258,7 +268,8 @@ def vllm_serve(model_dir: Path, name: str) -> Iterator[str]:
     command += ["--enforce-eager", "--kv-cache-memory-bytes", str(2**26), "--no-enable-chunked-prefill"]
     command += ["--max-num-batched-tokens", "2048", "--skip-mm-profiling", "--disable-log-stats"]
     env = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TORCH_COMPILE_DISABLE": "1"}
-    with tempfile.TemporaryFile() as log:
+    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory() as sockets:
+        env["VLLM_RPC_BASE_PATH"] = sockets
         process = subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True)
         try:
             wait_until_healthy(port, process, log)

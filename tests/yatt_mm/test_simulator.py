@@ -70,11 +70,13 @@ def test_sequences_of_a_batch_slow_each_other_down_and_share_their_prompt() -> N
         workload__prompts_per_step=1,
         workload__group_size=4,
         workload__prompt_tokens=100,
-        rollout=engine(decode_fixed_s=1.0, decode_per_sequence_s=0.25, prefill_per_token_s=0.1, max_num_seqs=4),
+        rollout=engine(
+            decode_fixed_s=1.0, decode_per_sequence_s=0.25, prefill_per_token_s=0.1, request_s=0.5, max_num_seqs=4
+        ),
         genrm=engine(decode_fixed_s=1e-9),
     )
-    # The prompt is read once (10 s), then ten steps of 1 + 4 x 0.25 s.
-    assert partial_static(config, 1).rollout_s == pytest.approx(10 + 10 * 2)
+    # The prompt is read once (10 s), each request costs 0.5 s, then ten steps of 1 + 4 x 0.25 s.
+    assert partial_static(config, 1).rollout_s == pytest.approx(10 + 4 * 0.5 + 10 * 2)
 
 
 def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:

@@ -96,4 +96,5 @@ def _count(meter: Meter, judge: str, judged: JudgedGroup) -> None:
     meter.add_sum("genrm/num_judged", len(judged.scores))
     meter.add_sum("genrm/num_failed", judged.num_failed)
     meter.add_sum("genrm/num_retried", judged.num_retried)
+    meter.add_sum("genrm/num_tokens", judged.num_tokens)
     meter.add_mean(f"genrm/{judge}_mean", sum(judged.scores), len(judged.scores))

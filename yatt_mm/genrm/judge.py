@@ -43,6 +43,8 @@ class _Vote:
     seed: int
     score: float | None = None
     num_asked: int = 0
+    num_tokens: int = 0
+    """That the judge wrote, of all attempts."""
     is_final: bool = False
     """True when asking again would give the same."""
     is_cut_off: bool = False
@@ -104,6 +106,7 @@ class Judge:
                 same[0].num_asked += 1
                 if sampled is None:
                     continue
+                same[0].num_tokens += len(sampled.token_ids)
                 is_cut_off = sampled.finish_reason == "abort"
                 score = None if is_cut_off else self._read(sampled)
                 for vote in same:
@@ -240,6 +243,7 @@ class Judge:
             scores=tuple(self._spec.score_of(scores) for scores in read),
             num_retried=sum(max(0, vote.num_asked - 1) for answer in group for vote in answer),
             num_failed=sum(not scores for scores in read),
+            num_tokens=sum(vote.num_tokens for answer in group for vote in answer),
         )
 
     def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:

@@ -110,3 +110,5 @@ class JudgedGroup:
     """Verdicts that were asked for again."""
     num_failed: int
     """Answers without any verdict."""
+    num_tokens: int = 0
+    """Tokens that the judge wrote; 0 where a server does not tell."""

@@ -45,9 +45,19 @@ MIME_TYPES = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Verdict:
+class _Answer:
+    """What a server said."""
+
     score: float | None
+    """None where it cannot be read."""
+    num_tokens: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Verdict:
+    score: float | None = None
     num_asked: int
+    num_tokens: int = 0
 
 
 class RemoteJudge:
@@ -105,6 +115,7 @@ class RemoteJudge:
             scores=tuple(self._spec.score_of(read.get(key, ())) for key in keys),
             num_retried=sum(max(0, vote.num_asked - 1) for of_one in votes.values() for vote in of_one),
             num_failed=sum(not read.get(key) for key in keys),
+            num_tokens=sum(vote.num_tokens for of_one in votes.values() for vote in of_one),
         )
 
     def _media(self, refs: Sequence[Ref]) -> list[dict[str, Any]]:
@@ -124,7 +135,7 @@ class RemoteJudge:
         return list(await asyncio.gather(*votes))
 
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
-        num_asked = 0
+        num_asked = num_tokens = 0
         try:
             async with asyncio.timeout_at(by_s):
                 for attempt in range(self._spec.max_attempts):
@@ -132,18 +143,20 @@ class RemoteJudge:
                         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
                     async with self._under_way:
                         num_asked += 1
-                        choice = await self._ask(content, sample_seed(seed, attempt), num_asked)
-                    score = None if choice is None else self._read(choice)
-                    if score is not None or (choice is not None and self._spec.is_sure):
-                        return _Verdict(score=score, num_asked=num_asked)
+                        answer = await self._ask(content, sample_seed(seed, attempt), num_asked)
+                    if answer is None:
+                        continue
+                    num_tokens += answer.num_tokens
+                    if answer.score is not None or self._spec.is_sure:
+                        return _Verdict(score=answer.score, num_asked=num_asked, num_tokens=num_tokens)
         except TimeoutError:
             self._note_failure(num_asked, f"nothing within {self._server.patience_s:g} s")
-        return _Verdict(score=None, num_asked=num_asked)
+        return _Verdict(num_asked=num_asked, num_tokens=num_tokens)
 
-    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> dict[str, Any] | None:
-        """The first choice of the server's answer; None where it gave none in time."""
+    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Answer | None:
+        """None where the server gave no answer, or not in time."""
         try:
-            return await self._choice(content, seed)
+            return self._read(await self._chat(content, seed))
         except (aiohttp.ClientError, TimeoutError, _AnswerError) as error:
             self._note_failure(num_asked, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             return None
@@ -151,7 +164,7 @@ class RemoteJudge:
     def _note_failure(self, num_asked: int, what: str) -> None:
         logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, num_asked, what)
 
-    async def _choice(self, content: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+    async def _chat(self, content: list[dict[str, Any]], seed: int) -> str:
         body: dict[str, Any] = {
             "model": self._server.model,
             "messages": [{"role": "user", "content": content}],
@@ -166,15 +179,18 @@ class RemoteJudge:
         async with self._session.post(f"{self._server.url.rstrip('/')}/chat/completions", json=body) as response:
             if response.status != 200:
                 raise _AnswerError(f"status {response.status}: {await response.text()}")
-            text = await response.text()
-        try:
-            choice: dict[str, Any] = json.loads(text)["choices"][0]
-            choice["message"]["content"]
-        except (ValueError, KeyError, IndexError, TypeError) as error:
-            raise _AnswerError(f"not a chat completion: {text}") from error
-        return choice
+            return await response.text()
 
-    def _read(self, choice: dict[str, Any]) -> float | None:
+    def _read(self, text: str) -> _Answer:
+        """Raises _AnswerError where a server says what no server should."""
+        try:
+            chat = json.loads(text)
+            num_tokens = int((chat.get("usage") or {}).get("completion_tokens") or 0)
+            return _Answer(score=self._score(chat["choices"][0]), num_tokens=num_tokens)
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+            raise _AnswerError(f"not a chat completion: {text}") from error
+
+    def _score(self, choice: dict[str, Any]) -> float | None:
         verdict = self._spec.verdict
         assert not isinstance(verdict, LabelScore), "refused with a url"
         if not isinstance(verdict, YesNo):

@@ -117,7 +117,7 @@ def _scaled(value: object, scale: float) -> float | None:
         return None
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):  # an int of JSON may be beyond any float
         return None
     return number / scale if 0.0 <= number <= scale else None
 
@@ -130,7 +130,7 @@ def _objects(text: str) -> list[dict[str, object]]:
     while place >= 0:
         try:
             value, end = decoder.raw_decode(text, place)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):  # no JSON, or an int longer than Python reads
             end = place + 1
         else:
             objects.append(value)

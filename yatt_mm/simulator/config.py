@@ -121,6 +121,8 @@ class EngineSection(Section):
     """Seconds per prompt token that is not cached."""
     vision_per_patch_s: Sourced = sourced(0)
     """Seconds per patch that the vision tower reads."""
+    request_s: Sourced = sourced(0)
+    """Seconds that every request costs beside its tokens: reading it, scheduling, answering."""
     max_num_seqs: Count
     """Sequences that an engine works on at the same time."""
     kv_tokens: Sourced

@@ -27,6 +27,7 @@ class Speed:
     decode_per_sequence_s: float
     prefill_per_token_s: float
     vision_per_patch_s: float
+    request_s: float
     max_num_seqs: int
     kv_tokens: float
 
@@ -38,6 +39,7 @@ class Speed:
             decode_per_sequence_s=section.decode_per_sequence_s.value,
             prefill_per_token_s=section.prefill_per_token_s.value,
             vision_per_patch_s=section.vision_per_patch_s.value,
+            request_s=section.request_s.value,
             max_num_seqs=section.max_num_seqs,
             kv_tokens=section.kv_tokens.value,
         )
@@ -112,7 +114,7 @@ class Engine:
         if now_s > self.clock_s:
             self.advance(now_s)
         speed = self.speed
-        seconds = request.num_done * speed.prefill_per_token_s
+        seconds = speed.request_s + request.num_done * speed.prefill_per_token_s
         for name, tokens, patches in request.prefixes:
             if name not in self._prefixes:
                 self._prefixes.add(name)

@@ -1,0 +1,142 @@
+"""How fast one engine is, as the numbers that the simulator wants of it (`rollout:` and `genrm:` of configs/simulate).
+
+Trials answer different numbers of prompts with different numbers of samples, tokens and pixels, through the data plane
+and a real engine, as a rollout actor does. Five costs are fitted to them (non-negative least squares of relative
+errors): of a decode step, of each sequence in it, of a prompt's token, of a patch, of a request.
+
+    python -m benchmarks.engine_speeds MODEL_FOLDER [--json] [--core 1] [--max-tokens 48] [--side 28 112]
+
+Prepare a model first, for instance: python -m examples.judge.prepare
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import itertools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+if not __package__:  # run by its path
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import numpy as np
+from PIL import Image
+from scipy.optimize import nnls
+
+from benchmarks.runs import parser, show
+from dataplane.client import Client
+from dataplane.embedded import EmbeddedNode
+from dataplane.reader import Reader
+from dataplane.refs import Ref
+from models.registry import load_recipe
+from yatt_mm.rollout.engine import Engine, EngineConfig
+from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.worker import RolloutWorker
+
+HOT = 100.0
+"""A temperature at which nearly all tokens are equally likely, so that no response ends before its time."""
+COSTS = ("decode_fixed_s", "decode_per_sequence_s", "prefill_per_token_s", "vision_per_patch_s", "request_s")
+NUM_GROUPS = (1, 8, 32)
+NUM_SAMPLES = (1, 8)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What is answered at once."""
+
+    num_groups: int
+    num_samples: int
+    max_tokens: int
+    side: int
+    """Pixels of the prompts' square images."""
+    words: int
+    """Of the prompts' questions."""
+
+
+def main() -> None:
+    """Start an engine, try, fit, print."""
+    arguments = parser(__doc__ or "")
+    arguments.add_argument("model", type=Path, help="a Hugging Face folder")
+    arguments.add_argument("--core", type=int, help="processor core for the engine (default: any)")
+    arguments.add_argument("--max-tokens", type=int, default=48, help="of the longest responses")
+    arguments.add_argument("--side", type=int, nargs=2, default=(28, 112), help="pixels of small and large images")
+    arguments.add_argument("--repeats", type=int, default=3, help="rounds over all trials; the fastest of each counts")
+    options = arguments.parse_args()
+    lengths = sorted({1, max(2, options.max_tokens // 4), options.max_tokens})
+    trials = [
+        Trial(num_groups=groups, num_samples=samples, max_tokens=tokens, side=side, words=words)
+        for groups, samples, tokens in itertools.product(NUM_GROUPS, NUM_SAMPLES, lengths)
+        for side, words in zip(options.side, (4, 64))
+    ]
+    trials += [Trial(num_groups=8, num_samples=1, max_tokens=1, side=options.side[1], words=4)]
+    with EmbeddedNode(memory_bytes=2**28, roots={}, num_workers=1) as node, Client(node.uri) as client:
+        if options.core is not None:
+            os.sched_setaffinity(0, {options.core})
+        rows, seconds = asyncio.run(measure(options.model, trials, options.repeats, client))
+    relative = rows / seconds[:, None]
+    costs, _ = nnls(relative, np.ones(len(rows)))
+    errors = np.abs(relative @ costs - 1.0)
+    table = [{"path": name, "seconds": float(cost)} for name, cost in zip(COSTS, costs)]
+    table.append({"path": "error of the fit: mean, largest", "seconds": float(errors.mean()), "": float(errors.max())})
+    show(f"Costs of an engine of {options.model}, {len(trials)} trials", table, as_json=options.json)
+
+
+async def measure(
+    model_dir: Path, trials: Sequence[Trial], repeats: int, client: Client
+) -> tuple[np.ndarray, np.ndarray]:
+    """[N, 5] how often each trial paid each of `COSTS`, and [N] its seconds."""
+    fresh = itertools.count()
+    with Reader(client.uri) as reader:
+        engine = await Engine.start(EngineConfig(model_dir=str(model_dir), name="speeds", max_model_len=1024))
+        worker = RolloutWorker(engine, client, reader)
+        try:
+            best: dict[Trial, tuple[float, np.ndarray]] = {}
+            for _ in range(1 + repeats):  # the first round warms up, unless it is the fastest
+                for trial in trials:
+                    tasks = list(make_tasks(trial, model_dir, client, fresh))
+                    began_s = time.perf_counter()
+                    sampling = Sampling(max_tokens=trial.max_tokens, temperature=HOT)
+                    groups = await asyncio.gather(*(worker.generate(task, sampling) for task in tasks))
+                    seconds = time.perf_counter() - began_s
+                    if trial not in best or seconds < best[trial][0]:
+                        best[trial] = seconds, paid(groups)
+        finally:
+            await worker.engine.shutdown()
+    return np.stack([row for _, row in best.values()]), np.array([seconds for seconds, _ in best.values()])
+
+
+def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[int]) -> Iterator[PromptTask]:
+    """Prompts that no cache has seen."""
+    recipe = load_recipe(model_dir).patch_recipe(model_dir)
+    for number in itertools.islice(fresh, trial.num_groups):
+        pixels = np.random.default_rng(number).integers(0, 256, (trial.side, trial.side, 3), dtype=np.uint8)
+        png = io.BytesIO()
+        Image.fromarray(pixels).save(png, format="PNG")
+        (ref,) = client.derive([client.put_source(png.getvalue())], recipe)
+        assert isinstance(ref, Ref), ref
+        question = " ".join(["what"] * trial.words)
+        yield PromptTask(
+            slot=number,
+            question=question,
+            media=(ref,),
+            num_samples=trial.num_samples,
+            seed=number,
+            name=f"speeds/{number}",
+        )
+
+
+def paid(groups: Sequence[GroupRef]) -> np.ndarray:
+    """[5] how often `COSTS` were paid, as the simulator reckons: a prompt is read once, all sequences step together."""
+    lengths = [length for group in groups for length in group.lengths]
+    patches = sum(int(np.prod(ref.shape[:-1])) for group in groups for ref in group.media)
+    prompts = sum(group.num_prompt_tokens for group in groups)
+    return np.array([max(lengths), sum(lengths), prompts, patches, len(lengths)], dtype=np.float64)
+
+
+if __name__ == "__main__":
+    main()
