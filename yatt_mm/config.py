@@ -124,7 +124,8 @@ class Config(Section):
         size = cell_size(self.engines, self.judges.values())
         num = section.num_devices // size
         min_rollout, min_genrm = section.min_rollout_devices // size, section.min_genrm_devices // size
-        num_rollout = (num + 1) // 2 if section.rollout_devices is None else section.rollout_devices // size
+        half = min(max((num + 1) // 2, min_rollout), num - min_genrm)
+        num_rollout = half if section.rollout_devices is None else section.rollout_devices // size
         if not self.has_local_judges:
             num_rollout = min_rollout = num
         return Division(

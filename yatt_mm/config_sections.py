@@ -97,8 +97,8 @@ class PlacementSection(Section):
     pin_cores: bool = False
     """Without GPUs: True keeps the engines and ranks of every device on a processor core of its own."""
     rollout_devices: Count | None = None
-    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half. These
-    and the two below count whole engines: multiples of the largest engine's devices."""
+    """Partial colocation: devices that answer in the first step, and without `dynamic` in all; by default half, or what
+    the minima below leave. These and the two below count whole engines: multiples of the largest engine's devices."""
     dynamic: bool = True
     """Partial colocation: True moves devices between rollout and judges, between steps and inside the generation phase,
     toward the one that holds the other up; `placement.jsonl` says why."""

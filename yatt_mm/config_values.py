@@ -28,4 +28,4 @@ Seconds = Annotated[float, Field(gt=0)]
 class Section(BaseModel):
     """A part of the tree: unknown keys are errors, values never change."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

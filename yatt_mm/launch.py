@@ -30,10 +30,10 @@ from yatt_mm.config import Config
 from yatt_mm.control.batch import Batches
 from yatt_mm.control.calls import fetch, wait_all
 from yatt_mm.control.cursor import PromptCursor
-from yatt_mm.control.fields import take_field
 from yatt_mm.control.messages import RunStart
 from yatt_mm.control.prompts import bad_media_error
 from yatt_mm.errors import ConfigError
+from yatt_mm.first_sample import check_first_sample
 from yatt_mm.owned import owned_folder
 from yatt_mm.preflight import check_run
 from yatt_mm.report import METRICS_FILE, Reporter
@@ -105,7 +105,13 @@ def _run(
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(
-        Reporter(config.run_dir, num_steps=config.train.steps, first_step=start.step, console=console)
+        Reporter(
+            config.run_dir,
+            num_steps=config.train.steps,
+            first_step=start.step,
+            judges=config.reward.judges,
+            console=console,
+        )
     )
     _watch(team.rendezvous, controllers, reporter, node)
     return reporter
@@ -139,21 +145,6 @@ def _ingest(client: Client, key: str, name: str) -> Dataset:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _check_fields(client: Client, config: Config, key: str, name: str) -> None:
-    """A wrong field name would set every sample aside, one by one; the first sample tells it at once."""
-    sample = client.samples(name, [0])[0]
-    if sample.bad:
-        return
-    for option, field in (
-        ("data.question_field", config.data.question_field),
-        ("data.answer_field", config.data.answer_field),
-    ):
-        try:
-            take_field(sample.fields, field)
-        except ValueError as error:
-            raise ConfigError(f"{key}, first sample ({sample.shard} {sample.key}): {error}; set {option}") from error
-
-
 def _start_point(
     config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
 ) -> tuple[RunStart, Batches]:
@@ -162,7 +153,7 @@ def _start_point(
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
         sets = [_ingest(client, "data.train", train_set), _ingest(client, "data.eval", eval_set)]
         for key, name in (("data.train", train_set), ("data.eval", eval_set)):
-            _check_fields(client, config, key, name)
+            check_first_sample(client, config, key, name)
     num_train, num_eval = (dataset.num_samples for dataset in sets)
     flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for dataset in sets for bad in dataset.bad]
     if flaws and config.data.on_bad_media == "fail":

@@ -14,7 +14,7 @@ from models.parallel import check_engine_layout, check_layout
 from models.registry import FAMILIES
 from yatt_mm.config import Config
 from yatt_mm.errors import ConfigError
-from yatt_mm.genrm.section import judge_spec
+from yatt_mm.genrm.section import judge_spec, remote_spec
 from yatt_mm.preflight_placement import check_placement
 from yatt_mm.rewards.loading import load_reward_function
 
@@ -102,6 +102,7 @@ def check_judges(config: Config) -> None:
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)
+        remote_spec(name, section, patience_s=config.controllers.deadline_s)
         spec = judge_spec(name, section, config.data.video.sampling())
         if section.url is None and spec.num_sampled >= section.max_model_len:
             raise ConfigError(
@@ -138,7 +139,12 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
             f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
             "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"
         )
-    hf_config: dict[str, Any] = json.loads(file.read_text())
+    try:
+        hf_config = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{key}: {file} cannot be read ({error}); wanted the JSON of a Hugging Face model") from error
+    if not isinstance(hf_config, dict):
+        raise ConfigError(f"{key}: {file} holds a {type(hf_config).__name__}; wanted the JSON object of a model")
     model_type = hf_config.get("model_type")
     if model_type not in FAMILIES:
         raise ConfigError(f"{key} is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")

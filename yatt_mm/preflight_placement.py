@@ -19,14 +19,26 @@ def check_placement(config: Config) -> None:
         _check_cells(config)
         _check_division(config)
     else:
+        _check_undivided(config)
         _check_room("rollout.num_engines x rollout.tp", [config.engines], config)
         _check_room("reward.judges.*.num_engines x tp", config.judges.values(), config)
-    over_dispatch = config.sampling.over_dispatch
-    if over_dispatch > 1 and config.rollout.deterministic:
-        raise ConfigError(
-            f"sampling.over_dispatch is {over_dispatch:g}, which takes the groups that are answered first, but "
-            "rollout.deterministic is true; set it to 1, or rollout.deterministic=false"
-        )
+    sampling = config.sampling
+    for key, value, neutral in (("over_dispatch", f"{sampling.over_dispatch:g}", "1"), ("tail", sampling.tail, "drop")):
+        if value != neutral and config.rollout.deterministic:
+            raise ConfigError(
+                f"sampling.{key} is {value}, which goes by what is answered first, but rollout.deterministic is true; "
+                f"set it to {neutral}, or rollout.deterministic=false"
+            )
+
+
+def _check_undivided(config: Config) -> None:
+    section = config.placement
+    for key in ("rollout_devices", "min_rollout_devices", "min_genrm_devices"):
+        if getattr(section, key):
+            raise ConfigError(
+                f"placement.{key} is {getattr(section, key)}, but in placement.mode=full_colocation every role has all "
+                "devices in turn; leave it out, or take placement.mode=partial_colocation"
+            )
 
 
 def _check_room(keys: str, pools: Iterable[Engines], config: Config) -> None:
@@ -89,8 +101,19 @@ def _check_division(config: Config) -> None:
             f"placement.rollout_devices is {first}, placement.min_rollout_devices + placement.min_genrm_devices "
             f"{least}, but placement.num_devices is {num}; lower them"
         )
+    for key in ("min_rollout_devices", "min_genrm_devices"):
+        if getattr(section, key) >= num:
+            raise ConfigError(
+                f"placement.{key} is {getattr(section, key)} of {num} devices (placement.num_devices), which leaves "
+                "the other role none for ever; lower it"
+            )
     division = config.division()
     assert division is not None
+    if not division.bounds.allows(division.first):
+        raise ConfigError(
+            f"placement.rollout_devices is {first} of {num} devices, but placement.min_rollout_devices is "
+            f"{section.min_rollout_devices} and placement.min_genrm_devices {section.min_genrm_devices}; change one"
+        )
     if not section.dynamic and not (division.first.rollout and division.first.genrm):
         raise ConfigError(
             f"with placement.dynamic=false the {division.first.num_cells} cell(s) of placement.num_devices ({num}) are "

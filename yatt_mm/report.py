@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -34,8 +35,10 @@ PLACEMENT_FILE = "placement.jsonl"
 class Reporter:
     """Consumes the records that controllers hand over; a context manager."""
 
-    def __init__(self, run_dir: Path, *, num_steps: int, first_step: int, console: Console) -> None:
-        """Metrics of steps after `first_step` (from a run that is now resumed) are dropped."""
+    def __init__(
+        self, run_dir: Path, *, num_steps: int, first_step: int, judges: Iterable[str], console: Console
+    ) -> None:
+        """`judges`: their names. Metrics of steps after `first_step` (from a run that is now resumed) are dropped."""
         run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """Held-out accuracy by step, as seen so far."""
@@ -44,7 +47,7 @@ class Reporter:
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
             _keep_until(run_dir / name, first_step)
         self._files = {name: (run_dir / name).open("a") for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE)}
-        self._timeline = Timeline(run_dir / TIMELINE_FILE, continues=first_step > 0)
+        self._timeline = Timeline(run_dir / TIMELINE_FILE, judges=judges, continues=first_step > 0)
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)  # written anew from the records that are kept
         self._writer = Writer(str(run_dir / "tensorboard"))
         for record in kept:

@@ -1,7 +1,8 @@
 """`timeline.json`: who held which device when, in the Chrome trace format (opens in Perfetto and chrome://tracing).
 
-One process per device with a row for each role, and one for the controllers' phases. Times are microseconds since the
-epoch. The file is a complete JSON array after every step.
+One process per device with a row for rollout, one for training and one for each judge (judges may be awake together),
+and one process for the controllers' phases. Times are microseconds since the epoch. The file is a complete JSON array
+after every step.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ TIMELINE_FILE = "timeline.json"
 PHASES_PID = 1_000_000
 """Process number of the row of phases: no device has it."""
 _END = "\n]\n"
-_ROWS = {Role.ROLLOUT: 0, Role.GENRM: 1, Role.TRAIN: 2}
 
 
 class Timeline:
     """Appends to the file."""
 
-    def __init__(self, path: Path, *, continues: bool) -> None:
-        """`continues`: keep what an earlier part of the run wrote."""
+    def __init__(self, path: Path, *, judges: Iterable[str], continues: bool) -> None:
+        """`judges`: their names, in an order that stays. `continues`: keep what an earlier part of the run wrote."""
         self._path = path
+        self._rows = {pool: row for row, pool in enumerate((Role.ROLLOUT, Role.TRAIN, *judges))}
         self._named: set[tuple[int, int]] = set()
         if not (continues and path.exists() and path.read_text().endswith(_END)):
             path.write_text("[")
@@ -38,16 +39,15 @@ class Timeline:
         for span in spans:
             for device in span.devices:
                 events += self._names(device, span)
-                name = span.pool if span.role is Role.GENRM else str(span.role)
-                label = name if span.state == "awake" else f"{name} ({span.state})"
-                event = _event(label, device, _ROWS[span.role], span.start_s, span.end_s)
+                label = span.pool if span.state == "awake" else f"{span.pool} ({span.state})"
+                event = _event(label, device, self._rows[span.pool], span.start_s, span.end_s)
                 events.append({**event, "cat": str(span.role), "args": {"state": str(span.state), "unit": span.index}})
         events += [{**_event(name, PHASES_PID, 0, start, end), "cat": "phase"} for name, start, end in phases]
         self._append(events)
 
     def _names(self, device: int, span: Span) -> list[dict[str, Any]]:
-        row = _ROWS[span.role]
-        new = [] if (device, row) in self._named else [_name("thread_name", device, row, str(span.role))]
+        row = self._rows[span.pool]
+        new = [] if (device, row) in self._named else [_name("thread_name", device, row, span.pool)]
         if not any(device == named for named, _ in self._named):
             new.append(_name("process_name", device, row, f"device {device}"))
         self._named.add((device, row))

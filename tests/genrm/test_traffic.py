@@ -29,3 +29,16 @@ def test_bytes_of_tcp_connections_are_counted_both_ways_and_once() -> None:
             while moved < 2 * NUM_BYTES and time.monotonic() < deadline:
                 moved += traffic.take_bytes()  # the last bytes count once they are acknowledged
     assert moved == pytest.approx(2 * NUM_BYTES, abs=1000), "sent by one end, received by the other"
+
+
+def test_bytes_of_a_connection_that_closed_count_as_far_as_it_was_looked_at() -> None:
+    traffic = Traffic()
+    traffic.take_bytes()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(3):
+            with socket.create_connection(server.getsockname()) as sender, server.accept()[0] as receiver:
+                sender.sendall(bytes(1000))
+                assert len(receiver.recv(1000)) == 1000
+                traffic.look_at(receiver.fileno())
+    assert traffic.take_bytes() == 3000
+    assert traffic.take_bytes() == 0

@@ -27,6 +27,7 @@ from aiohttp import web
 from PIL import Image
 
 from dataplane.client import Client
+from dataplane.lineages import source_ref
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from models.media_recipes import load_recipes
@@ -36,6 +37,7 @@ from tests.rollout.conftest import Run
 from tests.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.genrm.remote import RemoteJudge
+from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import RegexScore, YesNo
 from yatt_mm.media import derive_media
 from yatt_mm.rollout.engine import Engine
@@ -107,6 +109,47 @@ def test_what_is_no_verdict_is_a_failure_and_not_an_error(
     assert run(judge()).num_failed == 3
 
 
+def test_a_servers_key_goes_with_every_request_and_into_no_text(client: Client, task: JudgeTask, run: Run) -> None:
+    keys: list[str | None] = []
+
+    async def judge() -> RemoteSpec:
+        runner, url = await talk("no json", keys)
+        server = replace(server_at(url), api_key="secret")
+        try:
+            await ask(replace(SPEC, max_attempts=1), client, server, task)
+        finally:
+            await runner.cleanup()
+        return server
+
+    server = run(judge())
+    assert keys == ["Bearer secret"] * 3
+    assert "secret" not in repr(server)
+
+
+def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
+    client: Client, task: JudgeTask, run: Run
+) -> None:
+    """The image crosses once per answer, as base64; the server ends every connection with its answer."""
+    traffic = Traffic()
+    traffic.take_bytes()
+
+    async def judge() -> None:
+        runner, url = await talk("closes")
+        try:
+            with Reader(client.uri) as reader:
+                judge = RemoteJudge(SPEC, server_at(url), reader, traffic)
+                await judge.judge([task])
+                await judge.shutdown()
+        finally:
+            await runner.cleanup()
+
+    run(judge())
+    (media,) = task.group.media
+    assert media.lineage is not None
+    image = client.get(source_ref(media.lineage, media.node))
+    assert traffic.take_bytes() > 3 * len(image) * 4 / 3
+
+
 def test_a_server_that_hangs_costs_no_more_than_the_patience_for_a_call_however_many_wait_in_line(
     client: Client, task: JudgeTask, run: Run
 ) -> None:
@@ -156,9 +199,10 @@ def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Cl
     places: list[int] = []
 
     class Counting(RemoteJudge):
-        async def _choice(self, content: list[dict[str, Any]], seed: int) -> dict[str, Any]:
+        async def _chat(self, content: list[dict[str, Any]], seed: int) -> str:
             places.append(seed)
-            return {"message": {"content": "1" if " 3 " in content[-1]["text"] else "2"}}
+            verdict = "1" if " 3 " in content[-1]["text"] else "2"
+            return json.dumps({"choices": [{"message": {"content": verdict}}]})
 
     async def judge(spec: JudgeSpec) -> JudgedGroup | None:
         remote = Counting(spec, server_at("http://nowhere/v1"), Reader(client.uri))
@@ -202,7 +246,7 @@ async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> l
     told: list[set[str]] = []
 
     class Listener(RemoteJudge):
-        def _read(self, choice: dict[str, Any]) -> float | None:
+        def _score(self, choice: dict[str, Any]) -> float | None:
             told.append({top["token"] for top in choice["logprobs"]["content"][0]["top_logprobs"]})
             return 0.0
 
@@ -218,10 +262,12 @@ def is_token(engine: Engine, word: str) -> bool:
     return len(engine.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 
-async def talk(nonsense: str) -> tuple[web.AppRunner, str]:
-    """A server that answers, but gives no verdict."""
+async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web.AppRunner, str]:
+    """A server that answers, but gives no verdict; what it was sent as a key it adds to `keys`."""
 
     async def answer(request: web.Request) -> web.Response:
+        if keys is not None:
+            keys.append(request.headers.get("Authorization"))
         body = await request.json()
         image, text = body["messages"][0]["content"]
         assert image["image_url"]["url"].startswith("data:image/png;base64,")
@@ -230,6 +276,10 @@ async def talk(nonsense: str) -> tuple[web.AppRunner, str]:
             await asyncio.Event().wait()
         if nonsense == "busy":
             return web.Response(status=503, text="try later")
+        if nonsense == "closes":
+            response = web.Response(text="{}")
+            response.force_close()
+            return response
         return web.Response(text=BODIES[nonsense], content_type="application/json")
 
     application = web.Application()

@@ -68,6 +68,17 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
             "24 words mean yes or no, and an engine tells of at most 20",
         ),
         (("template=What is it?",), "the template does not name {response}"),
+        (("template=''",), "the template does not name {response}"),
+        (("template='{response:d}'",), "the template has a name with a format or a conversion"),
+        (("template='{response!r}'",), "the template has a name with a format or a conversion"),
+        (("pattern=([0-9])",), "only verdict regex reads it, and verdict is yes_no; leave it out"),
+        (("verdict=json", "pattern=([0-9])"), "only verdict regex reads it, and verdict is json"),
+        (("scale=10",), "only verdict regex and json reads it, and verdict is yes_no"),
+        (("yes_words=[]",), "the words that mean yes are []; name one at least"),
+        (("no_words=['no','yes']",), "'yes' means both yes and no"),
+        (("no_words=[no]",), "write 'yes' and 'no' with quotes"),
+        (("api_key_env=JUDGE_KEY",), "api_key_env is JUDGE_KEY, but it has no url"),
+        (("url=http://host/v1", "api_key_env=NO_SUCH_KEY"), "NO_SUCH_KEY, which is not set in the environment"),
     ],
 )
 def test_a_judge_that_could_not_judge_is_named(
@@ -107,15 +118,45 @@ def test_a_judge_elsewhere_needs_neither_a_folder_nor_a_device(folder: Path, tin
             "placement.min_genrm_devices is 1 and rollout.tp 2; the first must be a multiple",
         ),
         (["{partial}", "rollout.tp=2", "placement.dynamic=false"], "rollout and judges need at least one each"),
+        (["{partial}", "placement.min_rollout_devices=2"], "which leaves the other role none for ever"),
+        (["{partial}", "placement.min_genrm_devices=2"], "which leaves the other role none for ever"),
+        (
+            ["{partial}", "placement.rollout_devices=2", "placement.min_genrm_devices=1"],
+            "placement.rollout_devices is 2 of 2 devices, but placement.min_rollout_devices is 0",
+        ),
+        (["placement.min_genrm_devices=1"], "in placement.mode=full_colocation every role has all devices in turn"),
+        (["placement.rollout_devices=1"], "in placement.mode=full_colocation every role has all devices in turn"),
+        (["rollout.deterministic=true", "sampling.tail=continue"], "sampling.tail is continue, which goes by what is"),
+        (["rollout.deterministic=true", "sampling.over_dispatch=1.5"], "sampling.over_dispatch is 1.5, which goes by"),
     ],
 )
 def test_engines_that_do_not_fit_the_devices_are_named(
     folder: Path, tiny_dir: Path, overrides: list[str], message: str
 ) -> None:
     judge = [f"reward.judges.a.model={tiny_dir}", "reward.judges.a.max_model_len=1024"]
-    places = {"{judge}": judge, "{partial}": [*judge, "placement.mode=partial_colocation"]}
+    partial = [*judge, "placement.mode=partial_colocation", "rollout.deterministic=false"]
+    places = {"{judge}": judge, "{partial}": partial}
     with pytest.raises(ConfigError) as caught:
         check(folder, tiny_dir, *(given for name in overrides for given in places.get(name, [name])))
+    assert message in str(caught.value)
+
+
+def test_a_division_begins_within_its_bounds(folder: Path, tiny_dir: Path) -> None:
+    judge = [f"reward.judges.a.model={tiny_dir}", "placement.mode=partial_colocation", "placement.num_devices=4"]
+    config, *rest = runs.arguments(folder, tiny_dir, "preflight", "train.steps=1", *judge)
+    for bounds, first in ((), "2+2"), (("min_rollout_devices=3",), "3+1"), (("min_genrm_devices=3",), "1+3"):
+        given = [f"placement.{bound}" for bound in bounds]
+        division = load_config(runs.ROOT / config, [*rest, *given]).division()
+        assert division is not None and str(division.first) == first
+
+
+@pytest.mark.parametrize(
+    ("text", "message"), [("{", "cannot be read (Expecting property name"), ("[]", "holds a list; wanted the JSON obj")]
+)
+def test_a_broken_config_json_is_named(folder: Path, tiny_dir: Path, tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        check(folder, tiny_dir, f"model.path={tmp_path}")
     assert message in str(caught.value)
 
 

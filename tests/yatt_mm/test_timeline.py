@@ -9,11 +9,13 @@ from yatt_mm.occupancy import Span
 from yatt_mm.placement import Role, State
 from yatt_mm.timeline import Timeline
 
+JUDGES = ("strict", "kind")
 
-def span(start_s: float, *, device: int = 0, role: Role = Role.ROLLOUT) -> Span:
+
+def span(start_s: float, *, device: int = 0, role: Role = Role.ROLLOUT, pool: str | None = None) -> Span:
     return Span(
         role=role,
-        pool=str(role),
+        pool=pool or str(role),
         index=device,
         devices=(device,),
         state=State.AWAKE,
@@ -28,7 +30,7 @@ def events(path: Path) -> list[dict]:
 
 def test_the_file_is_whole_after_every_addition(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    timeline = Timeline(path, continues=False)
+    timeline = Timeline(path, judges=JUDGES, continues=False)
     assert events(path) == []
     timeline.add([span(1.0)], [("rollout", 1.0, 2.0)])
     timeline.add([span(2.0, device=1, role=Role.TRAIN)], [])
@@ -40,9 +42,18 @@ def test_the_file_is_whole_after_every_addition(tmp_path: Path) -> None:
 
 def test_a_resumed_run_adds_to_it_and_a_fresh_one_begins_anew(tmp_path: Path) -> None:
     path = tmp_path / "timeline.json"
-    Timeline(path, continues=False).add([span(1.0)], [])
-    Timeline(path, continues=True).add([span(2.0)], [])
+    Timeline(path, judges=JUDGES, continues=False).add([span(1.0)], [])
+    Timeline(path, judges=JUDGES, continues=True).add([span(2.0)], [])
     assert len(events(path)) == 2
     path.write_text(path.read_text()[:-5])  # cut off in the middle of a write
-    Timeline(path, continues=True).add([span(3.0)], [])
+    Timeline(path, judges=JUDGES, continues=True).add([span(3.0)], [])
     assert len(events(path)) == 1
+
+
+def test_judges_that_are_awake_together_have_rows_of_their_own(tmp_path: Path) -> None:
+    path = tmp_path / "timeline.json"
+    pools = [(Role.ROLLOUT, "rollout"), (Role.TRAIN, "train"), *((Role.GENRM, judge) for judge in JUDGES)]
+    Timeline(path, judges=JUDGES, continues=False).add([span(1.0, role=role, pool=pool) for role, pool in pools], [])
+    assert len({event["tid"] for event in events(path)}) == len(pools)
+    names = {e["tid"]: e["args"]["name"] for e in json.loads(path.read_text()) if e["name"] == "thread_name"}
+    assert all(names[event["tid"]] == event["name"] for event in events(path))

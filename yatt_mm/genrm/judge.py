@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,15 +83,15 @@ class Judge:
     async def start(cls, name: str, spec: JudgeSpec, engine: EngineSpec, dataplane_uri: str) -> Judge:
         """Connect, and start the engine, which is called `name`."""
         model_dir = Path(engine.model_dir)
-        client = Client(dataplane_uri, timeout_s=engine.deadline_s)
-        reader = Reader(dataplane_uri, timeout_s=engine.deadline_s)
-        try:
+        async with AsyncExitStack() as undo:
+            client = undo.enter_context(Client(dataplane_uri, timeout_s=engine.deadline_s))
+            reader = undo.enter_context(Reader(dataplane_uri, timeout_s=engine.deadline_s))
             recipes = load_recipes(model_dir, spec.video)
-            return cls(spec, await Engine.start(EngineConfig.of(engine, name=name)), client, reader, recipes=recipes)
-        except BaseException:
-            reader.close()
-            client.close()
-            raise
+            running = await Engine.start(EngineConfig.of(engine, name=name))
+            undo.push_async_callback(running.shutdown)
+            judge = cls(spec, running, client, reader, recipes=recipes)
+            undo.pop_all()  # it is whole: it ends them itself
+            return judge
 
     async def judge(self, tasks: Sequence[JudgeTask], *, as_batch: bool = False) -> list[JudgedGroup | None]:
         """Verdicts on the groups, in order; None for those that the engine slept over, which are to be judged again.

@@ -80,6 +80,8 @@ class RemoteSpec:
     """Up to and with the version: `http://host:8000/v1`."""
     model: str
     """Its name there."""
+    api_key: str | None = field(default=None, repr=False)
+    """Sent with every request; never written anywhere."""
     deadline_s: float
     """Of one request."""
     max_requests: int

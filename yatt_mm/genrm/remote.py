@@ -24,6 +24,7 @@ from dataplane.lineages import source_ref
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import sample_seed
@@ -63,7 +64,8 @@ class _Verdict:
 class RemoteJudge:
     """A server's address, and a connection to the data plane. Belongs to the event loop that made it."""
 
-    def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader) -> None:
+    def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, traffic: Traffic | None = None) -> None:
+        """`traffic` is told what every connection moved."""
         self._spec = spec
         self._server = server
         self._reader = reader
@@ -71,7 +73,8 @@ class RemoteJudge:
         self._groups: set[asyncio.Task[JudgedGroup]] = set()
         self._session = aiohttp.ClientSession(
             timeout=aiohttp.ClientTimeout(total=server.deadline_s),
-            connector=aiohttp.TCPConnector(limit=server.max_requests),
+            connector=_CountedConnector(traffic or Traffic(), limit=server.max_requests),
+            headers={"Authorization": f"Bearer {server.api_key}"} if server.api_key else None,
         )
 
     async def judge(self, tasks: Sequence[JudgeTask]) -> list[JudgedGroup | None]:
@@ -178,8 +181,8 @@ class RemoteJudge:
             body |= {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": MAX_WORDS}
         async with self._session.post(f"{self._server.url.rstrip('/')}/chat/completions", json=body) as response:
             if response.status != 200:
-                raise _AnswerError(f"status {response.status}: {await response.text()}")
-            return await response.text()
+                raise _AnswerError(f"status {response.status}: {await response.text('utf-8', errors='replace')}")
+            return await response.text("utf-8", errors="replace")
 
     def _read(self, text: str) -> _Answer:
         """Raises _AnswerError where a server says what no server should."""
@@ -187,7 +190,7 @@ class RemoteJudge:
             chat = json.loads(text)
             num_tokens = int((chat.get("usage") or {}).get("completion_tokens") or 0)
             return _Answer(score=self._score(chat["choices"][0]), num_tokens=num_tokens)
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _AnswerError(f"not a chat completion: {text}") from error
 
     def _score(self, choice: dict[str, Any]) -> float | None:
@@ -200,6 +203,19 @@ class RemoteJudge:
         likeliest = {top["token"]: float(top["logprob"]) for top in tops}
         yes, no = ([likeliest.get(word, -math.inf) for word in words] for words in (verdict.yes, verdict.no))
         return verdict.score(yes, no)
+
+
+class _CountedConnector(aiohttp.TCPConnector):
+    """Looks at every connection once more when a request is done with it: it may be closed next."""
+
+    def __init__(self, traffic: Traffic, **settings: Any) -> None:
+        super().__init__(**settings)
+        self._traffic = traffic
+
+    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
+        if (transport := protocol.transport) is not None:
+            self._traffic.look_at(transport.get_extra_info("socket").fileno())
+        super()._release(key, protocol, should_close=should_close)
 
 
 class _AnswerError(Exception):

@@ -47,7 +47,7 @@ class RemoteJudgeActor:
         from yatt_mm.genrm.remote import RemoteJudge
 
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)
-        self._judge = RemoteJudge(self._spec, self._server, reader)
+        self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic)
 
     async def set_state(self, state: State) -> Changed:
         """It holds no device; but while others train it asks nothing, and what it had begun comes to nothing."""

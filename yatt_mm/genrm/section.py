@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from models.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
@@ -16,8 +17,18 @@ from yatt_mm.genrm.messages import JudgeSpec, RemoteSpec
 from yatt_mm.genrm.template import CONVERSATION, DEFAULT, JudgeTemplate
 from yatt_mm.genrm.verdicts import JsonScore, LabelScore, RegexScore, Verdict, YesNo
 
+
+def _check_quoted(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("YAML takes yes and no without quotes for true and false; write 'yes' and 'no' with quotes")
+    return value
+
+
+Word = Annotated[str, BeforeValidator(_check_quoted)]
 Score = Annotated[float, Field(allow_inf_nan=False)]
 
+READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
+"""Keys, and the verdicts that read them."""
 OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
 """Keys without a meaning for a judge that classifies."""
 
@@ -27,6 +38,8 @@ class JudgeSection(Section):
     """Its Hugging Face folder; with `url`, its name at the server."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
     """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run's own."""
+    api_key_env: str | None = None
+    """Environment variable of the launcher that holds the key which `url` wants (`Authorization: Bearer ...`)."""
     deadline_s: Seconds = 60.0
     """How long one request to `url` may take."""
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -43,9 +56,9 @@ class JudgeSection(Section):
     """The `classifier`'s label that is the score, by name or number; needed where it has several."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """What is made of the `classifier`'s logits: nothing (Bradley-Terry reward models), or a probability."""
-    yes_words: tuple[str, ...] = YesNo().yes
+    yes_words: tuple[Word, ...] = YesNo().yes
     """Texts of one token that mean yes."""
-    no_words: tuple[str, ...] = YesNo().no
+    no_words: tuple[Word, ...] = YesNo().no
     """Texts of one token that mean no."""
     pattern: str = r"(-?\d+(?:\.\d+)?)"
     """Regular expression with one group around the number; its last match counts."""
@@ -105,12 +118,25 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
         raise ConfigError(f"reward.judges.{name}: {error}") from error
 
 
-def remote_spec(section: JudgeSection, *, patience_s: float) -> RemoteSpec | None:
-    """The server that judges; None where engines of the run do. `patience_s`: for all verdicts of one call."""
+def remote_spec(name: str, section: JudgeSection, *, patience_s: float) -> RemoteSpec | None:
+    """The server that judges; None where engines of the run do. `patience_s`: for all verdicts of one call.
+
+    Raises:
+        ConfigError: the variable that is to hold the server's key is not set, or there is no server.
+    """
+    variable = section.api_key_env
     if section.url is None:
+        if variable is not None:
+            raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, but it has no url; leave it out")
         return None
+    api_key = os.environ.get(variable) if variable is not None else None
+    if variable is not None and not api_key:
+        raise ConfigError(
+            f"reward.judges.{name}.api_key_env is {variable}, which is not set in the environment; export it"
+        )
     return RemoteSpec(
         url=section.url,
+        api_key=api_key,
         model=section.model,
         deadline_s=section.deadline_s,
         max_requests=section.max_num_seqs,
@@ -125,8 +151,8 @@ def num_labels(section: JudgeSection) -> int | None:
 
 def _template(section: JudgeSection) -> JudgeTemplate:
     if section.verdict == "classifier":
-        return JudgeTemplate(section.template or CONVERSATION, needs_response=False)
-    return JudgeTemplate(section.template or DEFAULT)
+        return JudgeTemplate(CONVERSATION if section.template is None else section.template, needs_response=False)
+    return JudgeTemplate(DEFAULT if section.template is None else section.template)
 
 
 def _verdict(section: JudgeSection) -> Verdict:
@@ -135,6 +161,10 @@ def _verdict(section: JudgeSection) -> Verdict:
     _check_unset(
         section, ("label", "activation"), f"only verdict classifier reads it, and verdict is {section.verdict}"
     )
+    for key, readers in READ_BY.items():
+        if section.verdict not in readers:
+            wanted = " and ".join(readers)
+            _check_unset(section, (key,), f"only verdict {wanted} reads it, and verdict is {section.verdict}")
     if section.verdict == "yes_no":
         return YesNo(yes=section.yes_words, no=section.no_words)
     if section.verdict == "regex":

@@ -46,6 +46,8 @@ class JudgeTemplate:
                 f"the template names {{{unknown[0]}}}; it may name {{question}}, {{response}}, {{answer}} and "
                 "{fields[name]} (write {{ and }} for braces)"
             )
+        if any(spec or conversion for _, _, spec, conversion in parts):
+            raise ValueError("the template has a name with a format or a conversion; write {name} and no more")
         if self.needs_response and not self.names_response:
             raise ValueError("the template does not name {response}; a judge must see what it judges")
 

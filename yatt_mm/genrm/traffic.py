@@ -20,23 +20,32 @@ class Traffic:
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
+        """[connection that was open when last looked at] bytes until then."""
+        self._closed_bytes = 0
         self._taken = 0
 
     def take_bytes(self) -> int:
         """Sent and received since the call before, at first since the process began.
 
-        What a connection that has closed moved since the call before is lost.
+        What a connection that has closed moved after it was last looked at is lost.
         """
-        for entry in Path("/proc/self/fd").iterdir():
-            try:
-                name = str(entry.readlink())
-                if name.startswith("socket:"):
-                    self._seen[name] = max(self._seen.get(name, 0), _moved_bytes(int(entry.name)))
-            except OSError:  # closed meanwhile
-                continue
-        total = sum(self._seen.values())
+        are_open = {self.look_at(int(entry.name)) for entry in Path("/proc/self/fd").iterdir()}
+        for name in self._seen.keys() - are_open:
+            self._closed_bytes += self._seen.pop(name)
+        total = self._closed_bytes + sum(self._seen.values())
         self._taken, taken = total, total - self._taken
         return taken
+
+    def look_at(self, descriptor: int) -> str | None:
+        """Note what a connection has moved by now; its name, or None where the descriptor is no open socket."""
+        try:
+            name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
+            if not name.startswith("socket:"):
+                return None
+            self._seen[name] = max(self._seen.get(name, 0), _moved_bytes(descriptor))
+        except OSError:  # closed meanwhile
+            return None
+        return name
 
 
 def _moved_bytes(descriptor: int) -> int:

@@ -25,6 +25,11 @@ class YesNo:
     no: tuple[str, ...] = ("no", "No", " no", " No")
 
     def __post_init__(self) -> None:
+        for key, words in (("yes", self.yes), ("no", self.no)):
+            if not all(words) or not words:
+                raise ValueError(f"the words that mean {key} are {list(words)}; name one at least, and no empty one")
+        if both := set(self.yes) & set(self.no):
+            raise ValueError(f"{min(both)!r} means both yes and no; take it from one of the two")
         num_words = len(self.yes) + len(self.no)
         if num_words > MAX_WORDS:
             raise ValueError(
