@@ -20,6 +20,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
@@ -34,12 +35,10 @@ from dataplane.embedded import EmbeddedNode
 from dataplane.reader import Reader
 from dataplane.refs import Ref
 from models.registry import load_recipe
-from yatt_mm.rollout.engine import Engine, EngineConfig
+from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest
 from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.worker import RolloutWorker
 
-HOT = 100.0
-"""A temperature at which nearly all tokens are equally likely, so that no response ends before its time."""
 COSTS = ("decode_fixed_s", "decode_per_sequence_s", "prefill_per_token_s", "vision_per_patch_s", "request_s")
 NUM_GROUPS = (1, 8, 32)
 NUM_SAMPLES = (1, 8)
@@ -93,6 +92,7 @@ async def measure(
     fresh = itertools.count()
     with Reader(client.uri) as reader:
         engine = await Engine.start(EngineConfig(model_dir=str(model_dir), name="speeds", max_model_len=1024))
+        never_end()
         worker = RolloutWorker(engine, client, reader)
         try:
             best: dict[Trial, tuple[float, np.ndarray]] = {}
@@ -100,7 +100,7 @@ async def measure(
                 for trial in trials:
                     tasks = list(make_tasks(trial, model_dir, client, fresh))
                     began_s = time.perf_counter()
-                    sampling = Sampling(max_tokens=trial.max_tokens, temperature=HOT)
+                    sampling = Sampling(max_tokens=trial.max_tokens)
                     groups = await asyncio.gather(*(worker.generate(task, sampling) for task in tasks))
                     seconds = time.perf_counter() - began_s
                     if trial not in best or seconds < best[trial][0]:
@@ -108,6 +108,20 @@ async def measure(
         finally:
             await worker.engine.shutdown()
     return np.stack([row for _, row in best.values()]), np.array([seconds for seconds, _ in best.values()])
+
+
+def never_end() -> None:
+    """Responses have all their tokens, whatever the model wants to say."""
+    from yatt_mm.rollout import backend  # imports vLLM, which wants the environment that the engine's start prepares
+
+    params_of = backend.params_of
+
+    def endless(request: GenerateRequest, sample: int) -> Any:
+        params = params_of(request, sample)
+        params.ignore_eos = True
+        return params
+
+    backend.params_of = endless
 
 
 def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[int]) -> Iterator[PromptTask]:

@@ -126,8 +126,8 @@ class RolloutSection(Section):
     """Devices of each engine, over which its tensors are cut (tensor parallelism)."""
     group_size: Annotated[int, Field(ge=2)] = 8
     """Samples per prompt, which GRPO compares with each other."""
-    temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of training rollouts; evaluation is greedy."""
+    temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
+    """Of training rollouts; evaluation is greedy. vLLM takes up to 2."""
     max_tokens: Count = 256
     """Longest response, in tokens, the end-of-turn token included."""
     max_model_len: Count = 4096

@@ -68,8 +68,8 @@ class JudgeSection(Section):
     """The best number that it can give; it becomes 1."""
     max_tokens: Count = 256
     """Longest answer of the judge; `yes_no` takes one token."""
-    temperature: Annotated[float, Field(ge=0)] = 0.0
-    """0 takes the most likely token."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Up to 2, as vLLM takes it; 0 takes the most likely token."""
     num_votes: Count = 1
     """Verdicts per answer, whose mean counts."""
     max_attempts: Count = 2
