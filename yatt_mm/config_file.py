@@ -19,12 +19,14 @@ def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> 
         ConfigError: the file cannot be read or is not a mapping, or an override is not one.
     """
     try:
-        text = Path(path).read_text()
+        text = Path(path).read_text(encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
     try:
         tree = yaml.safe_load(text) or {}
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:  # the latter from a date that does not exist, and the like
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
@@ -36,7 +38,7 @@ def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
-        raise ConfigError(f"found the argument {override!r}; wanted dotted.key=value, such as train.lr=1e-4")
+        raise ConfigError(f"found the argument {override!r}; wanted dotted.key=value, such as run.seed=1")
     *sections, leaf = key.split(".")
     for section in sections:
         below = tree.setdefault(section, {})
@@ -45,7 +47,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
         tree = below
     try:
         tree[leaf] = yaml.safe_load(value)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
 
 
@@ -60,9 +62,10 @@ def explain(problem: Any, root: type[Section]) -> str:
         return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
     if problem["type"] == "missing":
         return f"{key} is missing; add it to the config or give {key}=VALUE"
+    wanted = str(problem["msg"]).removeprefix("Value error, ")
     if not location:
-        return str(problem["msg"]).removeprefix("Value error, ")
-    return f"{key} is {problem['input']!r}: {problem['msg']}"
+        return wanted
+    return f"{key.removesuffix('.value')} is {problem['input']!r}: {wanted}"  # a number beside its source is that key's
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:

@@ -52,6 +52,7 @@ def test_the_dumped_config_is_the_config(config_file: Path, tmp_path: Path) -> N
         ("train.steps=0", "train.steps is 0"),
         ("rollout.group_size=1", "rollout.group_size is 1"),
         ("dataplane.memory=2XiB", "wanted a size such as 512MiB"),
+        ("train.lr=2020-13-45", "train.lr: '2020-13-45' is not a YAML value"),
         ("nonsense", "wanted dotted.key=value"),
         ("train.lr.x=1", "lr is a value, not a section"),
         ("run.name=a/b", "run.name is 'a/b'"),
@@ -75,6 +76,12 @@ def test_a_missing_file_and_a_missing_key_are_told(tmp_path: Path) -> None:
     (tmp_path / "part.yaml").write_text("run: {name: x}")
     with pytest.raises(ConfigError, match="model is missing"):
         load_config(tmp_path / "part.yaml")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes("run: {name: é}".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin.yaml is not a text in UTF-8: .* at byte 12"):
+        load_config(tmp_path / "latin.yaml")
 
 
 def test_the_layout_must_fill_the_devices(config_file: Path) -> None:
