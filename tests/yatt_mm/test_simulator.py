@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -73,7 +74,7 @@ def test_sequences_of_a_batch_slow_each_other_down_and_share_their_prompt() -> N
         rollout=engine(
             decode_fixed_s=1.0, decode_per_sequence_s=0.25, prefill_per_token_s=0.1, request_s=0.5, max_num_seqs=4
         ),
-        genrm=engine(decode_fixed_s=1e-9),
+        genrm=engine(decode_fixed_s=1e-6),
     )
     # The prompt is read once (10 s), each request costs 0.5 s, then ten steps of 1 + 4 x 0.25 s.
     assert partial_static(config, 1).rollout_s == pytest.approx(10 + 4 * 0.5 + 10 * 2)
@@ -252,10 +253,69 @@ def test_a_search_with_few_tries_finds_the_valley() -> None:
 def test_a_wrong_key_and_an_impossible_shape_are_named() -> None:
     with pytest.raises(ConfigError, match=r"genrm.wake is not a known key; did you mean genrm.wake_s"):
         parse_simulation(tree(genrm__wake=1))
-    with pytest.raises(ConfigError, match=r"rollout.decode_fixed_s is 0; a step takes some time"):
-        parse_simulation(tree(rollout=engine()))
+    with pytest.raises(ConfigError, match=r"workload.response.medain is not a known key; did you mean .*.median\?"):
+        parse_simulation(tree(workload__response__medain=1))
     with pytest.raises(ConfigError, match=r"rollout.devices is 2; it must divide devices.per_cell, which is 1"):
         parse_simulation(tree(rollout=engine(decode_fixed_s=1.0, devices=2)))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "wanted"),
+    [
+        ("rollout.decode_per_sequence_s", -0.01, "greater than or equal to 0"),
+        ("rollout.decode_fixed_s", math.nan, "a finite number"),
+        ("rollout.wake_s", -5, "greater than or equal to 0"),
+        ("rollout.wake_s", math.inf, "a finite number"),
+        ("rollout.wake_s", True, "a number"),
+        ("rollout.kv_tokens", 0, "greater than or equal to 1"),
+        ("publish_s", -1, "greater than or equal to 0"),
+        ("publish_s", "soon", "a valid number"),
+        ("handover_s", 1e300, "less than or equal to 1"),
+        ("training.mfu", 0, "greater than or equal to 0.000001"),
+        ("training.mfu", 1.5, "less than or equal to 1"),
+        ("training.peak_flops", 0, "greater than or equal to 0.000001"),
+        ("training.scaling_exponent", math.inf, "a finite number"),
+        ("workload.response.median", 0, "greater than or equal to 1"),
+        ("workload.response.sigma", -1, "greater than or equal to 0"),
+        ("workload.response.tail_frac", 2, "less than or equal to 1"),
+        ("workload.response.tail_alpha", 0, "greater than or equal to 0.000001"),
+        ("workload.verdict.prompt_correlation", 2, "less than or equal to 1"),
+        ("workload.signal_frac", 2, "less than or equal to 1"),
+        ("workload.drift", 0, "greater than or equal to 0.000001"),
+        ("external.paper_genrm_frac", math.nan, "a finite number"),
+        ("sampling.over_dispatch", math.inf, "a finite number"),
+        ("sampling.max_prompts_factor", math.nan, "a finite number"),
+        ("placement.min_gain_frac", math.nan, "a finite number"),
+        ("placement.decide_every_s", 0, "greater than or equal to 0.000001"),
+        ("devices.num", 10**9, "less than or equal to 1000000"),
+    ],
+)
+def test_a_number_that_cannot_be_is_named_with_what_is_wanted(key: str, value: object, wanted: str) -> None:
+    given = [value] if "placement" in key or "sampling" in key else [value, {"value": value, "source": "assumed"}]
+    for written in given[: 1 if value is True or key == "devices.num" else 2]:
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)} is .+: Input should be {re.escape(wanted)}"):
+            parse_simulation(tree(**{key.replace(".", "__"): written}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout__wake_s": 1e18}, "the simulated time passes 1e+09 s"),
+        ({"placement__decide_every_s": 1e-5}, "placement.decide_every_s is 1e-05; a generation phase has more than"),
+    ],
+)
+def test_a_simulation_without_an_end_is_refused(
+    changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yatt_mm.simulator.movers.MAX_DECISIONS", 1000)
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        partial_dynamic(simulation(**changes))
+
+
+def test_requests_end_however_late_the_clock_is() -> None:
+    """At 10^8 s the clock tells no less than 10^-8 s apart."""
+    speed = engine(decode_fixed_s=1e-6, wake_s=1e8)
+    assert 0 < full(simulation(rollout=speed)).rollout_s == pytest.approx(2e-5 + 8, rel=1e-3)
 
 
 def test_the_command_prints_the_seven_layouts_as_json_and_draws_them(

@@ -3,37 +3,51 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Generic, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from yatt_mm.config_file import explain, read_tree
-from yatt_mm.config_values import Count, Section
+from yatt_mm.config_values import Section
 from yatt_mm.errors import ConfigError
 from yatt_mm.sampling import Tail
 
 NO_SOURCE = "given without a source"
 
+HUGE, TINY = 1e18, 1e-6
+"""What is beyond these is a slip, and cannot be computed with."""
 
-class SourcedNumber(Section):
-    value: float
+Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
+Positive = Annotated[float, Field(ge=TINY, le=HUGE, allow_inf_nan=False)]
+Tokens = Annotated[float, Field(ge=1, le=HUGE, allow_inf_nan=False)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+PositiveShare = Annotated[float, Field(ge=TINY, le=1, allow_inf_nan=False)]
+Spread = Annotated[float, Field(ge=0, le=10, allow_inf_nan=False)]
+Factor = Annotated[float, Field(ge=1, le=1000, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+
+Number = TypeVar("Number", bound=float)
+
+
+class Sourced(Section, Generic[Number]):
+    """A number and where it comes from; a number alone is taken for one without a source."""
+
+    value: Number
     """The number."""
     source: str
     """Where it comes from: a paper, a data sheet, a measurement, or the word assumed and why."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _with_source(cls, given: object) -> object:
+        if isinstance(given, bool):
+            raise ValueError("Input should be a number")
+        return given if isinstance(given, dict | Sourced) else {"value": given, "source": NO_SOURCE}
 
-def _with_source(value: object) -> object:
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        return {"value": value, "source": NO_SOURCE}
-    return value
-
-
-Sourced = Annotated[SourcedNumber, BeforeValidator(_with_source)]
-
-
-def sourced(value: float) -> SourcedNumber:
-    """A default that switches something off, and so needs no source."""
-    return SourcedNumber(value=value, source="switched off")
+    @classmethod
+    def unused(cls, value: float) -> Self:
+        """A default that switches something off, and so needs no source."""
+        return cls.model_validate({"value": value, "source": "switched off"})
 
 
 class RunSection(Section):
@@ -53,26 +67,26 @@ class DevicesSection(Section):
 class ControllersSection(Section):
     num: Count = 1
     """Parallel controllers."""
-    meeting_s: Sourced = sourced(0)
+    meeting_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds of a meeting of all controllers, whatever is said there."""
-    meeting_per_controller_s: Sourced = sourced(0)
+    meeting_per_controller_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds that each controller adds to a meeting."""
-    plan_per_sample_s: Sourced = sourced(0)
+    plan_per_sample_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds per sample of the step for gathering its numbers and planning."""
 
 
 class LengthSection(Section):
-    median: Sourced
+    median: Sourced[Tokens]
     """Tokens that half of the samples exceed."""
-    sigma: Sourced
+    sigma: Sourced[Spread]
     """Standard deviation of the logarithm."""
-    tail_frac: Sourced = sourced(0)
+    tail_frac: Sourced[Share] = Sourced[Share].unused(0)
     """Share of the samples in the Pareto tail."""
-    tail_alpha: Sourced = sourced(1.5)
+    tail_alpha: Sourced[Positive] = Sourced[Positive].unused(1.5)
     """Exponent of the tail; smaller is heavier."""
-    max_tokens: Sourced
+    max_tokens: Sourced[Tokens]
     """Where lengths are cut off."""
-    prompt_correlation: Sourced = sourced(0)
+    prompt_correlation: Sourced[Share] = Sourced[Share].unused(0)
     """Share of the variance that the samples of a prompt have in common, from 0 to 1."""
 
 
@@ -81,11 +95,11 @@ class WorkloadSection(Section):
     """Groups of a full batch."""
     group_size: Count
     """Responses per prompt."""
-    prompt_tokens: Sourced
+    prompt_tokens: Sourced[Amount]
     """Of the policy's prompt, images expanded."""
-    judge_prompt_tokens: Sourced
+    judge_prompt_tokens: Sourced[Amount]
     """Of the judge's instructions and question, images expanded, without the response."""
-    patches_per_prompt: Sourced = sourced(0)
+    patches_per_prompt: Sourced[Amount] = Sourced[Amount].unused(0)
     """Rows that a vision tower reads per prompt, in both models."""
     response: LengthSection
     """Tokens that the policy samples."""
@@ -93,18 +107,18 @@ class WorkloadSection(Section):
     """Tokens that the judge samples per verdict."""
     verdicts_per_response: Count = 1
     """Judgements of each response."""
-    signal_frac: Sourced = sourced(1)
+    signal_frac: Sourced[Share] = Sourced[Share].unused(1)
     """Share of the prompts whose rewards differ."""
-    drift: Sourced = sourced(1)
+    drift: Sourced[Positive] = Sourced[Positive].unused(1)
     """What verdict lengths are multiplied by at the last step; it changes evenly (in ratio) from 1 at the first."""
 
 
 class SamplingSection(Section):
     replaces_groups: bool = False
     """True replaces groups without signal (DAPO)."""
-    max_prompts_factor: Annotated[float, Field(ge=1)] = 10.0
+    max_prompts_factor: Factor = 10.0
     """Most prompts a step may use, as a multiple of the batch."""
-    over_dispatch: Annotated[float, Field(ge=1)] = 1.0
+    over_dispatch: Factor = 1.0
     """Groups under way per group still missing."""
     tail: Tail = Tail.DROP
     """What becomes of groups that are under way when the batch is full."""
@@ -113,53 +127,53 @@ class SamplingSection(Section):
 class EngineSection(Section):
     devices: Count
     """Devices of one engine."""
-    decode_fixed_s: Sourced
+    decode_fixed_s: Sourced[Positive]
     """Seconds of a decode step, whatever the batch: reading the weights."""
-    decode_per_sequence_s: Sourced
+    decode_per_sequence_s: Sourced[Amount]
     """Seconds that each sequence adds to a decode step: reading its keys and values, computing."""
-    prefill_per_token_s: Sourced
+    prefill_per_token_s: Sourced[Amount]
     """Seconds per prompt token that is not cached."""
-    vision_per_patch_s: Sourced = sourced(0)
+    vision_per_patch_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds per patch that the vision tower reads."""
-    request_s: Sourced = sourced(0)
+    request_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds that every request costs beside its tokens: reading it, scheduling, answering."""
     max_num_seqs: Count
     """Sequences that an engine works on at the same time."""
-    kv_tokens: Sourced
+    kv_tokens: Sourced[Tokens]
     """Tokens that its key-value cache holds."""
-    sleep_s: Sourced
+    sleep_s: Sourced[Amount]
     """Seconds to fall asleep."""
-    wake_s: Sourced
+    wake_s: Sourced[Amount]
     """Seconds to wake, weights loaded."""
 
 
 class TrainingSection(Section):
-    flops_per_token: Sourced
+    flops_per_token: Sourced[Amount]
     """Operations per trained token, forward, backward and recompute."""
-    flops_per_patch: Sourced = sourced(0)
+    flops_per_patch: Sourced[Amount] = Sourced[Amount].unused(0)
     """Operations per patch in the vision tower."""
-    peak_flops: Sourced
+    peak_flops: Sourced[Positive]
     """Of one device, per second."""
-    mfu: Sourced
+    mfu: Sourced[PositiveShare]
     """Share of the peak that is reached at `reference_devices`."""
     reference_devices: Count
     """Devices at which `mfu` holds."""
-    scaling_exponent: Sourced = sourced(1)
+    scaling_exponent: Sourced[PositiveShare] = Sourced[PositiveShare].unused(1)
     """Throughput grows with this power of the number of devices; 1 is perfect."""
     devices_per_replica: Count
     """Tensor, context and pipeline ranks of a data-parallel replica."""
-    max_tokens_per_microbatch: Count
+    max_tokens_per_microbatch: Annotated[int, Field(ge=1, le=10**9)]
     """As in a run; the real balance code uses it."""
-    sleep_s: Sourced
+    sleep_s: Sourced[Amount]
     """Seconds to move the training state off the devices."""
-    wake_s: Sourced
+    wake_s: Sourced[Amount]
     """Seconds to bring it back."""
 
 
 class PlacementSection(Section):
-    min_gain_frac: Annotated[float, Field(ge=0)] = 0.03
+    min_gain_frac: Share = 0.03
     """The policy's hysteresis."""
-    decide_every_s: Annotated[float, Field(gt=0)] = 2.0
+    decide_every_s: Positive = 2.0
     """Seconds between decisions inside a generation phase."""
 
 
@@ -168,12 +182,12 @@ class ExternalSection(Section):
     """True judges each response when it is there; False after all of them (verl's batch reward manager)."""
     streams_source: str = "verl recipe/genrm_remote: reward_model.reward_manager=batch"
     """Source of `streams`."""
-    paper_genrm_frac: Sourced
+    paper_genrm_frac: Sourced[Share]
     """Share of the devices that the paper's external layout gives to GenRM."""
 
 
 class AsyncSection(Section):
-    staleness: Annotated[int, Field(ge=0)] = 1
+    staleness: Annotated[int, Field(ge=0, le=1000)] = 1
     """Steps by which rollouts may be older than the policy that trains on them."""
 
 
@@ -199,9 +213,9 @@ class SimulationConfig(Section):
     external: ExternalSection
     asynchronous: AsyncSection = AsyncSection()
     search: SearchSection = SearchSection()
-    publish_s: Sourced
+    publish_s: Sourced[Amount]
     """Seconds in which the trained weights reach the engines."""
-    handover_s: Sourced = sourced(0)
+    handover_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds from a finished response to the judge's queue."""
 
     @property
@@ -222,8 +236,6 @@ class SimulationConfig(Section):
             if cell % devices:
                 raise ValueError(f"{name} is {devices}; it must divide devices.per_cell, which is {cell}")
         for name, engine in (("rollout", self.rollout), ("genrm", self.genrm)):
-            if engine.decode_fixed_s.value <= 0:
-                raise ValueError(f"{name}.decode_fixed_s is {engine.decode_fixed_s.value:g}; a step takes some time")
             longest = self._longest(name)
             if longest > engine.kv_tokens.value:
                 raise ValueError(

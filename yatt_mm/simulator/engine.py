@@ -139,10 +139,10 @@ class Engine:
         return max(self.clock_s, self._stalled_until_s) + decode_s
 
     def pop_ended(self, now_s: float) -> list[Request]:
-        """The sequences that have ended by now."""
+        """The sequences that have ended by now: the first of all, however the clock is rounded, and its equals."""
         self.advance(now_s)
-        ended = []
-        while self._heap and self._heap[0][0] <= self._tokens + EPSILON:
+        ended: list[Request] = []
+        while self._heap and (not ended or self._heap[0][0] <= self._tokens + EPSILON):
             request = heapq.heappop(self._heap)[2]
             self._reserved -= request.num_reserved
             request.num_done, request.num_left = request.num_done + request.num_left, 0.0

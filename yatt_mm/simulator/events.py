@@ -5,6 +5,11 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
+from yatt_mm.errors import ConfigError
+
+LATEST_S = 1e9
+"""Thirty years: a clock that stands there no longer tells decode steps apart."""
+
 
 class Events:
     """A heap of planned calls."""
@@ -15,7 +20,13 @@ class Events:
         self._num_planned = 0
 
     def plan(self, time_s: float, call: Callable[[], None]) -> None:
-        """Have `call` called at a time, which must not be past."""
+        """Have `call` called at a time, which must not be past.
+
+        Raises:
+            ConfigError: the time is after `LATEST_S`.
+        """
+        if not time_s <= LATEST_S:
+            raise ConfigError(f"the simulated time passes {LATEST_S:g} s: look for a number in another unit")
         assert time_s >= self.now_s, f"planned for {time_s} s at {self.now_s} s"
         self._num_planned += 1
         heapq.heappush(self._heap, (time_s, self._num_planned, call))

@@ -27,7 +27,9 @@ def draw_lengths(lengths: LengthSection, shared: np.ndarray, own: np.ndarray) ->
         in_tail = beyond < tail_frac
         if in_tail.any():
             start = lengths.median.value * math.exp(lengths.sigma.value * _normal_quantile(1 - tail_frac))
-            tokens[in_tail] = start * (tail_frac / np.maximum(beyond[in_tail], 1e-12)) ** (1 / lengths.tail_alpha.value)
+            with np.errstate(over="ignore"):  # cut off below
+                factor = (tail_frac / np.maximum(beyond[in_tail], 1e-12)) ** (1 / lengths.tail_alpha.value)
+            tokens[in_tail] = start * factor
     return np.clip(np.rint(tokens), 1, lengths.max_tokens.value).astype(np.int64)
 
 

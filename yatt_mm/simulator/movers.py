@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol
 
+from yatt_mm.errors import ConfigError
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 from yatt_mm.simulator.cells import Cells, Use
@@ -12,6 +13,9 @@ from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
 from yatt_mm.simulator.fleet import Fleet
 from yatt_mm.simulator.generation import Generation
+
+MAX_DECISIONS = 10**5
+"""In a phase; a run has a few hundred."""
 
 
 class Mover(Protocol):
@@ -140,6 +144,7 @@ class ByPolicy:
         self._first_split = self._split
         self._is_on = False
         self._phase = 0
+        self._num_decisions = 0
         self._lead = Lead(decide_every_s=config.placement.decide_every_s)
         self._start: dict[Fleet, tuple[float, float, float, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
@@ -165,6 +170,7 @@ class ByPolicy:
         """Decides now and then from here on."""
         self._is_on = True
         self._phase += 1
+        self._num_decisions = 0
         self._lead.begin(self._events.now_s)
         for fleet in (self._generation.rollout, self._generation.genrm):
             self._start[fleet] = (*fleet.times(), fleet.num_ended)
@@ -186,6 +192,12 @@ class ByPolicy:
     def _tick(self, phase: int) -> None:
         if not self._is_on or phase != self._phase:
             return
+        self._num_decisions += 1
+        if self._num_decisions > MAX_DECISIONS:
+            raise ConfigError(
+                f"placement.decide_every_s is {self._config.placement.decide_every_s:g}; a generation phase has more "
+                f"than {MAX_DECISIONS} times that: raise it, or look for a number in another unit"
+            )
         if not self._hands.num_moving:
             self._decide()
         self._plan()

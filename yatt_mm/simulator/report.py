@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from yatt_mm.simulator.config import NO_SOURCE, SimulationConfig, SourcedNumber
+from yatt_mm.simulator.config import NO_SOURCE, SimulationConfig
 from yatt_mm.simulator.results import LayoutResult
 
 
@@ -58,21 +58,22 @@ def assumed_keys(config: SimulationConfig) -> list[str]:
     """Keys whose source says that they are assumed, or that have none."""
     return [
         key
-        for key, number in _numbers(config.model_dump())
-        if number.source.lower().startswith("assumed") or number.source == NO_SOURCE
+        for key, source in _sources(config.model_dump())
+        if source.lower().startswith("assumed") or source == NO_SOURCE
     ]
 
 
 def _saving(new_s: float | None, old_s: float) -> str:
-    return "" if new_s is None else f"{1 - new_s / old_s:+.1%}"
+    """Empty where there is nothing to compare: an asynchronous batch may be there as soon as it is asked for."""
+    return "" if new_s is None or old_s == 0 else f"{1 - new_s / old_s:+.1%}"
 
 
-def _numbers(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, SourcedNumber]]:
+def _sources(tree: dict[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     found = []
     for key, value in tree.items():
         if isinstance(value, dict):
             if set(value) == {"value", "source"}:
-                found.append((f"{prefix}{key}", SourcedNumber(**value)))
+                found.append((f"{prefix}{key}", value["source"]))
             else:
-                found += _numbers(value, f"{prefix}{key}.")
+                found += _sources(value, f"{prefix}{key}.")
     return found
