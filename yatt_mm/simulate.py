@@ -1,4 +1,4 @@
-"""Compare layouts of devices: `python -m yatt_mm.simulate CONFIG [--json] [--gantt FILE] [key=value ...]`.
+"""Compare layouts of devices: `python -m yatt_mm.simulate CONFIG ... [--json] [--gantt FILE] [key=value ...]`.
 
 Discrete events, with the real placement policy, the real sampling rule and the real balance of updates; the speeds of
 engines and training are numbers of the config, each with its source. docs/simulator.md says what is modelled.
@@ -14,7 +14,7 @@ import time
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from yatt_mm.errors import YattError
+from yatt_mm.errors import ConfigError, YattError
 from yatt_mm.simulator.config import SimulationConfig, load_simulation
 from yatt_mm.simulator.gantt import draw
 from yatt_mm.simulator.layouts import NAMES, compare
@@ -24,6 +24,7 @@ from yatt_mm.simulator.results import LayoutResult
 EXAMPLES = """examples:
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml --gantt /tmp/yatt.png workload.verdict.median=100
+  python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml configs/simulate/drift.yaml genrm.wake_s=5
   python -m yatt_mm.simulate configs/simulate/drift.yaml --decisions
   python -m yatt_mm.simulate configs/simulate/scale_4096.yaml --json
 """
@@ -32,24 +33,49 @@ EXAMPLES = """examples:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    console = Console(stderr=options.json)
+    overrides = [argument for argument in options.arguments if "=" in argument]
+    paths = [argument for argument in options.arguments if "=" not in argument]
+    where = ""
     try:
-        config = load_simulation(options.config, options.overrides)
-        started = time.perf_counter()
-        results = _run(config, console)
-        seconds = time.perf_counter() - started
-        if options.gantt:
-            draw(results, options.gantt)
+        _check_number(paths, options)
+        configs = []
+        for path in paths:
+            where = f"{path}: " if len(paths) > 1 else ""
+            configs.append(load_simulation(path, overrides))
+        for path, config in zip(paths, configs):
+            where = f"{path}: " if len(paths) > 1 else ""
+            _simulate(path, config, options)
     except YattError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {where}{error}", file=sys.stderr)
+        return 2
+    except MemoryError:
+        print(f"error: {where}a simulation of this size does not fit into memory", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    _show(config, results, seconds, options.decisions, console)
+    return 0
+
+
+def _check_number(paths: list[str], options: argparse.Namespace) -> None:
+    if not paths:
+        raise ConfigError("no config is given; wanted a YAML file, such as configs/simulate/yatt_paper.yaml")
+    for name, is_given in (("--json", options.json), ("--gantt", options.gantt)):
+        if is_given and len(paths) > 1:
+            raise ConfigError(f"{name} is of one simulation, but {len(paths)} configs are given: {', '.join(paths)}")
+
+
+def _simulate(path: str, config: SimulationConfig, options: argparse.Namespace) -> None:
+    console = Console(stderr=options.json)
+    started = time.perf_counter()
+    results = _run(config, console)
+    seconds = time.perf_counter() - started
+    if options.gantt:
+        draw(results, options.gantt)
+    title = f"{path}: {config.devices.num} devices, {config.run.steps} steps, simulated in {seconds:.1f} s"
+    _show(config, results, title, options.decisions, console)
     if options.json:
         print(json.dumps(as_object(results)))
-    return 0
 
 
 def _run(config: SimulationConfig, console: Console) -> list[LayoutResult]:
@@ -64,9 +90,8 @@ def _run(config: SimulationConfig, console: Console) -> list[LayoutResult]:
 
 
 def _show(
-    config: SimulationConfig, results: list[LayoutResult], seconds: float, with_decisions: bool, console: Console
+    config: SimulationConfig, results: list[LayoutResult], title: str, with_decisions: bool, console: Console
 ) -> None:
-    title = f"{config.devices.num} devices, {config.run.steps} steps, simulated in {seconds:.1f} s"
     console.print(as_table(results, title))
     if missing := set(NAMES) - {result.name for result in results}:
         console.print(f"left out, with {config.num_cells} cells: {', '.join(missing)}", highlight=False)
@@ -85,8 +110,13 @@ def _parser() -> argparse.ArgumentParser:
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("config", help="YAML file of the simulation (see configs/simulate/ and docs/simulator.md)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, such as genrm.wake_s=5")
+    parser.add_argument(
+        "arguments",
+        nargs="+",
+        metavar="CONFIG | key=value",
+        help="YAML files of simulations (see configs/simulate/ and docs/simulator.md), a table each; "
+        "dotted overrides of all of them, such as genrm.wake_s=5",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object; the table goes to stderr")
     parser.add_argument("--gantt", metavar="FILE", help="write a picture (png, pdf, svg); needs matplotlib")
     parser.add_argument("--decisions", action="store_true", help="print what the placement policy decided, and why")

@@ -332,6 +332,27 @@ def test_the_command_prints_the_seven_layouts_as_json_and_draws_them(
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_the_command_takes_several_configs_a_table_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = [str(tmp_path / name) for name in ("a.yaml", "b.yaml")]
+    for file in files:
+        Path(file).write_text(yaml.safe_dump(tree()))
+    assert main([files[0], "run.steps=2", files[1]]) == 0
+    out = capsys.readouterr().out
+    assert out.count("2 steps") == out.count("assumed, not measured") == 2
+    for arguments, message in (
+        ([*files, "--json"], "--json is of one simulation, but 2 configs are given"),
+        ([*files, "--gantt", "x.png"], "--gantt is of one simulation, but 2 configs are given"),
+        (["run.steps=2"], "no config is given"),
+        ([files[0], "no.yaml"], "cannot read the config no.yaml: No such file or directory"),
+        ([str(tmp_path)], f"cannot read the config {tmp_path}: Is a directory"),
+        ([*files, "publish_s=-1"], f"{files[0]}: publish_s is -1: Input should be greater than or equal to 0"),
+        ([files[0], "=1"], "wanted dotted.key=value, such as run.seed=1"),
+    ):
+        assert main(arguments) == 2
+        told = capsys.readouterr().err
+        assert told.startswith("error: ") and message in told and told.count("\n") == 1
+
+
 @pytest.mark.parametrize("name", ["yatt_paper", "drift", "scale_4096"])
 def test_the_configs_that_come_with_it_name_a_source_for_every_number(name: str) -> None:
     config = load_simulation(CONFIGS / f"{name}.yaml")
