@@ -27,17 +27,17 @@ from yatt_mm.simulator.in_turn import full, partial_dynamic
 from yatt_mm.simulator.layouts import best_external, best_partial_static
 
 BASE = "configs/simulate/yatt_paper.yaml"
-FIXED = ("workload.prompts_per_step=64", "run.steps=3", "search.steps=1")
 SWEEPS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
     "verdicts": [(str(n), (f"workload.verdicts_per_response={n}",)) for n in (1, 2, 4, 8, 16)],
     "verdict": [(f"{n} tokens", (f"workload.verdict.median={n}",)) for n in (10, 50, 250, 450)],
-    "tail": [(f"{frac:.0%}", (f"workload.response.tail_frac={frac}",)) for frac in (0.001, 0.05, 0.2)],
+    "tail": [(f"{100 * frac:g} %", (f"workload.response.tail_frac={frac}",)) for frac in (0.001, 0.05, 0.2)],
     "wake": [
         (f"{s} s", (f"rollout.wake_s={s}", f"genrm.wake_s={s}", f"rollout.sleep_s={s}", f"genrm.sleep_s={s}"))
         for s in (0, 3, 10, 30)
     ],
     "devices": [
-        (str(n), (f"devices.num={n}", f"workload.prompts_per_step={n}", "search.max_splits=8")) for n in (16, 64, 128)
+        (str(n), (f"devices.num={n}", f"workload.prompts_per_step={2 * n}", "search.max_splits=8"))
+        for n in (16, 64, 128)
     ],
     "external streams": [("yes", ("external.streams=true",))],
     "streams and 1 verdict": [("yes", ("external.streams=true", "workload.verdicts_per_response=1"))],
@@ -60,7 +60,7 @@ def main() -> None:
 
 def measure(sweep: str, value: str, overrides: tuple[str, ...]) -> dict[str, Any]:
     """One row."""
-    config = load_simulation(BASE, [*FIXED, *overrides])
+    config = load_simulation(BASE, overrides)
     colocated, dynamic = full(config), partial_dynamic(config)
     static, external = best_partial_static(config), best_external(config)
     return {
