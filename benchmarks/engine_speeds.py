@@ -4,13 +4,14 @@ Trials answer different numbers of prompts with different numbers of samples, to
 and a real engine, as a rollout actor does. Five costs are fitted to them (non-negative least squares of relative
 errors): of a decode step, of each sequence in it, of a prompt's token, of a patch, of a request.
 
-    python -m benchmarks.engine_speeds MODEL_FOLDER [--json] [--core 1] [--max-tokens 48] [--side 28 112]
+    python -m benchmarks.engine_speeds MODEL_FOLDER [--json] [--core 1] [--dtype bfloat16] [--tp 2] [--max-tokens 48]
 
 Prepare a model first, for instance: python -m examples.judge.prepare
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import io
 import itertools
@@ -34,7 +35,8 @@ from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.reader import Reader
 from dataplane.refs import Ref
-from models.registry import load_recipe
+from models.registry import load_recipe, read_config
+from yatt_mm.config_values import parse_size
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest
 from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.worker import RolloutWorker
@@ -42,6 +44,7 @@ from yatt_mm.rollout.worker import RolloutWorker
 COSTS = ("decode_fixed_s", "decode_per_sequence_s", "prefill_per_token_s", "vision_per_patch_s", "request_s")
 NUM_GROUPS = (1, 8, 32)
 NUM_SAMPLES = (1, 8)
+NUM_WORDS = (4, 64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,41 +67,61 @@ def main() -> None:
     arguments.add_argument("--core", type=int, help="processor core for the engine (default: any)")
     arguments.add_argument("--max-tokens", type=int, default=48, help="of the longest responses")
     arguments.add_argument("--side", type=int, nargs=2, default=(28, 112), help="pixels of small and large images")
+    arguments.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights (float32)")
+    arguments.add_argument("--tp", type=int, default=1, help="devices of the engine (1)")
+    arguments.add_argument(
+        "--kv-cache", default="1GiB", help="must hold 256 of the longest responses (1GiB)"
+    )
     arguments.add_argument("--repeats", type=int, default=3, help="rounds over all trials; the fastest of each counts")
     options = arguments.parse_args()
     lengths = sorted({1, max(2, options.max_tokens // 4), options.max_tokens})
     trials = [
         Trial(num_groups=groups, num_samples=samples, max_tokens=tokens, side=side, words=words)
-        for groups, samples, tokens in itertools.product(NUM_GROUPS, NUM_SAMPLES, lengths)
-        for side, words in zip(options.side, (4, 64))
+        for groups, samples, tokens, side, words in itertools.product(
+            NUM_GROUPS, NUM_SAMPLES, lengths, options.side, NUM_WORDS
+        )
     ]
-    trials += [Trial(num_groups=8, num_samples=1, max_tokens=1, side=options.side[1], words=4)]
     with EmbeddedNode(memory_bytes=2**28, roots={}, num_workers=1) as node, Client(node.uri) as client:
         if options.core is not None:
             os.sched_setaffinity(0, {options.core})
-        rows, seconds = asyncio.run(measure(options.model, trials, options.repeats, client))
+        rows, seconds = asyncio.run(measure(engine_config(options), trials, options.repeats, client))
     relative = rows / seconds[:, None]
     costs, _ = nnls(relative, np.ones(len(rows)))
     errors = np.abs(relative @ costs - 1.0)
     table = [{"path": name, "seconds": float(cost)} for name, cost in zip(COSTS, costs)]
     table.append({"path": "error of the fit: mean, largest", "seconds": float(errors.mean()), "": float(errors.max())})
-    show(f"Costs of an engine of {options.model}, {len(trials)} trials", table, as_json=options.json)
+    title = f"Costs of an engine of {options.model}, {options.dtype}, tp {options.tp}, {len(trials)} trials"
+    show(title, table, as_json=options.json)
+
+
+def engine_config(options: argparse.Namespace) -> EngineConfig:
+    """As a run would have it, with room for the longest trial."""
+    hf_config = read_config(options.model)
+    positions = {**hf_config, **hf_config.get("text_config", {})}.get("max_position_embeddings", 4096)
+    return EngineConfig(
+        model_dir=str(options.model),
+        name="speeds",
+        dtype=options.dtype,
+        tensor_parallel_size=options.tp,
+        kv_cache_bytes=parse_size(options.kv_cache),
+        max_model_len=min(4096, positions),
+    )
 
 
 async def measure(
-    model_dir: Path, trials: Sequence[Trial], repeats: int, client: Client
+    config: EngineConfig, trials: Sequence[Trial], repeats: int, client: Client
 ) -> tuple[np.ndarray, np.ndarray]:
     """[N, 5] how often each trial paid each of `COSTS`, and [N] its seconds."""
     fresh = itertools.count()
     with Reader(client.uri) as reader:
-        engine = await Engine.start(EngineConfig(model_dir=str(model_dir), name="speeds", max_model_len=1024))
+        engine = await Engine.start(config)
         never_end()
         worker = RolloutWorker(engine, client, reader)
         try:
             best: dict[Trial, tuple[float, np.ndarray]] = {}
             for _ in range(1 + repeats):  # the first round warms up, unless it is the fastest
                 for trial in trials:
-                    tasks = list(make_tasks(trial, model_dir, client, fresh))
+                    tasks = list(make_tasks(trial, Path(config.model_dir), client, fresh))
                     began_s = time.perf_counter()
                     sampling = Sampling(max_tokens=trial.max_tokens)
                     groups = await asyncio.gather(*(worker.generate(task, sampling) for task in tasks))

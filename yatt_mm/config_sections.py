@@ -172,8 +172,8 @@ class AlgorithmSection(Section):
     """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The probability ratio counts down to 1 - clip_low."""
-    clip_high: Annotated[float, Field(gt=0)] = 0.2
-    """The probability ratio counts up to 1 + clip_high."""
+    clip_high: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 0.2
+    """The probability ratio counts up to 1 + clip_high; `.inf` sets no limit."""
     entropy_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of an entropy bonus in the loss."""
 
@@ -235,8 +235,8 @@ class TrainSection(Section):
     """Of AdamW; biases and norms are not decayed."""
     betas: tuple[float, float] = (0.9, 0.95)
     """Of AdamW."""
-    clip_grad: Annotated[float, Field(gt=0)] = 1.0
-    """Largest norm of the global gradient."""
+    clip_grad: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 1.0
+    """Largest norm of the global gradient; `.inf` sets no limit."""
     optimizer_offload_fraction: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Share of the optimizer's state that stays, and is updated, in host memory. Needs a GPU."""
     num_minibatches: Count = 1

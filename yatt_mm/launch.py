@@ -109,7 +109,7 @@ def _run(
             config.run_dir,
             num_steps=config.train.steps,
             first_step=start.step,
-            judges=config.reward.judges,
+            judges=tuple(config.reward.judges),
             console=console,
         )
     )

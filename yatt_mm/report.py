@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -36,7 +36,7 @@ class Reporter:
     """Consumes the records that controllers hand over; a context manager."""
 
     def __init__(
-        self, run_dir: Path, *, num_steps: int, first_step: int, judges: Iterable[str], console: Console
+        self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console
     ) -> None:
         """`judges`: their names. Metrics of steps after `first_step` (from a run that is now resumed) are dropped."""
         run_dir.mkdir(parents=True, exist_ok=True)

@@ -33,8 +33,8 @@ EXAMPLES = """examples:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
     options = _parser().parse_intermixed_args(arguments)
-    overrides = [argument for argument in options.arguments if "=" in argument]
-    paths = [argument for argument in options.arguments if "=" not in argument]
+    paths = [argument for argument in options.arguments if "=" not in argument or argument.endswith((".yaml", ".yml"))]
+    overrides = [argument for argument in options.arguments if argument not in paths]
     where = ""
     try:
         _check_number(paths, options)

@@ -8,7 +8,7 @@ after every step.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +24,11 @@ _END = "\n]\n"
 class Timeline:
     """Appends to the file."""
 
-    def __init__(self, path: Path, *, judges: Iterable[str], continues: bool) -> None:
+    def __init__(self, path: Path, *, judges: Sequence[str], continues: bool) -> None:
         """`judges`: their names, in an order that stays. `continues`: keep what an earlier part of the run wrote."""
         self._path = path
-        self._rows = {pool: row for row, pool in enumerate((Role.ROLLOUT, Role.TRAIN, *judges))}
+        first, *others = judges or ("",)
+        self._rows = {pool: row for row, pool in enumerate((Role.ROLLOUT, first, Role.TRAIN, *others))}
         self._named: set[tuple[int, int]] = set()
         if not (continues and path.exists() and path.read_text().endswith(_END)):
             path.write_text("[")

@@ -84,6 +84,7 @@ BODIES = {
     "no json": "{",
     "no choices": "{}",
     "null": "null",
+    "no answer, and too many tokens": json.dumps({"choices": [], "usage": {"completion_tokens": 10**4000}}),
     "no logprobs": '{"choices": [{"message": {"content": "yes"}}]}',
     "logprobs of another form": '{"choices": [{"logprobs": {"content": [{"top_logprobs": ["yes"]}]}}]}',
     "impossible logprobs": json.dumps(

@@ -71,9 +71,10 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
         (("template=''",), "the template does not name {response}"),
         (("template='{response:d}'",), "the template has a name with a format or a conversion"),
         (("template='{response!r}'",), "the template has a name with a format or a conversion"),
-        (("pattern=([0-9])",), "only verdict regex reads it, and verdict is yes_no; leave it out"),
-        (("verdict=json", "pattern=([0-9])"), "only verdict regex reads it, and verdict is json"),
-        (("scale=10",), "only verdict regex and json reads it, and verdict is yes_no"),
+        (("pattern=([0-9])",), "it is read with verdict regex, and verdict is yes_no; leave it out"),
+        (("verdict=json", "pattern=([0-9])"), "it is read with verdict regex, and verdict is json"),
+        (("scale=10",), "it is read with verdict regex or json, and verdict is yes_no"),
+        (("verdict=regex", "yes_words=['y']"), "it is read with verdict yes_no, and verdict is regex"),
         (("yes_words=[]",), "the words that mean yes are []; name one at least"),
         (("no_words=['no','yes']",), "'yes' means both yes and no"),
         (("no_words=[no]",), "write 'yes' and 'no' with quotes"),
@@ -88,6 +89,18 @@ def test_a_judge_that_could_not_judge_is_named(
     with pytest.raises(ConfigError) as caught:
         check(folder, tiny_dir, "reward.judges.own.max_model_len=1024", *judge)
     assert message in str(caught.value)
+
+
+def test_a_key_that_no_header_can_hold_is_named_and_not_told(
+    folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    judge = ("reward.judges.away.url=http://host/v1", "reward.judges.away.model=judge")
+    monkeypatch.setenv("JUDGE_KEY", "secret\n")
+    check(folder, tiny_dir, *judge, "reward.judges.away.api_key_env=JUDGE_KEY")
+    monkeypatch.setenv("JUDGE_KEY", "open\nsesame")
+    with pytest.raises(ConfigError, match="JUDGE_KEY, which is set to what cannot stand in a header") as caught:
+        check(folder, tiny_dir, *judge, "reward.judges.away.api_key_env=JUDGE_KEY")
+    assert "sesame" not in str(caught.value)
 
 
 def test_a_judge_may_not_be_called_as_a_role(folder: Path, tiny_dir: Path) -> None:

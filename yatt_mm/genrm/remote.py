@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S = 0.5
 """Before a request is sent again; doubled each time."""
 MAX_ERROR_CHARS = 200
+MAX_TOKENS_TOLD = 10**7
+"""More than any answer has; what a server tells beyond it is not counted."""
 MIME_TYPES = (
     (re.compile(rb"\x89PNG"), "image/png"),
     (re.compile(rb"\xff\xd8"), "image/jpeg"),
@@ -188,8 +190,7 @@ class RemoteJudge:
         """Raises _AnswerError where a server says what no server should."""
         try:
             chat = json.loads(text)
-            num_tokens = int((chat.get("usage") or {}).get("completion_tokens") or 0)
-            return _Answer(score=self._score(chat["choices"][0]), num_tokens=num_tokens)
+            return _Answer(score=self._score(chat["choices"][0]), num_tokens=_num_tokens(chat))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _AnswerError(f"not a chat completion: {text}") from error
 
@@ -213,13 +214,22 @@ class _CountedConnector(aiohttp.TCPConnector):
         self._traffic = traffic
 
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
-        if (transport := protocol.transport) is not None:
-            self._traffic.look_at(transport.get_extra_info("socket").fileno())
+        transport = protocol.transport
+        connection = None if transport is None else transport.get_extra_info("socket")
+        if connection is not None:  # else the server closed it without an answer
+            self._traffic.look_at(connection.fileno())
         super()._release(key, protocol, should_close=should_close)
 
 
 class _AnswerError(Exception):
     """The server answered, but not what was asked."""
+
+
+def _num_tokens(chat: dict[str, Any]) -> int:
+    """What the server says that it wrote, where it can be believed."""
+    usage = chat.get("usage")
+    number = usage.get("completion_tokens") if isinstance(usage, dict) else None
+    return number if isinstance(number, int) and 0 <= number <= MAX_TOKENS_TOLD else 0
 
 
 def _source_of(ref: Ref) -> Ref:

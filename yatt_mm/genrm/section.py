@@ -27,7 +27,13 @@ def _check_quoted(value: object) -> object:
 Word = Annotated[str, BeforeValidator(_check_quoted)]
 Score = Annotated[float, Field(allow_inf_nan=False)]
 
-READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
+READ_BY = {
+    "yes_words": ("yes_no",),
+    "no_words": ("yes_no",),
+    "pattern": ("regex",),
+    "field": ("json",),
+    "scale": ("regex", "json"),
+}
 """Keys, and the verdicts that read them."""
 OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
 """Keys without a meaning for a judge that classifies."""
@@ -129,11 +135,10 @@ def remote_spec(name: str, section: JudgeSection, *, patience_s: float) -> Remot
         if variable is not None:
             raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, but it has no url; leave it out")
         return None
-    api_key = os.environ.get(variable) if variable is not None else None
-    if variable is not None and not api_key:
-        raise ConfigError(
-            f"reward.judges.{name}.api_key_env is {variable}, which is not set in the environment; export it"
-        )
+    api_key = os.environ.get(variable, "").strip() if variable is not None else None
+    if api_key is not None and not (api_key and api_key.isprintable()):
+        found = "not set in the environment" if not api_key else "set to what cannot stand in a header"
+        raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, which is {found}; export the key in it")
     return RemoteSpec(
         url=section.url,
         api_key=api_key,
@@ -163,8 +168,8 @@ def _verdict(section: JudgeSection) -> Verdict:
     )
     for key, readers in READ_BY.items():
         if section.verdict not in readers:
-            wanted = " and ".join(readers)
-            _check_unset(section, (key,), f"only verdict {wanted} reads it, and verdict is {section.verdict}")
+            wanted = " or ".join(readers)
+            _check_unset(section, (key,), f"it is read with verdict {wanted}, and verdict is {section.verdict}")
     if section.verdict == "yes_no":
         return YesNo(yes=section.yes_words, no=section.no_words)
     if section.verdict == "regex":
