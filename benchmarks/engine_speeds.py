@@ -69,9 +69,7 @@ def main() -> None:
     arguments.add_argument("--side", type=int, nargs=2, default=(28, 112), help="pixels of small and large images")
     arguments.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights (float32)")
     arguments.add_argument("--tp", type=int, default=1, help="devices of the engine (1)")
-    arguments.add_argument(
-        "--kv-cache", default="1GiB", help="must hold 256 of the longest responses (1GiB)"
-    )
+    arguments.add_argument("--kv-cache", default="1GiB", help="must hold 256 of the longest responses (1GiB)")
     arguments.add_argument("--repeats", type=int, default=3, help="rounds over all trials; the fastest of each counts")
     options = arguments.parse_args()
     lengths = sorted({1, max(2, options.max_tokens // 4), options.max_tokens})
