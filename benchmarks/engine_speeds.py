@@ -70,7 +70,7 @@ def main() -> None:
     arguments.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of weights (float32)")
     arguments.add_argument("--tp", type=int, default=1, help="devices of the engine (1)")
     arguments.add_argument("--kv-cache", default="1GiB", help="must hold 256 of the longest responses (1GiB)")
-    arguments.add_argument("--repeats", type=int, default=3, help="rounds over all trials; the fastest of each counts")
+    arguments.add_argument("--repeats", type=int, default=1, help="rounds after the first; a trial's fastest counts")
     options = arguments.parse_args()
     lengths = sorted({1, max(2, options.max_tokens // 4), options.max_tokens})
     trials = [
@@ -117,7 +117,7 @@ async def measure(
         worker = RolloutWorker(engine, client, reader)
         try:
             best: dict[Trial, tuple[float, np.ndarray]] = {}
-            for _ in range(1 + repeats):  # the first round warms up, unless it is the fastest
+            for _ in range(1 + repeats):
                 for trial in trials:
                     tasks = list(make_tasks(trial, Path(config.model_dir), client, fresh))
                     began_s = time.perf_counter()

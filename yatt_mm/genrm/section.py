@@ -27,13 +27,7 @@ def _check_quoted(value: object) -> object:
 Word = Annotated[str, BeforeValidator(_check_quoted)]
 Score = Annotated[float, Field(allow_inf_nan=False)]
 
-READ_BY = {
-    "yes_words": ("yes_no",),
-    "no_words": ("yes_no",),
-    "pattern": ("regex",),
-    "field": ("json",),
-    "scale": ("regex", "json"),
-}
+READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
 """Keys, and the verdicts that read them."""
 OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
 """Keys without a meaning for a judge that classifies."""
