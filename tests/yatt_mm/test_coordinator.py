@@ -190,7 +190,23 @@ def test_what_a_move_would_cost_too_much_for_is_told_once() -> None:
         await coordinator.enter(Phase.TRAIN, 1, True)
         planned, refused = (await coordinator.take_report()).decisions
         assert (planned["split"], refused["split"]) == ("1+1", "1+1")
-        assert "0+2 saves about" in refused["reason"] and "moving costs 1e+03 s" in refused["reason"]
+        assert "0+2 saves about" in refused["reason"] and "moving costs 900 s" in refused["reason"]
+
+    asyncio.run(run())
+
+
+def test_a_move_that_was_slow_by_chance_is_forgotten() -> None:
+    """Else the policy would never move again, and so never see that moves are quick."""
+
+    async def run() -> None:
+        coordinator = make(PARTIAL, [], division=DIVISION)
+        coordinator._mover.note_move(1000.0)  # type: ignore[union-attr]
+        for step in range(200):
+            await coordinator.enter(Phase.GENERATION, step, True)
+            await coordinator.enter(Phase.TRAIN, step, True)
+        number = (await coordinator.enter(Phase.GENERATION, 200, True)).number
+        await judge_alone(coordinator, number, num_engines=2)
+        await coordinator.enter(Phase.TRAIN, 200, True)
 
     asyncio.run(run())
 

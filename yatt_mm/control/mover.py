@@ -13,6 +13,9 @@ from yatt_mm.placement import Role
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 
+MOVE_MEMORY = 0.9
+"""What a move's time counts a phase later: one that was slow by chance must not be held against all that follow."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Division:
@@ -44,6 +47,7 @@ class Mover:
 
     def begin(self, *, now_s: float) -> Decision:
         """The split for the phase that begins."""
+        self._move_s *= MOVE_MEMORY
         decision = Decision(split=self.planned, reason=f"as configured: {self.planned}")
         if self._division.is_dynamic and self._start:
             observation = Observation(
@@ -75,7 +79,7 @@ class Mover:
         return decide(split, observation, self._division.bounds)
 
     def note_move(self, seconds: float) -> None:
-        """A cell was out of work so long while it moved; the longest yet is reckoned with."""
+        """A cell was out of work so long while it moved; the longest of late is reckoned with (see `MOVE_MEMORY`)."""
         self._move_s = max(self._move_s, seconds)
 
     def _load(self, role: Role, now_s: float) -> RoleLoad:
