@@ -21,6 +21,8 @@ from yatt_mm.simulator.layouts import NAMES, compare
 from yatt_mm.simulator.report import as_object, as_table, assumed_keys
 from yatt_mm.simulator.results import LayoutResult
 
+WIDTH_OF_FILES = 140
+"""Columns of a table that goes into a file or a pipe: no cell of it is cut off or broken."""
 EXAMPLES = """examples:
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml --gantt /tmp/yatt.png workload.verdict.median=100
@@ -67,6 +69,8 @@ def _check_number(paths: list[str], options: argparse.Namespace) -> None:
 
 def _simulate(path: str, config: SimulationConfig, options: argparse.Namespace) -> None:
     console = Console(stderr=options.json)
+    if not console.is_terminal:
+        console = Console(stderr=options.json, width=WIDTH_OF_FILES)
     started = time.perf_counter()
     results = _run(config, console)
     seconds = time.perf_counter() - started

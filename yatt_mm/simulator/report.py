@@ -34,7 +34,7 @@ def as_object(results: Sequence[LayoutResult]) -> dict[str, Any]:
 def as_table(results: Sequence[LayoutResult], title: str) -> Table:
     """A row a layout; savings say how much less time full colocation and the dynamic split take."""
     table = Table(title=title)
-    table.add_column("layout")
+    table.add_column("layout", no_wrap=True, min_width=max(len(result.name) for result in results))
     for heading in ("step_s", "rollout_s", "busy_frac", "full saves", "dynamic saves", "dynamic saves (rollout)"):
         table.add_column(heading, justify="right")
     table.add_column("devices")
