@@ -12,6 +12,7 @@ from dataplane.cli import main
 from dataplane.cli_options import parse_memory, parse_root
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
+from tests.dataplane.serving import about_itself
 
 
 def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
@@ -132,7 +133,8 @@ def test_what_grpc_says_does_not_stand_before_what_we_say(node: EmbeddedNode) ->
     port = node.uri.rpartition(":")[2]
     command = [sys.executable, "-m", "dataplane", "serve", "--port", port, "--memory", "1MiB"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 1 and done.stderr.startswith("dataplane serve: ") and done.stderr.count("\n") == 1
+    message = about_itself(done.stderr)
+    assert done.returncode == 1 and message.startswith("dataplane serve: ") and message.count("\n") == 1
     command = [sys.executable, "-m", "dataplane", "stat", "--uri", node.uri.replace("grpc://", "grpc+tls://")]
     done = subprocess.run([*command, "--timeout", "5"], capture_output=True, text=True, timeout=60)
     assert done.returncode == 1 and done.stderr.startswith("dataplane stat: ") and done.stderr.count("\n") == 1
