@@ -6,6 +6,8 @@ The whole runs in test_run.py and test_colocation_run.py have the real ones.
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -54,7 +56,7 @@ def make(
         states={unit: State.ASLEEP if unit.role is Role.GENRM else State.AWAKE for unit in placement.units},
         requests_per_engine={"rollout": 2, "judge": 2},
         division=division,
-        deadline_s=0.5,
+        deadline_s=0.5 if late else 30.0,
     )
 
 
@@ -148,7 +150,7 @@ def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> 
         coordinator = make(PARTIAL, [], division=DIVISION)
         number = (await coordinator.enter(Phase.GENERATION, 1, True)).number
         assert await coordinator.acquire(number, "rollout", 0, 5) == [0, 0]
-        await asyncio.sleep(0.3)  # until there is something to judge
+        await asyncio.sleep(1.5)  # until there is something to judge: much longer than a move takes
         await coordinator.want(number, "rollout", 0, 0, [(0, 2, 2)])
         await judge_alone(coordinator, number, num_engines=2)
         entered = await coordinator.enter(Phase.TRAIN, 1, True)
@@ -169,7 +171,7 @@ def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told() -> 
         await coordinator.enter(Phase.TRAIN, 2, True)
         report = await coordinator.take_report()
         assert [decision["split"] for decision in report.decisions] == ["1+1", "2+0", "1+1", "0+2"]
-        assert "GenRM has nothing to do for 0." in report.decisions[1]["reason"]
+        assert re.search(r"GenRM has nothing to do for (0\.|1)", report.decisions[1]["reason"])
         assert report.metrics["placement/num_moves"] == 3
         assert 0 < report.metrics["placement/rollout_devices"] < 2
         assert report.metrics["placement/rollout_awake_bytes_max"] == 1002
@@ -221,16 +223,18 @@ def test_engines_over_several_devices_move_as_cells_and_are_counted_in_devices()
     async def run() -> None:
         log: list[tuple[str, State]] = []
         coordinator = make(placement, log, division=DIVISION)
+        began_s = time.monotonic()
         entered = await coordinator.enter(Phase.GENERATION, 1, True)
         assert entered.awake == {"rollout": (0,), "judge": (2, 3)}
         log.clear()
         await judge_alone(coordinator, entered.number, num_engines=4)
         assert log[0] == ("engine 0", State.ASLEEP)
         assert sorted(log[1:]) == [("engine 0 of judge judge", State.AWAKE), ("engine 1 of judge judge", State.AWAKE)]
+        await asyncio.sleep(4 * (time.monotonic() - began_s))  # for most of the phase the judge has them all
         await coordinator.enter(Phase.TRAIN, 1, True)
         metrics = (await coordinator.take_report()).metrics
-        assert 2 < metrics["placement/genrm_devices"] <= 4
-        assert 0 <= metrics["placement/rollout_devices"] < 2
+        assert 3 < metrics["placement/genrm_devices"] <= 4
+        assert 0 <= metrics["placement/rollout_devices"] < 1
 
     asyncio.run(run())
 
