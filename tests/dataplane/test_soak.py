@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from benchmarks.soak import soak
@@ -13,13 +14,17 @@ def put(name: str, started: float, **more: Any) -> dict[str, Any]:
     return {"ref": {"name": name}, "started": started, "is_durable": False, "scope": None} | more
 
 
-def test_twenty_seconds_of_writing_reading_and_killing_give_no_wrong_byte_and_no_leak() -> None:
-    report = soak(20, 1, 24 << 20, 16 << 20, 100, Console(stderr=True))
-    assert report["findings"] == []
-    counts = report["counts"]
-    assert counts["num_node_kills"] >= 1 and counts["num_client_kills"] >= 2
-    assert counts["num_checks"] > 100 and counts["num_puts"] > 10
-    assert counts["num_evicted"] > 0 and counts["max_spilled"] > 0
+def test_writing_reading_and_killing_give_no_wrong_byte_and_no_leak() -> None:
+    """For twenty seconds, or on a slow machine for as long as it takes to see everything happen."""
+    for seed, seconds in enumerate((20, 60, 120), start=1):
+        report = soak(seconds, seed, 24 << 20, 16 << 20, 100, Console(stderr=True))
+        assert report["findings"] == []
+        counts = report["counts"]
+        wanted = {"num_node_kills": 1, "num_client_kills": 2, "num_checks": 101, "num_puts": 11, "num_evicted": 1}
+        missing = {name: counts[name] for name, least in (wanted | {"max_spilled": 1}).items() if counts[name] < least}
+        if not missing:
+            return
+    pytest.fail(f"did not happen often enough in {seconds} s: {missing}")
 
 
 def test_only_what_nothing_took_away_is_missed() -> None:
