@@ -139,6 +139,7 @@ class Config(Section):
             ),
             is_dynamic=section.dynamic and self.has_local_judges,
             decide_every_s=section.decide_every_s,
+            is_replacing=self.sampling.replace_groups,
         )
 
     def requests_per_engine(self) -> dict[str, int]:

@@ -73,8 +73,7 @@ class RoleLoad:
 
     busy_frac: float
     """Share of the cells' time in the last phase (STEP) or so far in this one (GENERATION) that was filled with work,
-    from 0 to 1. For rollout any time with a request counts: responses take as long as they take. For GenRM, which
-    waits for them, a cell with fewer requests than `requests_per_cell` counts in proportion."""
+    from 0 to 1 (see `yatt_mm.placement_work`)."""
     held_s: float
     """Cell-seconds that the role had in that time; `busy_frac` of them were work."""
     num_running: int = 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from yatt_mm.control.pool import Pool
+from yatt_mm.placement_work import rollout_work_s
 
 
 def make(num_engines: int = 2, room: int = 2) -> Pool:
@@ -47,9 +48,23 @@ def test_times_are_integrals_over_what_engines_had() -> None:
     times = pool.times(now_s=10.0)
     assert times.held_s == 6 + 10
     assert times.active_s == 4 + 10
-    assert times.work_s == pytest.approx(4 * 1.0 + 10 * 0.5)
+    assert times.filled_s == pytest.approx(4 * 1.0 + 10 * 0.5)
     assert times.any_s == 10
+    assert times.crowded_s == 0, "nothing waited"
     assert pool.num_ended == 2
+
+
+def test_engines_are_crowded_while_requests_wait_for_one() -> None:
+    pool = make()
+    pool.want(0, 5, now_s=0.0)
+    pool.grant({0}, now_s=0.0)  # 2 on each engine, 1 waits
+    pool.finish(1, 1, num_ended=1, now_s=3.0)
+    pool.grant({0}, now_s=3.0)
+    pool.finish(0, 2, num_ended=2, now_s=4.0)
+    times = pool.times(now_s=10.0)
+    assert times.crowded_s == 2 * 3.0
+    assert rollout_work_s(times, is_replacing=False) == times.active_s == 4 + 10
+    assert rollout_work_s(times, is_replacing=True) == (times.filled_s + 2 * 3.0) / 2
 
 
 def test_a_new_phase_begins_with_nothing_under_way() -> None:

@@ -160,6 +160,10 @@ def test_a_division_begins_within_its_bounds(folder: Path, tiny_dir: Path) -> No
         given = [f"placement.{bound}" for bound in bounds]
         division = load_config(runs.ROOT / config, [*rest, *given]).division()
         assert division is not None and str(division.first) == first
+    for is_replacing in (True, False):
+        given = [f"sampling.replace_groups={str(is_replacing).lower()}"]
+        division = load_config(runs.ROOT / config, [*rest, *given]).division()
+        assert division is not None and division.is_replacing is is_replacing
 
 
 @pytest.mark.parametrize(

@@ -18,10 +18,14 @@ from hypothesis import strategies as st
 
 from tests.yatt_mm.simulated import engine, simulation, tree
 from yatt_mm.errors import ConfigError
+from yatt_mm.placement_work import Times
 from yatt_mm.simulate import main
 from yatt_mm.simulator.alongside import asynchronous
 from yatt_mm.simulator.cells import AWAKE, Cells, Use
 from yatt_mm.simulator.config import load_simulation, parse_simulation
+from yatt_mm.simulator.engine import Request
+from yatt_mm.simulator.events import Events
+from yatt_mm.simulator.fleet import Fleet
 from yatt_mm.simulator.in_turn import external, full, partial_dynamic, partial_static
 from yatt_mm.simulator.layouts import NAMES, compare
 from yatt_mm.simulator.lengths import draw_lengths
@@ -78,6 +82,16 @@ def test_sequences_of_a_batch_slow_each_other_down_and_share_their_prompt() -> N
     )
     # The prompt is read once (10 s), each request costs 0.5 s, then ten steps of 1 + 4 x 0.25 s.
     assert partial_static(config, 1).rollout_s == pytest.approx(10 + 4 * 0.5 + 10 * 2)
+
+
+def test_a_fleet_is_crowded_while_it_has_more_requests_than_fill_it() -> None:
+    events = Events()
+    fleet = Fleet(simulation(rollout=engine(decode_fixed_s=1.0)).rollout, 1, events, lambda request: None)
+    for cell in range(2):
+        fleet.wake(cell)
+    fleet.submit([Request(group=0, sample=sample, num_left=4.0, prefixes=()) for sample in range(3)])
+    events.run(lambda: fleet.num_ended == 3)
+    assert fleet.times() == Times(active_s=4 + 8, filled_s=4 + 8, crowded_s=2 * 4, held_s=2 * 8)
 
 
 def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:
@@ -219,6 +233,16 @@ def test_on_20_random_workloads_the_dynamic_split_is_within_5_percent_of_the_bes
         best = min(settled_s(partial_static(config, r)) for r in range(1, config.num_cells))
         ratios[seed] = settled_s(partial_dynamic(config)) / best
     assert max(ratios.values()) <= 1.05, ratios
+
+
+def test_where_groups_are_replaced_rollout_is_not_given_more_because_it_waits_for_verdicts() -> None:
+    """Its cells have a request or two most of the time there, however many cells there are."""
+    ratios = {}
+    for seed in range(10):
+        config = parse_simulation(random_workload(seed) | {"sampling": {"replaces_groups": True}})
+        best = min(settled_s(partial_static(config, r)) for r in range(1, config.num_cells))
+        ratios[seed] = settled_s(partial_dynamic(config)) / best
+    assert mean(ratios.values()) <= 1.04 and max(ratios.values()) <= 1.15, ratios
 
 
 def test_on_a_workload_that_drifts_the_dynamic_split_beats_every_static_one() -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from yatt_mm.control.pool import Pool, Times
+from yatt_mm.control.pool import Pool
 from yatt_mm.placement import Role
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
+from yatt_mm.placement_work import Times, genrm_work_s, rollout_work_s
 
 MOVE_MEMORY = 0.9
 """What a move's time counts a phase later: one that was slow by chance must not be held against all that follow."""
@@ -27,6 +28,8 @@ class Division:
     is_dynamic: bool = True
     decide_every_s: float = 0.5
     """Time between decisions inside a generation phase."""
+    is_replacing: bool = False
+    """Whether groups without signal are replaced (see `rollout_work_s`)."""
 
 
 class Mover:
@@ -100,14 +103,12 @@ class Mover:
         )
 
     def _work(self, role: Role, now_s: float) -> tuple[float, int]:
-        """Cell-seconds and requests of this phase so far.
-
-        Of rollout all time with a request counts: its answers take as long as they take, however many cells there
-        are. Of GenRM, which waits for them, only what its requests would need in full engines.
-        """
+        """Cell-seconds and requests of this phase so far."""
         (before, ended_before), (now, ended) = self._start[role], self._totals(role, now_s)
         times = now.since(before)
-        return (times.active_s if role is Role.ROLLOUT else times.work_s), ended - ended_before
+        is_rollout = role is Role.ROLLOUT
+        work_s = rollout_work_s(times, is_replacing=self._division.is_replacing) if is_rollout else genrm_work_s(times)
+        return work_s, ended - ended_before
 
     def _totals(self, role: Role, now_s: float) -> tuple[Times, int]:
         """In cell-seconds, of all the role's pools; several judges share their cells, so their mean counts."""
@@ -115,6 +116,7 @@ class Mover:
         times, share = [pool.times(now_s=now_s) for pool in pools], 1 / (len(pools) * self._cell_size)
         return Times(
             active_s=sum(one.active_s for one in times) * share,
-            work_s=sum(one.work_s for one in times) * share,
+            filled_s=sum(one.filled_s for one in times) * share,
+            crowded_s=sum(one.crowded_s for one in times) * share,
             held_s=sum(one.held_s for one in times) * share,
         ), sum(pool.num_ended for pool in pools)

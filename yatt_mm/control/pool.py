@@ -8,33 +8,11 @@ nothing runs when nothing happens.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+
+from yatt_mm.placement_work import Times
 
 Ended = tuple[int, int, int]
 """An engine, how many requests it gave back, and how many of them are done; the others were cut off."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
-    """Totals since the start, in device-seconds where nothing else is said."""
-
-    any_s: float = 0.0
-    """Seconds by the clock in which any engine had a request."""
-    active_s: float = 0.0
-    """Of engines with at least one request."""
-    work_s: float = 0.0
-    """An engine that is not full counts in proportion."""
-    held_s: float = 0.0
-    """Of engines that are awake."""
-
-    def since(self, before: Times) -> Times:
-        """The difference."""
-        return Times(
-            any_s=self.any_s - before.any_s,
-            active_s=self.active_s - before.active_s,
-            work_s=self.work_s - before.work_s,
-            held_s=self.held_s - before.held_s,
-        )
 
 
 class Pool:
@@ -128,10 +106,11 @@ class Pool:
         self._now_s = now_s
         running = [self._running[engine] for engine in self._awake]
         passed_device_s = passed_s * self.devices_per_engine
-        full_frac = sum(min(1.0, count / self.requests_per_engine) for count in running)
+        num_filled = sum(min(1.0, count / self.requests_per_engine) for count in running)
         self._times = Times(
             any_s=self._times.any_s + passed_s * any(running),
             active_s=self._times.active_s + passed_device_s * sum(count > 0 for count in running),
-            work_s=self._times.work_s + passed_device_s * full_frac,
+            filled_s=self._times.filled_s + passed_device_s * num_filled,
+            crowded_s=self._times.crowded_s + passed_device_s * len(running) * (self.num_waiting > 0),
             held_s=self._times.held_s + passed_device_s * len(running),
         )

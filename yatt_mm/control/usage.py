@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from yatt_mm.control.pool import Pool, Times
+from yatt_mm.control.pool import Pool
 from yatt_mm.occupancy import Span
 from yatt_mm.placement import STATES, Phase, Placement, Role, State
 from yatt_mm.placement_policy import Decision, Moment
+from yatt_mm.placement_work import Times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,14 +53,14 @@ class _AsyncRun:
         events.run(lambda: generation.version == config.run.steps)
         self.cells.close(events.now_s)
         rollout, genrm = generation.rollout.times(), generation.genrm.times()
-        busy_s = rollout[0] + genrm[0] + len(self._train_cells) * sum(seconds for seconds, _ in self._trained)
+        training_s = len(self._train_cells) * sum(seconds for seconds, _ in self._trained)
         per_cell = config.devices.per_cell
         return LayoutResult(
             name="async",
             split=f"{self._num_rollout * per_cell} rollout + {self._num_genrm * per_cell} GenRM + "
             f"{len(self._train_cells) * per_cell} training, staleness {staleness}",
             steps=self._steps(),
-            busy_frac=busy_s / (config.num_cells * events.now_s),
+            busy_frac=(rollout.active_s + genrm.active_s + training_s) / (config.num_cells * events.now_s),
             num_moves=0,
             decisions=(),
             spans=tuple(self.cells.spans),

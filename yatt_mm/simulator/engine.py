@@ -84,7 +84,7 @@ class Engine:
     """Time up to which its state is known."""
     active_s: float = 0.0
     """Seconds with at least one request, so far."""
-    work_s: float = 0.0
+    filled_s: float = 0.0
     """The same, with decoding of fewer sequences than the knee counted in proportion."""
     version: int = 0
     """Counts changes; a planned event of an older version is void."""
@@ -186,7 +186,7 @@ class Engine:
             decode_s = now_s - start_s
             self._tokens += decode_s / self._step_s()
             self.active_s += now_s - self.clock_s
-            self.work_s += start_s - self.clock_s + decode_s * min(1.0, len(self._heap) / self._knee)
+            self.filled_s += start_s - self.clock_s + decode_s * min(1.0, len(self._heap) / self._knee)
         self.clock_s = now_s
 
     def _step_s(self) -> float:

@@ -10,6 +10,7 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from yatt_mm.placement_work import Times
 from yatt_mm.simulator.config import EngineSection
 from yatt_mm.simulator.engine import Engine, Request, Speed
 from yatt_mm.simulator.events import Events
@@ -33,9 +34,11 @@ class Fleet:
         self._num_engines_made = 0
         self._num_running = 0
         self._gone_active_s = 0.0
-        self._gone_work_s = 0.0
+        self._gone_filled_s = 0.0
         self._held_since_s: dict[int, float] = {}
         self._gone_held_s = 0.0
+        self._crowded_s = 0.0
+        self._crowded_until_s = 0.0
 
     @property
     def requests_per_cell(self) -> float:
@@ -57,16 +60,22 @@ class Fleet:
         """Requests at work or waiting."""
         return self._num_running + len(self.waiting)
 
-    def times(self) -> tuple[float, float, float]:
-        """Cell-seconds so far: with requests, of work (see `Engine.work_s`), and held."""
+    def times(self) -> Times:
+        """Cell-seconds so far."""
         now_s = self._events.now_s
+        self._count_crowded()
         engines = [engine for group in self._engines.values() for engine in group]
         for engine in engines:
             engine.advance(now_s)
         active_s = self._gone_active_s + sum(engine.active_s for engine in engines)
-        work_s = self._gone_work_s + sum(engine.work_s for engine in engines)
+        filled_s = self._gone_filled_s + sum(engine.filled_s for engine in engines)
         held_s = self._gone_held_s + sum(now_s - since_s for since_s in self._held_since_s.values())
-        return active_s / self._engines_per_cell, work_s / self._engines_per_cell, held_s
+        return Times(
+            active_s=active_s / self._engines_per_cell,
+            filled_s=filled_s / self._engines_per_cell,
+            crowded_s=self._crowded_s,
+            held_s=held_s,
+        )
 
     def emptiest(self, count: int) -> list[int]:
         """The cells with the fewest requests at work."""
@@ -74,6 +83,7 @@ class Fleet:
 
     def wake(self, cell: int) -> None:
         """The role's engines on a cell are awake from now on."""
+        self._count_crowded()
         now_s = self._events.now_s
         assert cell not in self._engines
         self._engines[cell] = [Engine(self.speed, clock_s=now_s) for _ in range(self._engines_per_cell)]
@@ -84,13 +94,14 @@ class Fleet:
 
     def sleep(self, cell: int) -> None:
         """The engines on a cell fall asleep; their requests continue elsewhere and are the first to."""
+        self._count_crowded()
         now_s = self._events.now_s
         cut: list[Request] = []
         for engine in self._engines.pop(cell):
             cut += engine.drain(now_s)
             engine.version = -1  # whatever was planned for it is void
             self._gone_active_s += engine.active_s
-            self._gone_work_s += engine.work_s
+            self._gone_filled_s += engine.filled_s
         self._gone_held_s += now_s - self._held_since_s.pop(cell)
         self._num_running -= len(cut)
         self.waiting.extendleft(reversed(cut))
@@ -98,11 +109,13 @@ class Fleet:
 
     def submit(self, requests: Iterable[Request]) -> None:
         """Requests that are ready to be worked on."""
+        self._count_crowded()
         self.waiting.extend(requests)
         self.fill()
 
     def drop(self, groups: set[int]) -> int:
         """Abort all requests of some groups; returns how many."""
+        self._count_crowded()
         num = len(self.waiting)
         self.waiting = deque(request for request in self.waiting if request.group not in groups)
         num -= len(self.waiting)
@@ -139,6 +152,13 @@ class Fleet:
         for engine in touched.values():
             self._plan(engine)
 
+    def _count_crowded(self) -> None:
+        """Before the requests present or the cells change."""
+        now_s, num_cells = self._events.now_s, len(self._engines)
+        if self.num_present > num_cells * self._requests_per_cell:
+            self._crowded_s += num_cells * (now_s - self._crowded_until_s)
+        self._crowded_until_s = now_s
+
     def _least_loaded(self) -> Engine | None:
         while self._by_load:
             load, _, engine = self._by_load[0]
@@ -164,6 +184,7 @@ class Fleet:
     def _end(self, engine: Engine, version: int) -> None:
         if engine.version != version:
             return
+        self._count_crowded()
         ended = engine.pop_ended(self._events.now_s)
         self._num_running -= len(ended)
         self._changed(engine)

@@ -80,7 +80,7 @@ class _Run:
         self.cells.close(self.events.now_s)
         self._check_conservation()
         rollout, genrm = self.generation.rollout.times(), self.generation.genrm.times()
-        busy_s = rollout[0] + genrm[0] + self._train_cell_s
+        busy_s = rollout.active_s + genrm.active_s + self._train_cell_s
         return LayoutResult(
             name=name,
             split=split,
@@ -89,7 +89,7 @@ class _Run:
             num_moves=self.hands.num_moves,
             decisions=tuple(self.decisions),
             spans=tuple(self.cells.spans),
-            policy_times=(rollout[1], genrm[1]),
+            policy_times=(rollout.filled_s, genrm.filled_s),
         )
 
     def _step(self) -> None:

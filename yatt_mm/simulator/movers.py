@@ -8,6 +8,7 @@ from typing import Protocol
 from yatt_mm.errors import ConfigError
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
+from yatt_mm.placement_work import Times, genrm_work_s, rollout_work_s
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
@@ -146,7 +147,7 @@ class ByPolicy:
         self._phase = 0
         self._num_decisions = 0
         self._lead = Lead(decide_every_s=config.placement.decide_every_s)
-        self._start: dict[Fleet, tuple[float, float, float, int]] = {}
+        self._start: dict[Fleet, tuple[Times, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
         """Work and requests of the last phase: at the start of a phase little has ended yet."""
 
@@ -173,7 +174,7 @@ class ByPolicy:
         self._num_decisions = 0
         self._lead.begin(self._events.now_s)
         for fleet in (self._generation.rollout, self._generation.genrm):
-            self._start[fleet] = (*fleet.times(), fleet.num_ended)
+            self._start[fleet] = (fleet.times(), fleet.num_ended)
         self._plan()
 
     def changed(self) -> None:
@@ -223,20 +224,18 @@ class ByPolicy:
             self._hands.move(cell, use)
 
     def _work(self, fleet: Fleet) -> tuple[float, int]:
-        """Cell-seconds and requests of this phase so far.
-
-        Of rollout all time with a request counts: its responses take as long as they take, however many cells there
-        are. Of GenRM, which waits for them, only what its requests would need in full engines.
-        """
-        active_s, work_s, _ = (now - then for now, then in zip(fleet.times(), self._start[fleet][:3]))
-        num_ended = fleet.num_ended - self._start[fleet][3]
-        return (active_s if fleet is self._generation.rollout else work_s), num_ended
+        """Cell-seconds and requests of this phase so far."""
+        before, ended_before = self._start[fleet]
+        times, is_replacing = fleet.times().since(before), self._config.sampling.replaces_groups
+        is_rollout = fleet is self._generation.rollout
+        work_s = rollout_work_s(times, is_replacing=is_replacing) if is_rollout else genrm_work_s(times)
+        return work_s, fleet.num_ended - ended_before
 
     def _load(self, fleet: Fleet) -> RoleLoad:
         work_s, num_ended = self._work(fleet)
         work_before_s, num_ended_before = self._before.get(fleet, (0.0, 0))
         num_ended += num_ended_before
-        held_s = fleet.times()[2] - self._start[fleet][2]
+        held_s = fleet.times().held_s - self._start[fleet][0].held_s
         return RoleLoad(
             busy_frac=work_s / held_s if held_s else 0.0,
             held_s=held_s,
