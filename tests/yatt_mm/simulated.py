@@ -35,6 +35,11 @@ def tree(**changes: Any) -> dict[str, Any]:
         "external": {"paper_genrm_frac": 0.5},
         "publish_s": 0,
     }
+    return override(base, **changes)
+
+
+def override(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    """The tree with keys (`__` for the dot) changed in place."""
     for key, value in changes.items():
         *sections, leaf = key.split("__")
         place = base

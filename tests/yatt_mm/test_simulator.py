@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import random
 import re
 from pathlib import Path
 from statistics import mean
@@ -16,7 +15,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.yatt_mm.simulated import engine, simulation, tree
+from benchmarks.moving_split import NEAR, measure, plain
+from tests.yatt_mm.simulated import engine, override, simulation, tree
 from yatt_mm.errors import ConfigError
 from yatt_mm.placement_work import Times
 from yatt_mm.simulate import main
@@ -111,6 +111,11 @@ def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:
 # ---------------------------------------------------------------- what always holds
 
 
+def short(seed: int) -> dict[str, Any]:
+    """A random workload of three steps of 16 prompts."""
+    return override(plain(seed), run__steps=3, workload__prompts_per_step=16)
+
+
 def awake_twice(result: LayoutResult) -> bool:
     by_cell: dict[int, list[tuple[float, float]]] = {}
     for span in result.spans:
@@ -127,8 +132,7 @@ def test_no_layout_has_two_awake_roles_on_a_device_and_every_request_ends_once()
     """Both are asserted inside the simulator as well; `tail` and `replaces_groups` make aborts and replacements."""
     for tail in ("drop", "restart", "continue"):
         config = parse_simulation(
-            random_workload(3, steps=3, prompts=16)
-            | {"sampling": {"replaces_groups": True, "over_dispatch": 1.5, "tail": tail}}
+            short(3) | {"sampling": {"replaces_groups": True, "over_dispatch": 1.5, "tail": tail}}
         )
         results = [full(config), partial_dynamic(config), partial_static(config, 2), external(config, 2, "x")]
         for result in [*results, asynchronous(config, 2, 1)]:
@@ -145,7 +149,7 @@ def test_waking_a_role_beside_another_is_caught() -> None:
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
-    config = parse_simulation(random_workload(1, steps=2, prompts=16))
+    config = parse_simulation(short(1))
     assert partial_dynamic(config) == partial_dynamic(config)
 
 
@@ -181,67 +185,15 @@ def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
 # ---------------------------------------------------------------- the policy
 
 
-def random_workload(seed: int, steps: int = 6, prompts: int = 32) -> dict[str, Any]:
-    draw = random.Random(seed)
-    changes = {
-        "run": {"seed": seed, "steps": steps},
-        "devices": {"num": 8, "per_cell": 1},
-        "workload__prompts_per_step": prompts,
-        "workload__group_size": 4,
-        "workload__prompt_tokens": 300,
-        "workload__judge_prompt_tokens": 500,
-        "workload__response": {
-            "median": draw.uniform(100, 600),
-            "sigma": draw.uniform(0.3, 0.7),
-            "tail_frac": draw.uniform(0.01, 0.1),
-            "tail_alpha": draw.uniform(1.2, 2.5),
-            "max_tokens": 4096,
-            "prompt_correlation": draw.uniform(0, 0.6),
-        },
-        "workload__verdict": {"median": draw.uniform(30, 300), "sigma": 0.4, "max_tokens": 1024},
-        "workload__signal_frac": 0.7,
-        "rollout": engine(
-            decode_fixed_s=0.01,
-            decode_per_sequence_s=draw.uniform(1e-4, 1e-3),
-            prefill_per_token_s=1e-4,
-            max_num_seqs=draw.choice([16, 64]),
-            sleep_s=0.5,
-            wake_s=draw.uniform(0.5, 3),
-        ),
-        "genrm": engine(
-            decode_fixed_s=draw.uniform(0.01, 0.03),
-            decode_per_sequence_s=draw.uniform(1e-4, 1e-3),
-            prefill_per_token_s=5e-4,
-            max_num_seqs=draw.choice([16, 64]),
-            sleep_s=0.5,
-            wake_s=draw.uniform(0.5, 3),
-        ),
-    }
-    return tree(**changes)
-
-
-def settled_s(result: LayoutResult) -> float:
-    """Mean generation phase once the policy has seen two steps."""
-    return mean(step.rollout_s for step in result.steps[2:])
-
-
 def test_on_20_random_workloads_the_dynamic_split_is_within_5_percent_of_the_best_static_one() -> None:
     """The best is found by trying all."""
-    ratios = {}
-    for seed in range(20):
-        config = parse_simulation(random_workload(seed))
-        best = min(settled_s(partial_static(config, r)) for r in range(1, config.num_cells))
-        ratios[seed] = settled_s(partial_dynamic(config)) / best
-    assert max(ratios.values()) <= 1.05, ratios
+    ratios = {seed: measure("plain", seed)["ratio"] for seed in range(20)}
+    assert max(ratios.values()) <= NEAR, ratios
 
 
 def test_where_groups_are_replaced_rollout_is_not_given_more_because_it_waits_for_verdicts() -> None:
     """Its cells have a request or two most of the time there, however many cells there are."""
-    ratios = {}
-    for seed in range(10):
-        config = parse_simulation(random_workload(seed) | {"sampling": {"replaces_groups": True}})
-        best = min(settled_s(partial_static(config, r)) for r in range(1, config.num_cells))
-        ratios[seed] = settled_s(partial_dynamic(config)) / best
+    ratios = {seed: measure("replacing", seed)["ratio"] for seed in range(10)}
     assert mean(ratios.values()) <= 1.04 and max(ratios.values()) <= 1.15, ratios
 
 
