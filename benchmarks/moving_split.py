@@ -78,6 +78,13 @@ def plain(seed: int) -> dict[str, Any]:
         },
         "rollout": rollout,
         "genrm": genrm,
+        **after_generation(),
+    }
+
+
+def after_generation() -> dict[str, Any]:
+    """Sections that a config must have and generation phases do not depend on, in the simplest numbers."""
+    return {
         "training": {
             "flops_per_token": 1,
             "peak_flops": 1,

@@ -34,16 +34,14 @@ class Times:
         )
 
 
-def rollout_work_s(times: Times, *, is_replacing: bool) -> float:
-    """Work of rollout: any time with a request, since responses take as long as they take.
+def work_s(times: Times, *, is_rollout: bool, is_replacing: bool) -> float:
+    """Work of a role. Of GenRM, which waits for responses, what its requests would have needed in full engines.
 
-    Not so with `is_replacing`, where groups without signal are replaced: rollout waits for verdicts there, and that few
-    of its requests are left is GenRM's doing. More cells would have shortened only the time in which requests waited
-    for room, fewer would have had to take over all that filled these; the mean of the two counts.
+    Of rollout any time with a request, since responses take as long as they take. Not so with `is_replacing`, where
+    groups without signal are replaced: rollout waits for verdicts there, and that few of its requests are left is
+    GenRM's doing. More cells would have shortened only the time in which requests waited for room, fewer would have had
+    to take over all that filled these; the mean of the two counts.
     """
+    if not is_rollout:
+        return times.filled_s
     return (times.filled_s + times.crowded_s) / 2 if is_replacing else times.active_s
-
-
-def genrm_work_s(times: Times) -> float:
-    """Work of GenRM, which waits for responses: what its requests would have needed in full engines."""
-    return times.filled_s

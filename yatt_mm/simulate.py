@@ -70,7 +70,7 @@ def _check_number(paths: list[str], options: argparse.Namespace) -> None:
 def _simulate(path: str, config: SimulationConfig, options: argparse.Namespace) -> None:
     console = Console(stderr=options.json)
     if not console.is_terminal:
-        console = Console(stderr=options.json, width=WIDTH_OF_FILES)
+        console.width = WIDTH_OF_FILES
     started = time.perf_counter()
     results = _run(config, console)
     seconds = time.perf_counter() - started

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from benchmarks.moving_split import after_generation
 from yatt_mm.simulator.config import SimulationConfig, parse_simulation
 
 
@@ -22,18 +23,7 @@ def tree(**changes: Any) -> dict[str, Any]:
         },
         "rollout": engine(decode_fixed_s=1.0),
         "genrm": engine(decode_fixed_s=1.0),
-        "training": {
-            "flops_per_token": 1,
-            "peak_flops": 1,
-            "mfu": 1,
-            "reference_devices": 1,
-            "devices_per_replica": 1,
-            "max_tokens_per_microbatch": 100000,
-            "sleep_s": 0,
-            "wake_s": 0,
-        },
-        "external": {"paper_genrm_frac": 0.5},
-        "publish_s": 0,
+        **after_generation(),
     }
     return override(base, **changes)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from yatt_mm.control.pool import Pool
-from yatt_mm.placement_work import rollout_work_s
+from yatt_mm.placement_work import work_s
 
 
 def make(num_engines: int = 2, room: int = 2) -> Pool:
@@ -63,8 +63,8 @@ def test_engines_are_crowded_while_requests_wait_for_one() -> None:
     pool.finish(0, 2, num_ended=2, now_s=4.0)
     times = pool.times(now_s=10.0)
     assert times.crowded_s == 2 * 3.0
-    assert rollout_work_s(times, is_replacing=False) == times.active_s == 4 + 10
-    assert rollout_work_s(times, is_replacing=True) == (times.filled_s + 2 * 3.0) / 2
+    assert work_s(times, is_rollout=True, is_replacing=False) == times.active_s == 4 + 10
+    assert work_s(times, is_rollout=True, is_replacing=True) == (times.filled_s + 2 * 3.0) / 2
 
 
 def test_a_new_phase_begins_with_nothing_under_way() -> None:

@@ -12,7 +12,7 @@ from yatt_mm.control.pool import Pool
 from yatt_mm.placement import Role
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
-from yatt_mm.placement_work import Times, genrm_work_s, rollout_work_s
+from yatt_mm.placement_work import Times, work_s
 
 MOVE_MEMORY = 0.9
 """What a move's time counts a phase later: one that was slow by chance must not be held against all that follow."""
@@ -29,7 +29,7 @@ class Division:
     decide_every_s: float = 0.5
     """Time between decisions inside a generation phase."""
     is_replacing: bool = False
-    """Whether groups without signal are replaced (see `rollout_work_s`)."""
+    """Whether groups without signal are replaced (see `yatt_mm.placement_work.work_s`)."""
 
 
 class Mover:
@@ -60,7 +60,9 @@ class Mover:
                 move_s=self._move_s,
             )
             decision = decide(self.planned, observation, self._division.bounds)
-        self._last = {role: self._work(role, now_s) for role in self._start}
+        for role in self._start:
+            times, num_ended = self._since_begin(role, now_s)
+            self._last[role] = self._work_s(role, times), num_ended
         self._start = {role: self._totals(role, now_s) for role in self._pools}
         self.planned = decision.split
         self._lead.begin(now_s)
@@ -87,28 +89,28 @@ class Mover:
 
     def _load(self, role: Role, now_s: float) -> RoleLoad:
         pools = self._pools[role]
-        work_s, num_ended = self._work(role, now_s)
+        times, num_ended = self._since_begin(role, now_s)
+        done_s = self._work_s(role, times)
         work_before_s, num_ended_before = self._last.get(role, (0.0, 0))
         num_ended += num_ended_before
-        held_s = self._totals(role, now_s)[0].since(self._start[role][0]).held_s
         return RoleLoad(
-            busy_frac=min(1.0, work_s / held_s) if held_s else 0.0,
-            held_s=held_s,
+            busy_frac=min(1.0, done_s / times.held_s) if times.held_s else 0.0,
+            held_s=times.held_s,
             num_running=sum(pool.num_running for pool in pools),
             num_waiting=sum(pool.num_waiting for pool in pools),
             requests_per_cell=sum(
                 pool.requests_per_engine * self._cell_size // pool.devices_per_engine for pool in pools
             ),
-            request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
+            request_s=(work_before_s + done_s) / num_ended if num_ended else 0.0,
         )
 
-    def _work(self, role: Role, now_s: float) -> tuple[float, int]:
-        """Cell-seconds and requests of this phase so far."""
+    def _since_begin(self, role: Role, now_s: float) -> tuple[Times, int]:
+        """Times and requests of this phase so far."""
         (before, ended_before), (now, ended) = self._start[role], self._totals(role, now_s)
-        times = now.since(before)
-        is_rollout = role is Role.ROLLOUT
-        work_s = rollout_work_s(times, is_replacing=self._division.is_replacing) if is_rollout else genrm_work_s(times)
-        return work_s, ended - ended_before
+        return now.since(before), ended - ended_before
+
+    def _work_s(self, role: Role, times: Times) -> float:
+        return work_s(times, is_rollout=role is Role.ROLLOUT, is_replacing=self._division.is_replacing)
 
     def _totals(self, role: Role, now_s: float) -> tuple[Times, int]:
         """In cell-seconds, of all the role's pools; several judges share their cells, so their mean counts."""

@@ -8,7 +8,7 @@ from typing import Protocol
 from yatt_mm.errors import ConfigError
 from yatt_mm.placement_lead import Lead
 from yatt_mm.placement_policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
-from yatt_mm.placement_work import Times, genrm_work_s, rollout_work_s
+from yatt_mm.placement_work import Times, work_s
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
@@ -184,7 +184,8 @@ class ByPolicy:
         """Keeps what was measured."""
         self._is_on = False
         for fleet in (self._generation.rollout, self._generation.genrm):
-            self._before[fleet] = self._work(fleet)
+            times, num_ended = self._since_begin(fleet)
+            self._before[fleet] = self._work_s(fleet, times), num_ended
 
     def _plan(self) -> None:
         phase = self._phase
@@ -223,24 +224,25 @@ class ByPolicy:
         for cell in giver.emptiest(abs(num_to_genrm)):
             self._hands.move(cell, use)
 
-    def _work(self, fleet: Fleet) -> tuple[float, int]:
-        """Cell-seconds and requests of this phase so far."""
+    def _since_begin(self, fleet: Fleet) -> tuple[Times, int]:
+        """Times and requests of this phase so far."""
         before, ended_before = self._start[fleet]
-        times, is_replacing = fleet.times().since(before), self._config.sampling.replaces_groups
-        is_rollout = fleet is self._generation.rollout
-        work_s = rollout_work_s(times, is_replacing=is_replacing) if is_rollout else genrm_work_s(times)
-        return work_s, fleet.num_ended - ended_before
+        return fleet.times().since(before), fleet.num_ended - ended_before
+
+    def _work_s(self, fleet: Fleet, times: Times) -> float:
+        is_replacing = self._config.sampling.replaces_groups
+        return work_s(times, is_rollout=fleet is self._generation.rollout, is_replacing=is_replacing)
 
     def _load(self, fleet: Fleet) -> RoleLoad:
-        work_s, num_ended = self._work(fleet)
+        times, num_ended = self._since_begin(fleet)
+        done_s = self._work_s(fleet, times)
         work_before_s, num_ended_before = self._before.get(fleet, (0.0, 0))
         num_ended += num_ended_before
-        held_s = fleet.times().held_s - self._start[fleet][0].held_s
         return RoleLoad(
-            busy_frac=work_s / held_s if held_s else 0.0,
-            held_s=held_s,
+            busy_frac=done_s / times.held_s if times.held_s else 0.0,
+            held_s=times.held_s,
             num_running=fleet.num_running,
             num_waiting=len(fleet.waiting),
             requests_per_cell=fleet.requests_per_cell,
-            request_s=(work_before_s + work_s) / num_ended if num_ended else 0.0,
+            request_s=(work_before_s + done_s) / num_ended if num_ended else 0.0,
         )
