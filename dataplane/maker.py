@@ -22,7 +22,7 @@ from dataplane.pool_process import Result
 from dataplane.quarantine import Quarantine, Wanted
 from dataplane.refs import BadMedia, Lineage, Ref
 from dataplane.remote_objects import RemoteObjects
-from dataplane.store import Store
+from dataplane.store import INTERNAL_SESSION, Store
 
 MAX_REMEMBERED = 500_000
 """Results whose checksums are kept, least recently made or asked for first to go: about 1 kB each."""
@@ -177,7 +177,7 @@ class Maker:
                 job = source_job(lineage, label, str(file.path), file.offset, leased.entry.ref.nbytes, formats)
             return self._pool.run(job, allocate)
         finally:
-            self._store.end_later(leased.lease)
+            self._store.end_leases([leased.lease], INTERNAL_SESSION)
 
     def _make_source(self, ref: Ref, allocate: Allocate) -> Ref:
         lineage = ref.lineage

@@ -22,7 +22,7 @@ from dataplane.disk import DiskFile
 from dataplane.entries import Entry, Slab
 from dataplane.errors import BadRequestError, ChecksumError
 from dataplane.refs import Kind, Lineage, Ref, check_shape
-from dataplane.store import Store
+from dataplane.store import INTERNAL_SESSION, Store
 from dataplane.wire import (
     ITEM_BYTES,
     MAX_META_BYTES,
@@ -298,7 +298,7 @@ def _same(store: Store, slab: Slab, ref: Ref, digest: str) -> Entry | None:
             else np.array_equal(store.content(there), store.view(slab))
         )
     finally:
-        store.end_later(leased.lease)
+        store.end_leases([leased.lease], INTERNAL_SESSION)
     if not is_same:
         raise BadRequestError(
             f"plain object {ref.name!r} exists with other content ({there.ref.nbytes} bytes, {there.ref.dtype} "

@@ -169,7 +169,7 @@ class Store:
         return self._check_files(granted, session)
 
     def lease_one(self, name: str) -> Leased | None:
-        """A lease of the node itself; end it with `end_later` (safe in a finaliser) or `end_leases`."""
+        """A lease of the node itself; end it with `end_leases`, from a finaliser with `end_later`."""
         return self.lease([name], INTERNAL_SESSION)[0]
 
     def lease_entry(self, entry: Entry) -> Leased:
