@@ -8,7 +8,7 @@ import pytest
 from dataplane.client import Client
 from dataplane.embedded import EmbeddedNode
 from dataplane.reader import Reader
-from tests.dataplane.shards import encode, noise, write_shard
+from tests.dataplane.shards import encode, noise, wait_until, write_shard
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +42,22 @@ def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
 
 
 @pytest.fixture
-def client(node: EmbeddedNode) -> Iterator[Client]:
+def quiet_node(node: EmbeddedNode) -> EmbeddedNode:
+    """The module's node, once it has noticed that the readers and streams of the test before have ended."""
+    with Client(node.uri, timeout_s=30) as client:
+        wait_until(lambda: (client.stat()["num_leases"], client.stat()["num_readers"]) == (0, 0))
+    return node
+
+
+@pytest.fixture
+def client(quiet_node: EmbeddedNode) -> Iterator[Client]:
     """A client of the module's node."""
-    with Client(node.uri, timeout_s=30) as opened:
+    with Client(quiet_node.uri, timeout_s=30) as opened:
         yield opened
 
 
 @pytest.fixture
-def reader(node: EmbeddedNode) -> Iterator[Reader]:
+def reader(quiet_node: EmbeddedNode) -> Iterator[Reader]:
     """A reader of the module's node."""
-    with Reader(node.uri, timeout_s=30) as opened:
+    with Reader(quiet_node.uri, timeout_s=30) as opened:
         yield opened

@@ -57,6 +57,7 @@ def test_prometheus_and_people_read_what_was_done(tmp_path: Path) -> None:
             for _ in range(3):
                 with pytest.raises(MissingObjectError):
                     client.get("nope")
+            wait_until(lambda: client.stat()["num_leases"] == 2)  # the get's ends once gRPC has sent it
             found = samples(fetch(f"{url_of(served)}/metrics"))
             assert found["dataplane_hits_total", ""] == 2
             assert found["dataplane_leases", ""] == 2
