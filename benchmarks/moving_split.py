@@ -11,6 +11,7 @@ time by that of the best fixed split; below 1 the moving one is ahead.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import random
 import sys
@@ -166,7 +167,7 @@ def main() -> None:
     options = arguments.parse_args()
     if options.num < 1 or options.first < 0 or options.processes < 1:
         arguments.error("--num and --processes are at least 1, --first at least 0")
-    with ProcessPoolExecutor(options.processes) as pool:
+    with ProcessPoolExecutor(options.processes, multiprocessing.get_context("spawn")) as pool:
         found = pool.map(partial(measure, options.kind), range(options.first, options.first + options.num))
         console = Console(file=sys.stderr)
         rows = list(track(found, total=options.num, console=console, description="simulating", transient=True))

@@ -14,6 +14,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,6 +22,8 @@ from pathlib import Path
 LOCK_FILE = ".owner"
 SEMAPHORES = Path("/dev/shm")
 """Where Linux keeps named semaphores, flat, as files `sem.NAME`."""
+_REMOVE_S = 5.0
+"""For so long a folder that fills up again is removed again."""
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +71,15 @@ def remove(folder: Path) -> None:
     for named in (folder, *folder.glob("yatt-*/")):
         for semaphore in SEMAPHORES.glob(f"sem.{named.name}-*"):
             semaphore.unlink(missing_ok=True)
-    shutil.rmtree(folder, ignore_errors=True)
+    deadline = time.monotonic() + _REMOVE_S
+    while True:  # what is being killed may still write into it
+        shutil.rmtree(folder, ignore_errors=True)
+        if not folder.exists():
+            return
+        if time.monotonic() > deadline:
+            log.warning("%s could not be removed; remove it by hand", folder)
+            return
+        time.sleep(0.1)
 
 
 @contextmanager

@@ -136,7 +136,8 @@ def test_prepare_warms_the_model_up_to_the_wanted_range(prepared: tuple[Path, Pr
     model = AutoModelForImageTextToText.from_pretrained(directory / "model")
     processor = load_processor(directory / "model")
     batch = warmup._make_batch(processor, split.held_out)
-    assert warmup.measure_accuracy(model, batch, processor.tokenizer.eos_token_id) == made.accuracy
+    found = warmup.measure_accuracy(model, batch, processor.tokenizer.eos_token_id)
+    assert found == pytest.approx(made.accuracy, abs=1.01 / made.num_held_out), "one answer may be a near tie"
 
 
 def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared: tuple[Path, Prepared]) -> None:
@@ -148,7 +149,7 @@ def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared: tu
     )
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-c", script, "--out", str(directory)]
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     assert "already prepared" in result.stdout.replace("\n", " ")
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before

@@ -131,7 +131,7 @@ def test_what_is_prepared_is_made_once(tmp_path: Path, small: Split, monkeypatch
     )
     command = [sys.executable, "-c", script, "--out", str(tmp_path / "judge"), "--digits", str(tmp_path)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     assert "already prepared" in " ".join(result.stdout.split())
     (tmp_path / "judge" / STAMP_NAME).write_text('{"seed": 0')

@@ -7,10 +7,17 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from tests.models import parity
 from tests.training.tiny import build_folder
+
+
+@pytest.fixture(autouse=True)
+def same_numbers() -> None:
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

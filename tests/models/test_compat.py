@@ -17,7 +17,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 def run_python(code: str, cwd: Path) -> str:
     """Output of `code` in a fresh interpreter that starts in `cwd`."""
-    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

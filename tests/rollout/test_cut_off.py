@@ -89,7 +89,7 @@ def test_tokens_of_a_group_that_goes_on_have_the_numbers_of_the_weights_that_gav
     for sample, of_old, of_new in zip(readable, *by_version, strict=True):
         is_old = sample.policy_versions == old
         assert sample.logprobs == pytest.approx(np.where(is_old, of_old, of_new), abs=1e-4)
-        assert np.abs(np.subtract(of_old, of_new)).min() > 0 and np.abs(np.subtract(of_old, of_new)).max() > 1e-2
+        assert np.abs(np.subtract(of_old, of_new)).max() > 1e-2
 
 
 def test_a_greedy_answer_that_was_cut_off_twice_is_the_one_that_was_not(

@@ -219,7 +219,7 @@ def test_an_engine_that_sleeps_refuses_work_and_answers_as_before_when_woken(
 
 def test_falling_asleep_ends_what_is_in_flight(engine: Engine, prompts: Prompts, run: Run) -> None:
     async def sleep_in_the_middle() -> list[Sampled]:
-        task = asyncio.create_task(engine.generate(prompts.request(1, max_tokens=1500)))
+        task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=1, max_tokens=1500)))
         while not engine.num_in_flight:
             await asyncio.sleep(0)
         await engine.sleep()

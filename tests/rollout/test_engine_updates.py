@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from models.parallel import Parallel
 from tests.rollout.conftest import Prompts, Run, engine_config
 from tests.training import jobs
-from tests.training.ranks import RankPool
+from tests.training.ranks import DEADLINE_S, RankPool
 from yatt_mm.rollout.engine import Engine, EngineError, Sampled
 from yatt_mm.weights.published import Published
 from yatt_mm.weights.writing import write_segment
@@ -125,9 +125,11 @@ def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loade
     announced, version = tmp_path / "stream", engine.policy_version + 1
     with ThreadPoolExecutor() as pool:
         sending = pool.submit(ranks.run, 2, jobs.stream, folder, Parallel(tp=2), str(announced), version)
-        deadline = time.monotonic() + 120
-        while not announced.exists() and not sending.done() and time.monotonic() < deadline:
+        deadline = time.monotonic() + DEADLINE_S
+        while not announced.exists() and time.monotonic() < deadline:
             time.sleep(0.01)
+            if sending.done():
+                sending.result()
         stream = pickle.loads(announced.read_bytes())
         run(engine.update_weights(Published(version=version, path="", stream=stream)))
         sending.result()

@@ -302,7 +302,7 @@ def test_bytes_on_the_connections_do_not_depend_on_the_image(
         run(judge.judge([task_for(group) for group in groups]))
         moved[side] = traffic.take_bytes()
     assert patches[222] > 15 * patches[58]
-    assert moved[222] == pytest.approx(moved[58], rel=0.1)
+    assert moved[222] < 1.5 * moved[58], "how many ends of leases share a call depends on the time"
     assert 0 < moved[222] < patches[222] / 50, "the kernel saw refs, not pixels"
 
 

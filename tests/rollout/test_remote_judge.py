@@ -42,7 +42,7 @@ from yatt_mm.genrm.verdicts import RegexScore, YesNo
 from yatt_mm.media import derive_media
 from yatt_mm.rollout.engine import Engine
 
-START_DEADLINE_S = 240.0
+START_DEADLINE_S = 500.0
 
 
 @pytest.fixture(scope="module")

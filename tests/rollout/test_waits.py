@@ -1,6 +1,7 @@
 """Bounds on waits, on a real event loop with times of milliseconds."""
 
 import asyncio
+import time
 
 import pytest
 
@@ -20,6 +21,22 @@ def test_a_wait_goes_on_while_anything_is_finished_and_ends_when_nothing_is() ->
         return loop.time() - started
 
     assert 0.7 <= asyncio.run(elapsed_s()) < 5
+
+
+def test_what_was_finished_while_the_loop_was_held_up_counts() -> None:
+    async def wait() -> int:
+        waits, num_finished = Waits(), 0
+        async with asyncio.timeout(10), waits.while_progressing(0.2):
+            for _ in range(3):
+                sleeping = asyncio.ensure_future(asyncio.sleep(0.1))
+                await asyncio.sleep(0)
+                time.sleep(0.4)
+                await sleeping
+                waits.note_progress()
+                num_finished += 1
+        return num_finished
+
+    assert asyncio.run(wait()) == 3
 
 
 def test_progress_does_not_lengthen_a_wait_by_the_clock() -> None:

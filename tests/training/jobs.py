@@ -215,7 +215,7 @@ def save_both_ways(
     write = checkpoint._write_buckets
 
     def write_later(*arguments: Any) -> None:
-        trained.wait(60)
+        assert trained.wait(200)
         write(*arguments)
 
     with mock.patch.object(checkpoint, "_write_buckets", write_later):
@@ -247,7 +247,7 @@ def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directo
     write = checkpoint._write_buckets
 
     def write_later(*arguments: Any) -> None:
-        trained.wait(60)
+        assert trained.wait(200)
         write(*arguments)
 
     with mock.patch.object(checkpoint, "_write_buckets", write_later):

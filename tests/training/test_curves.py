@@ -34,24 +34,22 @@ VARIANTS: dict[str, dict[str, Any]] = {
 EVERY_VARIANT = ("tp1", "dp2", "tp2-cp2-sp", "pp2-vpp2")
 """Layouts that run in all variants; the others run trained, and frozen as well."""
 
-Cases = dict[str, tuple[Parallel, dict[str, Any]]]
-
-
-def cases_of(world_size: int) -> Cases:
-    """Every layout of a world, in its variants."""
-    layouts = {name: LAYOUTS[name] for name in layouts_for("qwen2_5_vl")} | PIPELINES
-    return {
-        f"{layout} {variant}": (parallel, SETTINGS | settings)
-        for layout, parallel in layouts.items()
-        for variant, settings in VARIANTS.items()
-        if parallel.world_size == world_size and (layout in EVERY_VARIANT or variant in ("trained", "frozen"))
-    }
+CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
+    f"{layout} {variant}": (parallel, SETTINGS | settings)
+    for layout, parallel in ({name: LAYOUTS[name] for name in layouts_for("qwen2_5_vl")} | PIPELINES).items()
+    for variant, settings in VARIANTS.items()
+    if layout in EVERY_VARIANT or variant in ("trained", "frozen")
+}
+DIVIDED = sorted(
+    (case for case, (layout, _) in CASES.items() if layout.world_size > 1), key=lambda case: CASES[case][0].world_size
+)
 
 
 @pytest.fixture(scope="module")
 def alone(ranks: RankPool, deep_folder: Path) -> dict[str, dict[str, list[float]]]:
     """The curves of one rank."""
-    return ranks.run(1, jobs.curves, deep_folder, cases_of(1), NUM_STEPS)[0]
+    cases = {case: given for case, given in CASES.items() if given[0].world_size == 1}
+    return ranks.run(1, jobs.curves, deep_folder, cases, NUM_STEPS)[0]
 
 
 def test_one_rank_has_the_same_curve_with_recomputation_and_another_with_a_frozen_tower(
@@ -64,20 +62,20 @@ def test_one_rank_has_the_same_curve_with_recomputation_and_another_with_a_froze
     assert frozen["losses"][-1] != pytest.approx(alone["tp1 trained"]["losses"][-1], rel=1e-4)
 
 
-@pytest.mark.parametrize("world_size", [2, 4, 8])
+@pytest.mark.parametrize("case", DIVIDED)
 def test_curves_do_not_depend_on_the_layout(
-    world_size: int, ranks: RankPool, deep_folder: Path, alone: dict[str, dict[str, list[float]]]
+    case: str, ranks: RankPool, deep_folder: Path, alone: dict[str, dict[str, list[float]]]
 ) -> None:
     # two of the four microbatches, the last one included, have no image: a replica of dp2 sees none at all.
     # the norm covers every shard once: weights without their tensor-parallel mark would count in part
-    for result in ranks.run(world_size, jobs.curves, deep_folder, cases_of(world_size), NUM_STEPS):
-        for case, curve in result.items():
-            check_same(curve, alone["tp1 frozen" if case.endswith("frozen") else "tp1 trained"], case)
+    for result in ranks.run(CASES[case][0].world_size, jobs.curves, deep_folder, {case: CASES[case]}, NUM_STEPS):
+        check_same(result[case], alone["tp1 frozen" if case.endswith("frozen") else "tp1 trained"], case)
 
 
 def check_same(found: dict[str, list[float]], wanted: dict[str, list[float]], case: str) -> None:
     assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5), case
-    assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-5), case
+    # those after the first follow Adam updates, which divide by small numbers: seen once at 1.07e-5
+    assert found["norms"] == pytest.approx(wanted["norms"], rel=2e-5), case
 
 
 @pytest.mark.parametrize("parts", [("tower",), ("tower", "merger"), ("language",)])
@@ -91,9 +89,7 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_optimizer_state(
     assert single["num_states"] < single["num_trained"] + 1024  # padding
     for parallel in (Parallel(tp=2, pp=2), Parallel(pp=2, vpp=2)):
         for result in ranks.run(parallel.world_size, jobs.frozen_parts, deep_folder, parallel, parts):
-            assert result["losses"] == pytest.approx(single["losses"], rel=1e-5)
-            # the later norm follows an Adam update, which divides by small numbers: seen once at 1.07e-5
-            assert result["norms"] == pytest.approx(single["norms"], rel=2e-5)
+            check_same(result, single, str(parallel))
 
 
 def test_freezing_everything_is_refused(ranks: RankPool, deep_folder: Path) -> None:

@@ -18,7 +18,7 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
     """A Ray that believes in GPUs; none is touched."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,GPU-7a")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-    with tempfile.TemporaryDirectory(prefix="yatt-ray-") as folder:
+    with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:
         ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
         yield ("4", "6", "GPU-7a")
         ray.shutdown()

@@ -63,6 +63,6 @@ def test_megatron_stands_behind_one_door() -> None:
 @pytest.mark.parametrize("module", CONTROLLER_SIDE)
 def test_a_controller_imports_nothing_that_holds_pixels(module: str) -> None:
     code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     loaded = set(json.loads(output.stdout))
     assert not loaded & {"torch", "vllm", "PIL", "decord", "transformers", "dataplane.reader"}

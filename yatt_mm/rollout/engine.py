@@ -147,8 +147,8 @@ class Engine:
         async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
                 self._check_usable()  # it may have fallen asleep meanwhile
-                await self._llm.pause_generation(mode="keep", clear_cache=False)
                 try:
+                    await self._llm.pause_generation(mode="keep", clear_cache=False)
                     await self._forget_computed()
                     for request in requests:
                         await self._flights.send(request, flights)

@@ -7,6 +7,9 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+_MOMENT_S = 0.05
+"""In which an event loop that was held up hears of what was finished meanwhile."""
+
 
 class Waits:
     """Belongs to one event loop. A bound that is reached raises TimeoutError in the code under it."""
@@ -42,11 +45,13 @@ class Waits:
         started = loop.time()
         timer: asyncio.TimerHandle | None = None
 
-        def check() -> None:
+        def check(was_stalled_at: float | None = None) -> None:
             nonlocal timer
             stalled_at = max(started, self._last_progress) + seconds
             if loop.time() < stalled_at:
                 timer = loop.call_at(stalled_at, check)
+            elif stalled_at != was_stalled_at:
+                timer = loop.call_later(_MOMENT_S, check, stalled_at)
             elif not bound.expired():
                 bound.reschedule(0)
 
