@@ -143,6 +143,7 @@ class PeerFetcher:
         until = batch.until(started)
         uri = self._peers.find(batch.home)
         problem: Exception = PeerError("its address is gone")
+        was_tried = False
         if batch.is_makeable and time.monotonic() < self._down.get(batch.home, 0.0):
             problem, until = PeerError("it did not answer a moment ago"), started
         while batch.rest and time.monotonic() < until and not self._is_closed:
@@ -154,7 +155,11 @@ class PeerFetcher:
                         return
                     problem = ChecksumError("its stream ended before everything had come")
                 except (pa.ArrowException, DataPlaneError, StopIteration) as error:
-                    problem = from_flight(error, uri, "get", until - started) if _is_arrow(error) else error
+                    found = from_flight(error, uri, "get", until - started) if _is_arrow(error) else error
+                    is_over = isinstance(found, NodeTimeoutError) and time.monotonic() >= until
+                    if not (is_over and was_tried):  # else what went wrong before says more than that time is over
+                        problem = found
+                    was_tried = True
                     if isinstance(problem, BadRequestError):
                         break
                     if not batch.rest:

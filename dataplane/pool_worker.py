@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
 from dataplane.byte_ranges import read_local
 from dataplane.digests import content_digest
@@ -50,6 +51,7 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
     arena = map_segment(Path(segment))
     limit_memory(allowed_bytes(limits))
     threading.Thread(target=fault_in, args=(arena[:EAGER_BYTES],), name="fault in", daemon=True).start()
+    Image.init()  # now, not when the first medium is decoded: its time is limited
     connection = Connection(fd)
     while True:
         try:

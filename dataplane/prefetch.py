@@ -44,6 +44,11 @@ class Prefetched:
             elif name in self._unused:  # else somebody has asked for it already
                 self._unused[name] = slab_bytes(nbytes)
 
+    def stop(self) -> None:
+        """There was no room for one: those behind it are called off."""
+        with self._lock:
+            self._num_refused += 1
+
     def use(self, name: str) -> None:
         """Somebody asks for an object, whoever had it made."""
         with self._lock:
@@ -55,7 +60,6 @@ class Prefetched:
             if not self._has_room(nbytes):
                 self._forget_evicted()
                 if not self._has_room(nbytes):
-                    self._num_refused += 1
                     raise OutOfSpaceError(f"no room for {format_bytes(nbytes)} but that of what was prefetched before")
             self._promised_bytes += slab_bytes(nbytes)
             unused = list(self._unused)

@@ -5,6 +5,7 @@ import resource
 import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -47,21 +48,29 @@ class Trimmer:
         self._wait_s = wait_s
         self._lock = threading.Lock()
         self._is_waiting = False
+        self._asked_at = 0.0
 
     def soon(self) -> None:
         """What is in the way of it, such as a message that is being refused, is gone by then."""
         with self._lock:
+            self._asked_at = time.monotonic()
             if self._is_waiting:
                 return
             self._is_waiting = True
-        timer = threading.Timer(self._wait_s, self._trim)
+        self._trim_in(self._wait_s)
+
+    def _trim_in(self, seconds: float) -> None:
+        timer = threading.Timer(seconds, self._trim)
         timer.daemon = True
         timer.start()
 
     def _trim(self) -> None:
         with self._lock:
-            self._is_waiting = False
+            left_s = self._asked_at + self._wait_s - time.monotonic()
+            self._is_waiting = left_s > 0
         ctypes.CDLL(None).malloc_trim(0)
+        if left_s > 0:  # asked again meanwhile
+            self._trim_in(left_s)
 
 
 TRIMMER = Trimmer()

@@ -110,6 +110,8 @@ class ReaderSession:
         self._num_leases = 0
         self._num_in_flight = 0
         self._is_closing = False
+        self._told = threading.Event()
+        """Set once the node knows of everything that ended before `close`, or this session's thread has ended."""
         self.is_lost = False
         """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
@@ -147,6 +149,7 @@ class ReaderSession:
     @property
     def has_views(self) -> bool:
         """Whether views of this session, once it is lost, may still be alive."""
+        self._told.wait(2 * TICK_S)  # the thread may be counting some that ended
         with self._lock:
             with suppress(Empty):
                 while True:  # never waiting: the session's thread takes from it too
@@ -180,13 +183,12 @@ class ReaderSession:
         return self._copies.fetch(refs, deadline)
 
     def close(self) -> None:
-        """End the session when no view is left; at once if there is none."""
+        """End the session when no view is left; at once if there is none. The node then knows which ended before."""
         with self._lock:
             self._is_closing = True
-            is_idle = not self._num_leases and not self._num_in_flight
         self.ended.put(None)
-        if is_idle and threading.current_thread() is not self._thread:
-            self._thread.join(timeout=2 * TICK_S)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._told.wait(2 * TICK_S)
 
     def _open(self, timeout_s: float) -> dict[str, Any]:
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
@@ -224,7 +226,7 @@ class ReaderSession:
     def _keep(self) -> None:
         """Consumes `ended`; produces end_leases calls; cuts overdue streams; ends when closed and without leases."""
         while True:
-            leases = self._collect()
+            leases, was_closed = self._collect()
             if leases and not self.is_lost and not self._end(leases):
                 self.is_lost = True
             with self._lock:
@@ -234,6 +236,8 @@ class ReaderSession:
                 if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
                     break
                 streams = list(self._streams)
+            if was_closed:
+                self._told.set()
             now = time.monotonic()
             for stream in streams:
                 stream.cut_if_overdue(now)
@@ -242,16 +246,18 @@ class ReaderSession:
         close_quietly(self._writer)
         self._flight.close()
         self._copies.close()
+        self._told.set()
 
-    def _collect(self) -> list[int]:
-        """Lease numbers that came in, at most a tick later."""
+    def _collect(self) -> tuple[list[int], bool]:
+        """Lease numbers that came in, at most a tick later, and whether that is all that came before `close`."""
         leases: list[int] = []
+        was_closed = False
         try:
             lease = self.ended.get(timeout=TICK_S)
             time.sleep(_GATHER_S)
             while True:
                 if lease is None:
-                    self._is_closing = True
+                    self._is_closing = was_closed = True
                 else:
                     leases.append(lease)
                 if len(leases) >= _MAX_RELEASES:
@@ -259,7 +265,7 @@ class ReaderSession:
                 lease = self.ended.get_nowait()
         except Empty:
             pass
-        return leases
+        return leases, was_closed
 
     def _end(self, leases: list[int]) -> bool:
         """Tell the node; False when there is no node any more."""

@@ -50,8 +50,8 @@ class Segment:
             self._fd = os.memfd_create(f"{PREFIX}{node_id}", os.MFD_CLOEXEC)
             self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
         else:
-            self.path = self._named = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
-            self._fd = _create_locked(self.path)
+            self.path, self._fd = _create_locked(shm_dir, node_id)
+            self._named = self.path
         try:
             os.ftruncate(self._fd, capacity)
             self.map = mmap.mmap(self._fd, capacity)
@@ -129,14 +129,15 @@ def _check_memory(capacity: int, shortage: str) -> None:
         )
 
 
-def _create_locked(path: Path) -> int:
-    """Create the file and lock it; again if a reaper took it between the two."""
+def _create_locked(shm_dir: Path, node_id: str) -> tuple[Path, int]:
+    """Create a file and lock it; another one if a reaper, which removes by name, took it between the two."""
     while True:
+        path = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
-                return fd
+                return path, fd
         except BlockingIOError:
             pass
         os.close(fd)

@@ -116,6 +116,19 @@ def test_a_closed_reader_keeps_the_leases_of_living_views(node: EmbeddedNode, cl
     wait_until(lambda: client.stat()["num_readers"] == 0)
 
 
+def test_a_node_knows_of_the_views_that_were_dropped_when_a_reader_has_closed(
+    node: EmbeddedNode, client: Client
+) -> None:
+    for _ in range(20):
+        with Reader(node.uri) as reader:
+            views = reader.resolve([client.put(b"dropped", name="dropped"), client.put(b"kept", name="kept")])
+            kept = views.pop()
+            del views
+        assert client.stat()["num_leases"] == 1
+        del kept
+        wait_until(lambda: client.stat()["num_leases"] == 0)
+
+
 def test_a_reader_that_is_forgotten_ends_its_session(node: EmbeddedNode, client: Client) -> None:
     reader = Reader(node.uri)
     assert client.stat()["num_readers"] == 1

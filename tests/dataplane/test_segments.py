@@ -1,6 +1,9 @@
 """Where a node's memory comes from, and who may map it: with no /dev/shm, in other containers, on NUMA machines."""
 
+import ctypes
+import fcntl
 import logging
+import time
 from pathlib import Path
 
 import numpy as np
@@ -10,11 +13,12 @@ from dataplane.client import PUT_IN_PLACE_FROM, Client
 from dataplane.errors import BadRequestError
 from dataplane.node import Node, NodeConfig
 from dataplane.numa import NumaPolicy
+from dataplane.process import Trimmer
 from dataplane.reader import Reader
 from dataplane.reader_session import ReaderSession
 from dataplane.segment import Segment
 from dataplane.writer import Writer
-from tests.dataplane.shards import RECIPE, encode, noise
+from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
 
 def test_without_shared_memory_a_node_says_so_and_everything_still_maps(
@@ -60,6 +64,41 @@ def test_a_reader_that_finds_another_file_under_the_path_copies_instead(
             assert reader.resolve([ref])[0].tolist() == list(range(10))
     finally:
         node.stop()
+
+
+def test_a_segment_that_a_reaper_took_for_a_dead_ones_gets_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, names = fcntl.flock, []
+
+    def flock(fd: int, operation: int) -> None:
+        names.append(str(Path(f"/proc/self/fd/{fd}").readlink()))
+        if len(names) == 1:
+            raise BlockingIOError
+        real(fd, operation)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    segment = Segment(1 << 20, "taken", tmp_path)
+    Path(names[0]).unlink(missing_ok=True)  # the reaper comes to it only now
+    assert names == [names[0], str(segment.path)] and segment.path.exists() and names[0] != names[1]
+    segment.unlink()
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_that_is_freed_after_a_second_wish_is_trimmed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    trimmed: list[float] = []
+
+    class Libc:
+        def malloc_trim(self, _pad: int) -> None:
+            trimmed.append(time.monotonic())
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda _: Libc())
+    trimmer = Trimmer(wait_s=0.2)
+    trimmer.soon()
+    time.sleep(0.15)
+    asked = time.monotonic()
+    trimmer.soon()
+    wait_until(lambda: bool(trimmed) and trimmed[-1] >= asked + 0.2)
 
 
 def test_numa_policies_are_read_and_refused_with_what_there_is() -> None:
