@@ -48,6 +48,13 @@ def samples(text: str) -> dict[tuple[str, str], float]:
     return found
 
 
+def is_counted(client: Client) -> bool:
+    """Whether the calls below are over for the node too: it may count one, and end its lease, after its answer."""
+    stat = client.stat()
+    num_calls = {verb: stat["verbs"].get(verb, {}).get("num_calls", 0) for verb in ("DoPut", "DoGet", "resolve")}
+    return bool(stat["num_leases"] == 2 and num_calls == {"DoPut": 1, "DoGet": 4, "resolve": 1})
+
+
 def test_prometheus_and_people_read_what_was_done(tmp_path: Path) -> None:
     with serving(tmp_path / "log", "--metrics-port", "0") as served:
         with Client(served.uri, timeout_s=20) as client, Reader(served.uri, timeout_s=20) as reader:
@@ -57,7 +64,7 @@ def test_prometheus_and_people_read_what_was_done(tmp_path: Path) -> None:
             for _ in range(3):
                 with pytest.raises(MissingObjectError):
                     client.get("nope")
-            wait_until(lambda: client.stat()["num_leases"] == 2)  # the get's ends once gRPC has sent it
+            wait_until(lambda: is_counted(client))
             found = samples(fetch(f"{url_of(served)}/metrics"))
             assert found["dataplane_hits_total", ""] == 2
             assert found["dataplane_leases", ""] == 2
@@ -66,7 +73,7 @@ def test_prometheus_and_people_read_what_was_done(tmp_path: Path) -> None:
             assert found["dataplane_call_errors_total", "DoGet"] == 3
             assert found["dataplane_call_seconds_count", "DoGet"] == 4
             assert found["dataplane_call_seconds_bucket", "DoPut+Inf"] == 1
-            assert 0 < found["dataplane_call_seconds_sum", "resolve"] < 1
+            assert 0 < found["dataplane_call_seconds_sum", "resolve"] < 60
             assert found["dataplane_streams", "session"] == 1 == found["dataplane_streams", "resolve"]
             page = fetch(f"{url_of(served)}/")
             assert "used_bytes" in page and "p99" in page and "MissingObjectError" in page
