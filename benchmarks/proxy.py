@@ -91,12 +91,11 @@ class Proxy:
     def _pass_on(self, source: socket.socket, target: socket.socket, is_counted: bool) -> None:
         try:
             while data := source.recv(1 << 16):
-                target.sendall(data)
-                if is_counted:
-                    self.num_bytes += len(data)
-                    if self.cut_after is not None and self.num_bytes >= self.cut_after:
-                        self.cut_after = None
-                        self.num_cuts += 1
+                is_last = is_counted and self._count(len(data))
+                try:
+                    target.sendall(data)
+                finally:
+                    if is_last:
                         self.cut()
         except OSError:
             pass
@@ -107,6 +106,16 @@ class Proxy:
             with self._lock:
                 self._ended_bytes += _received(source)
                 self._to_target.discard(source)
+
+    def _count(self, nbytes: int) -> bool:
+        """Count what is passed on next: who receives it may look at once. Whether to cut everything after it."""
+        with self._lock:
+            self.num_bytes += nbytes
+            if self.cut_after is None or self.num_bytes < self.cut_after:
+                return False
+            self.cut_after = None
+            self.num_cuts += 1
+            return True
 
 
 def _byte_port(uri: str) -> int:

@@ -42,7 +42,7 @@ def serving(log: Path, *flags: str) -> Iterator[Served]:
         greeting = line + process.stdout.readline()
         yield Served(process, line.split("serving at ")[1].split()[0], greeting, log)
         process.send_signal(signal.SIGINT)
-        assert process.wait(20) == 0, log.read_text()
+        assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()

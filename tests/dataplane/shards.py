@@ -54,7 +54,7 @@ def write_shard(path: Path, images: Mapping[str, bytes]) -> Path:
     return write_tar(path, members)
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
     """Return as soon as the condition holds; fail after the deadline."""
     deadline = time.monotonic() + timeout_s
     while not condition():

@@ -2,8 +2,10 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,7 +49,20 @@ def test_stat_and_ingest_print_tables_and_json(node: EmbeddedNode, capsys: pytes
     assert json.loads(out)["datasets"]["good"]["num_samples"] == 16
 
 
-def test_errors_are_one_line_and_exit_1(node: EmbeddedNode, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.fixture
+def own_signals() -> Iterator[None]:
+    """Signals stay the tests' own: `serve` in this process takes them for its node."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    wakeup = signal.set_wakeup_fd(-1)
+    yield
+    signal.set_wakeup_fd(wakeup)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+
+
+def test_errors_are_one_line_and_exit_1(
+    node: EmbeddedNode, capsys: pytest.CaptureFixture[str], own_signals: None
+) -> None:
     code, _, err = run(capsys, "get", "--uri", node.uri, "nope")
     assert code == 1 and err.startswith("dataplane get: no object is named 'nope'")
     code, _, err = run(capsys, "put", "--uri", node.uri, "/no/such/file")

@@ -40,7 +40,7 @@ def test_every_example_of_the_documentation_runs(tmp_path: Path, monkeypatch: py
         for example in examples:
             exec(example.replace("grpc://127.0.0.1:8815", uri), names)
         node.send_signal(signal.SIGINT)
-        assert node.wait(20) == 0
+        assert node.wait(60) == 0
     finally:
         node.kill()
         node.wait()

@@ -124,12 +124,14 @@ def test_a_home_that_stays_away_is_an_error_that_says_who_where_and_how_long(
     _, refs = put_many(owner, [1 << 20] * 4, "gone")
     proxy.cut_after = 1 << 20
     proxy.is_refusing = True
-    with Reader(away.uri, timeout_s=3) as reader:
+    with Reader(away.uri, timeout_s=60) as reader:
+        reader.timeout_s = 3
         started = time.monotonic()
-        with pytest.raises(PeerError, match=rf"gone/\d .* node a at {proxy.uri}, in 2\.\d s .* raise timeout_s"):
+        with pytest.raises(PeerError, match=rf"gone/\d .* node a at {proxy.uri}, in \d+\.\d s .* raise timeout_s"):
             reader.resolve(refs)
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 30
         proxy.is_refusing = False
+        reader.timeout_s = 60
         assert len(reader.resolve(refs)) == 4  # the reader and both nodes work on
     owner.release(refs)
 
@@ -137,11 +139,11 @@ def test_a_home_that_stays_away_is_an_error_that_says_who_where_and_how_long(
 def test_a_missing_object_says_so_and_an_unknown_home_says_which_are_known(owner: Client, away: EmbeddedNode) -> None:
     _, refs = put_many(owner, [100], "missing")
     owner.release(refs)
-    with Client(away.uri, timeout_s=10) as client:
+    with Client(away.uri, timeout_s=30) as client:
         with pytest.raises(MissingObjectError, match="missing/0 is not on node a: "):
             client.get(refs[0])
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, node_id="c", peers={"x": "grpc://127.0.0.1:1"}) as node:
-        with Client(node.uri, timeout_s=10) as client:
+        with Client(node.uri, timeout_s=30) as client:
             with pytest.raises(MissingObjectError, match=r"home 'a' is not known here \(known: x\).*--peer a=.*--dir"):
                 client.get(refs[0])
 
@@ -276,14 +278,14 @@ def test_two_nodes_that_call_each_other_home_do_not_go_round_in_circles(tmp_path
     directory.mkdir(mode=0o700)
     common: dict[str, Any] = {"memory_bytes": 4 << 20, "roots": {}, "directory": directory}
     with EmbeddedNode(**common, node_id="a") as first, EmbeddedNode(**common, node_id="b") as second:
-        with Client(first.uri, timeout_s=10) as one, Client(second.uri, timeout_s=10) as other:
+        with Client(first.uri, timeout_s=60) as one, Client(second.uri, timeout_s=60) as other:
             ref = one.put_source(encode(noise(5)))
             one.release([ref])
             started = time.monotonic()
             one.put(bytes(4 << 20), name="filler")  # so that the source is evicted
             with pytest.raises(DataPlaneError):
                 other.get(ref)
-            assert time.monotonic() - started < 8
+            assert time.monotonic() - started < 30
 
 
 def test_the_commands_of_the_documentation_are_understood() -> None:

@@ -74,7 +74,7 @@ def test_an_object_is_asked_for_while_a_place_is_being_made(monkeypatch: pytest.
 
     def slow(nbytes: int, deadline: float, scope: str | None = None) -> Slab:
         is_waiting.set()
-        assert gate.wait(20)
+        assert gate.wait(60)
         return real(nbytes, deadline, scope)
 
     monkeypatch.setattr(store, "allocate", slow)
@@ -83,7 +83,7 @@ def test_an_object_is_asked_for_while_a_place_is_being_made(monkeypatch: pytest.
     assert is_waiting.wait(20)
     asking = threading.Thread(target=prefetched.use, args=("x",), daemon=True)
     asking.start()
-    asking.join(5)
+    asking.join(20)
     is_free = not asking.is_alive()
     if is_free:  # a second place beside the first finds no room, though nothing is taken yet
         with pytest.raises(OutOfSpaceError, match="prefetched before"):

@@ -13,7 +13,7 @@ def bad(name: str) -> BadMedia:
 
 
 def test_a_lasting_fault_stays_and_another_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(quarantine, "EXPIRY_S", 0.2)
+    monkeypatch.setattr(quarantine, "EXPIRY_S", 2.0)
     kept = Quarantine()
     kept.put(("torn", ()), bad("torn"))
     kept.put(("slow", ()), bad("slow"), is_lasting=False)

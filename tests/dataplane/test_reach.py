@@ -82,17 +82,17 @@ def described(path: Path, **changes: Any) -> dict[str, Any]:
 
 
 def write_big(uri: str) -> None:
-    with Client(uri, timeout_s=5) as client:
+    with Client(uri, timeout_s=30) as client:
         client.put(np.ones(2 * PUT_IN_PLACE_FROM, np.uint8), name="x")
 
 
 def write_in_place(uri: str) -> None:
-    with Writer(uri, timeout_s=5) as writer, writer.create("x", "uint8", (8,)) as place:
+    with Writer(uri, timeout_s=30) as writer, writer.create("x", "uint8", (8,)) as place:
         place.array[:] = 1
 
 
 def read(uri: str) -> None:
-    with Reader(uri, timeout_s=5) as reader:
+    with Reader(uri, timeout_s=30) as reader:
         assert reader._session.address is None, "it mapped the file"
         raise NodeUnavailableError("nothing was mapped")
 
@@ -115,7 +115,7 @@ def test_a_place_or_a_locator_outside_of_the_arena_is_refused() -> None:
             with rogue(segment.describe(), offset) as uri:
                 with pytest.raises(NodeUnavailableError, match="outside of its arena"):
                     write_big(uri)
-                with Reader(uri, timeout_s=5) as reader:
+                with Reader(uri, timeout_s=30) as reader:
                     assert reader._session.address is not None
                     if offset > 0:
                         with pytest.raises(NodeUnavailableError, match="outside of its node's memory"):

@@ -252,7 +252,7 @@ def test_files_go_without_the_lock_of_the_store(kit: Kit, monkeypatch: pytest.Mo
     def remove_slowly(file: DiskFile) -> None:
         other = threading.Thread(target=kit.store.stat, daemon=True)
         other.start()
-        other.join(5)
+        other.join(20)
         was_free.append(not other.is_alive())
         remove(file)
 

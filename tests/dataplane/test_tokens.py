@@ -285,12 +285,12 @@ def test_a_big_message_without_a_token_leaves_no_memory_behind(tmp_path: Path) -
         before = process.memory_info().rss
         with pytest.raises(fl.FlightUnauthenticatedError):
             list(flight.do_action(fl.Action("stat", bytes(200 << 20))))
-        wait_until(lambda: process.memory_info().rss < before + (64 << 20))
+        wait_until(lambda: process.memory_info().rss < before + (128 << 20))
 
 
 def test_a_token_in_the_clear_to_another_machine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for uri in ("grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.1:1"):
         connect(uri, Credentials(token="0123456789abcdef")).close()
-    assert not caplog.messages
+    assert not [record for record in caplog.records if record.name == "dataplane.connect"]  # others may have spoken
     connect("grpc://192.0.2.1:1", Credentials(token="0123456789abcdef")).close()
     assert "192.0.2.1:1 crosses the network in the clear" in caplog.text

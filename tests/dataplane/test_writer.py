@@ -43,7 +43,7 @@ def test_what_is_written_in_place_is_read_back_without_a_hash(
 
 
 def test_a_block_that_raises_gives_its_places_back(node: EmbeddedNode, client: Client) -> None:
-    with Writer(node.uri, timeout_s=0.5) as writer:
+    with Writer(node.uri, timeout_s=60) as writer:
         with pytest.raises(RuntimeError, match="no"):
             with writer.create("w/broken", "uint8", (1 << 20,)):
                 assert client.stat()["used_bytes"] == 1 << 20
@@ -66,12 +66,12 @@ def test_a_block_that_raises_gives_its_places_back(node: EmbeddedNode, client: C
 def test_a_list_of_which_one_is_refused_publishes_nothing(node: EmbeddedNode, client: Client) -> None:
     client.put(b"taken", name="l/taken")
     for names in (["l/1", "l/taken", "l/2"], ["l/1", "l/2", "l/1"]):
-        with Writer(node.uri, timeout_s=5) as writer, pytest.raises(BadRequestError, match=r"other content|twice"):
+        with Writer(node.uri, timeout_s=60) as writer, pytest.raises(BadRequestError, match=r"other content|twice"):
             with writer.create_many([ArraySpec(name=name, dtype="uint8", shape=(5,)) for name in names]) as places:
                 for at, place in enumerate(places):
                     place.array[:] = at
         assert client.stat()["num_objects"] == 1
-    with Writer(node.uri, timeout_s=5) as writer:
+    with Writer(node.uri, timeout_s=60) as writer:
         with writer.create_many([ArraySpec(name="l/same", dtype="uint8", shape=(5,))] * 2) as places:
             for place in places:
                 place.array[:] = 7
