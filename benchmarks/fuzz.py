@@ -42,6 +42,8 @@ from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shar
 MEMORY_BYTES = 64 << 20
 MAX_GROWTH_BYTES = 20 << 20
 WARM_UP_FRAC = 0.1
+"""Growth is counted from when this share of the requests has been answered."""
+SETTLE_S = 20.0
 NUM_WORKERS = 2
 MAX_SHOWN = 20
 STALL_S = 120.0
@@ -181,10 +183,15 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
         started = time.monotonic()
         try:
             known = known_of(node.uri)
-            tallies, usages = _send(node, known, num_requests, seed, console)
+            num_warm = int(WARM_UP_FRAC * num_requests)
+            tallies, _ = _send(node, known, range(num_warm), seed, console)
+            usages = [_settled(node)]
+            if node.process.poll() is None:
+                more, while_busy = _send(node, known, range(num_warm, num_requests), seed, console)
+                tallies, usages = tallies + more, usages + while_busy
             seconds = time.monotonic() - started
             wrong = good_requests_work(node.uri) if node.process.poll() is None else ""
-            usages.append(node.usage())
+            usages.append(_settled(node))
         finally:
             code = node.stop()
         findings = [finding for tally in tallies for finding in tally["findings"]]
@@ -192,15 +199,13 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
 
 
 def _send(
-    node: FuzzedNode, known: Known, num_requests: int, seed: int, console: Console
+    node: FuzzedNode, known: Known, indices: range, seed: int, console: Console
 ) -> tuple[list[dict[str, Any]], list[Usage]]:
-    """The workers' tallies, and the node's usage after each tenth; the first is the warm-up."""
+    """Send the requests with these numbers: the workers' tallies, and the node's usage after each tenth."""
     context = multiprocessing.get_context("spawn")
     out: Any = context.Queue()
     workers = [
-        context.Process(
-            target=run_worker, args=(node.uri, asdict(known), seed, range(at, num_requests, NUM_WORKERS), out)
-        )
+        context.Process(target=run_worker, args=(node.uri, asdict(known), seed, indices[at::NUM_WORKERS], out))
         for at in range(NUM_WORKERS)
     ]
     for worker in workers:
@@ -211,7 +216,7 @@ def _send(
     columns = (TextColumn("{task.description}"), TaskProgressColumn(), TimeRemainingColumn())
     try:
         with Progress(*columns, console=console, transient=True) as progress:
-            bar = progress.add_task("fuzzing", total=num_requests)
+            bar = progress.add_task("fuzzing", total=len(indices))
             for said in _said(out, workers):
                 if isinstance(said, dict):
                     tallies.append(said)
@@ -220,7 +225,7 @@ def _send(
                     continue
                 done += said
                 progress.update(bar, completed=done)
-                if done >= (len(usages) + 1) * WARM_UP_FRAC * num_requests:
+                if done >= (len(usages) + 1) * len(indices) / 10:
                     usages.append(node.usage())
                 if done % 100 == 0 and node.process.poll() is not None:
                     break
@@ -229,7 +234,18 @@ def _send(
             worker.join(5 if tallies else 0)
             worker.kill()
             worker.join()
-    return tallies, usages or [node.usage()]
+    return tallies, usages
+
+
+def _settled(node: FuzzedNode) -> Usage:
+    """What it holds once it has nothing to do: threads and their memory go a while after their calls."""
+    usage, until = node.usage(), time.monotonic() + SETTLE_S
+    while time.monotonic() < until:
+        time.sleep(1)
+        last, usage = usage, node.usage()
+        if usage.num_threads == last.num_threads and abs(usage.resident_bytes - last.resident_bytes) < 1 << 20:
+            break
+    return usage
 
 
 def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:

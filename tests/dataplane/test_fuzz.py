@@ -86,4 +86,4 @@ def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode) -> None:
 def test_two_thousand_malformed_requests_leave_a_node_as_it_was() -> None:
     report = fuzz(2000, 1, Console(stderr=True))
     assert report["findings"] == []
-    assert report["num_requests"] == 2000 and report["slowest_s"] < 10
+    assert report["num_requests"] == 2000

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from dataplane import quarantine
+from dataplane.entries import Slab
 from dataplane.limits import MediaLimits
 from dataplane.node import Node, NodeConfig
 from dataplane.pool_worker import allowed_bytes
@@ -21,7 +22,7 @@ from dataplane.recipes import parse_recipe
 from dataplane.refs import BadMedia, Ref
 from dataplane.videos import Video
 from tests.dataplane.clips import encode_video, h264, moving, sound
-from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_tar
+from tests.dataplane.shards import RECIPE, encode, has_ended, noise, wait_until, write_tar
 from tests.dataplane.test_processors import VIDEO_RECIPE, run_video_kernel
 
 FRAMES = {
@@ -83,6 +84,22 @@ def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
     return node.store.content(entry).reshape(ref.shape).copy()
 
 
+def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """The one worker stands still from when it gets its next place on; set once it does."""
+    (pid,) = node.pool.pids()
+    is_stopped, allocate = threading.Event(), node.store.allocate
+
+    def stop_and_allocate(nbytes: int, deadline: float, scope: str | None = None) -> Slab:
+        slab = allocate(nbytes, deadline, scope)
+        if not is_stopped.is_set():
+            os.kill(pid, signal.SIGSTOP)
+            is_stopped.set()
+        return slab
+
+    monkeypatch.setattr(node.store, "allocate", stop_and_allocate)
+    return is_stopped
+
+
 def empty(node: Node) -> None:
     """Nothing but what is leaked is left in the arena."""
     slab = node.store.allocate(8 << 20, time.monotonic() + 20)
@@ -118,15 +135,17 @@ def test_bad_videos_are_set_aside_and_a_crash_of_the_decoder_takes_down_its_work
 def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside_for_a_while(
     shard: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    node = start(shard, max_decode_seconds=0.5)
+    node = start(shard, max_decode_seconds=5.0)
     try:
         derive(node, [6], RECIPE)
-        before = node.pool.pids()
-        monkeypatch.setattr(quarantine, "EXPIRY_S", 3.0)
+        before = [psutil.Process(pid) for pid in node.pool.pids()]
+        monkeypatch.setattr(quarantine, "EXPIRY_S", 5.0)
+        is_stopped = stopped_at_its_place(node, monkeypatch)
         slow, good = derive(node, [7, 0], RECIPE | {"min_pixels": 100 * 100})[0], derive(node, [6], RECIPE)[0]
-        assert isinstance(slow, BadMedia) and "not decoded in 0.5 s, which is the limit of this node" in slow.reason
+        assert isinstance(slow, BadMedia) and "not decoded in 5 s, which is the limit of this node" in slow.reason
+        assert is_stopped.is_set()
         assert isinstance(good, Ref)
-        assert before and not any(psutil.pid_exists(pid) for pid in before)
+        assert before and all(has_ended(worker) for worker in before)
         empty(node)
         wait_until(lambda: slow.name not in [one.name for one in node.deriver.quarantine()])
         assert node.stat()["num_quarantined"] == 1  # what is no image stays
@@ -158,16 +177,19 @@ def test_a_worker_may_use_as_much_memory_as_the_limits_of_media_take_and_no_more
     empty(node)
 
 
-def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_the_medium_made(node: Node) -> None:
+def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_the_medium_made(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     derive(node, [6], RECIPE)
     empty(node)
     (pid,) = node.pool.pids()
     made: list[Ref | BadMedia] = []
+    is_stopped = stopped_at_its_place(node, monkeypatch)
     asking = threading.Thread(target=lambda: made.extend(derive(node, [7], RECIPE)))
     asking.start()
-    wait_until(lambda: node.store.stat()["used_bytes"] > 0)  # its place is given: it resizes and writes
+    assert is_stopped.wait(60)
     os.kill(pid, signal.SIGKILL)
-    asking.join(60)
+    asking.join(90)
     (ref,) = made
     assert node.pool.pids() != [pid] and node.stat()["num_quarantined"] == 0
     plan = parse_recipe(RECIPE).plan(Image.new("RGB", (11_000, 11_000), (10, 20, 30)))
