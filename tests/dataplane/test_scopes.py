@@ -218,7 +218,7 @@ def test_calls_that_name_a_scope_wait_for_it_after_a_restart_and_a_close_may_com
     node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dataplane.scope_keeper._RETRY_S", 2.0)
-    with Client(node.uri, timeout_s=30) as client:
+    with Client(node.uri, timeout_s=120) as client:
         source = client.samples("good", [0])[0].media[0]
         client.open_scope("again")
         kill(node)
