@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from dataplane.connect import Credentials, connect
 from dataplane.digests import content_digest
 from dataplane.errors import ChecksumError, MissingObjectError
-from dataplane.patience import Patience
+from dataplane.patience import GRACE_S, Patience
 from dataplane.place_writer import PlaceWriter
 from dataplane.put_bodies import Buffer, flat, groups, plain_body
 from dataplane.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
@@ -282,7 +282,7 @@ class Client:
 
 
 def _options(left_s: float) -> fl.FlightCallOptions:
-    return fl.FlightCallOptions(timeout=left_s + 1.0)  # the node's own deadline says more; let it speak first
+    return fl.FlightCallOptions(timeout=left_s + GRACE_S)
 
 
 def _span(batch: pa.RecordBatch) -> slice:

@@ -18,6 +18,8 @@ from dataplane.wire import from_flight
 FIRST_PAUSE_S = 0.05
 MAX_PAUSE_S = 0.5
 MIN_ATTEMPT_S = 0.01
+GRACE_S = 3.0
+"""The node's own deadline is tighter and its answer says more: who waits for it gives up this much later."""
 
 _SIGNS = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "GOAWAY")
 """What gRPC says, under several of its codes, when the other side is gone."""

@@ -13,9 +13,8 @@ import pyarrow.flight as fl
 from dataplane.errors import StreamLostError
 from dataplane.hosts import default_host_id
 from dataplane.overdue import OVERDUE
+from dataplane.patience import GRACE_S
 from dataplane.wire import dump, from_body, parse
-
-_GRACE_S = 1.0
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +64,7 @@ class PlaceStream:
             self._reader.cancel()
 
         try:
-            with OVERDUE.cut(max(deadline, time.monotonic()) + _GRACE_S, cut):
+            with OVERDUE.cut(max(deadline, time.monotonic()) + GRACE_S, cut):
                 chunk = self._reader.read_chunk()
             return parse(chunk.app_metadata, "the answer to put")
         except pa.ArrowException as error:

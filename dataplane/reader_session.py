@@ -24,14 +24,13 @@ from dataplane.connect import Credentials, connect
 from dataplane.copies import Copies
 from dataplane.errors import NodeUnavailableError, StreamLostError
 from dataplane.hosts import default_host_id
+from dataplane.patience import GRACE_S
 from dataplane.place_stream import close_quietly
 from dataplane.reach import open_segment
 from dataplane.refs import Ref
 from dataplane.wire import dump, parse
 
 TICK_S = 1.0
-GRACE_S = 2.0
-"""The node's own deadline is tighter and its answer says more; a stream is cut this much later."""
 _GATHER_S = 0.01
 """Leases that end within this time of each other go back in one call."""
 _MAX_RELEASES = 8192
