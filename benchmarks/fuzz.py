@@ -11,13 +11,12 @@ import contextlib
 import json
 import multiprocessing
 import os
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from queue import Empty
 from typing import Any
@@ -31,107 +30,22 @@ from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeRemainin
 from rich.table import Table
 
 from benchmarks.fuzz_client import run_worker
+from benchmarks.fuzz_node import MEMORY_BYTES, FuzzedNode, Usage
 from benchmarks.fuzz_requests import Corpus, Known
 from dataplane.client import Client
 from dataplane.connect import connect
 from dataplane.errors import DataPlaneError
 from dataplane.reader import Reader
 from dataplane.refs import Ref
-from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
+from tests.dataplane.shards import RECIPE, wait_until
 
-MEMORY_BYTES = 64 << 20
 MAX_GROWTH_BYTES = 20 << 20
 WARM_UP_FRAC = 0.1
 """Growth is counted from when this share of the requests has been answered."""
-SETTLE_S = 20.0
 NUM_WORKERS = 2
 MAX_SHOWN = 20
 STALL_S = 120.0
 """No request answered for so long is a hang of node or client."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
-    """What the node's processes hold of the machine."""
-
-    resident_bytes: int
-    """Private memory of the node and its decode workers, without shared segments."""
-    num_threads: int
-    num_fds: int
-
-
-class FuzzedNode:
-    """A node as a child whose log is kept, and which nobody restarts."""
-
-    def __init__(self, folder: Path) -> None:
-        write_shard(folder / "good-000.tar", {f"{at:03d}": encode(noise(at)) for at in range(8)})
-        self._log = folder / "node.log"
-        command = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
-        command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
-        self._disk = folder / "disk"
-        command += ["--spill", str(self._disk), "--spill-size", "16MiB"]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=Path(__file__).resolve().parent.parent,
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline() or b'{"error": "", "message": "the node did not start"}')
-        if "error" in ready:
-            raise DataPlaneError(f"{ready['message']}: {self.log()[-2000:]}")
-        self.uri = str(ready["uri"])
-        self._segments = [Path(segment["path"]) for segment in ready["segments"]]
-
-    def log(self) -> str:
-        """What the node wrote to its standard error."""
-        return self._log.read_text("utf-8", "replace")
-
-    def usage(self) -> Usage:
-        """Now, of the node and its children; zeros when it is dead."""
-        pids = [self.process.pid, *_children(self.process.pid)]
-        resident = threads = 0
-        for pid in pids:
-            with contextlib.suppress(OSError):
-                lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
-                resident += int(lines.get("RssAnon", "0").split()[0]) << 10
-                threads += int(lines["Threads"]) if pid == self.process.pid else 0
-        with contextlib.suppress(OSError):
-            return Usage(
-                resident_bytes=resident,
-                num_threads=threads,
-                num_fds=len(list(Path(f"/proc/{self.process.pid}/fd").iterdir())),
-            )
-        return Usage(resident_bytes=0, num_threads=0, num_fds=0)
-
-    def stop(self) -> int:
-        """End it; the code it ended with before that, or 0."""
-        code = self.process.poll()
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for path in self._segments:
-            path.unlink(missing_ok=True)
-        return code or 0
-
-    def files(self) -> list[str]:
-        """What lies in its folder of spilled and durable objects."""
-        return [path.name for path in self._disk.glob("**/*.arrow")]
-
-
-def _children(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
-    found: list[int] = []
-    with contextlib.suppress(OSError):
-        for path in Path(f"/proc/{pid}/task").glob("*/children"):
-            found += [int(child) for child in path.read_text().split()]
-    return found + [deeper for child in found for deeper in _children(child)]
 
 
 def known_of(uri: str) -> Known:
@@ -185,13 +99,13 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
             known = known_of(node.uri)
             num_warm = int(WARM_UP_FRAC * num_requests)
             tallies, _ = _send(node, known, range(num_warm), seed, console)
-            usages = [_settled(node)]
+            usages = [node.settled_usage()]
             if node.process.poll() is None:
                 more, while_busy = _send(node, known, range(num_warm, num_requests), seed, console)
                 tallies, usages = tallies + more, usages + while_busy
             seconds = time.monotonic() - started
             wrong = good_requests_work(node.uri) if node.process.poll() is None else ""
-            usages.append(_settled(node))
+            usages.append(node.settled_usage())
         finally:
             code = node.stop()
         findings = [finding for tally in tallies for finding in tally["findings"]]
@@ -235,17 +149,6 @@ def _send(
             worker.kill()
             worker.join()
     return tallies, usages
-
-
-def _settled(node: FuzzedNode) -> Usage:
-    """What it holds once it has nothing to do: threads and their memory go a while after their calls."""
-    usage, until = node.usage(), time.monotonic() + SETTLE_S
-    while time.monotonic() < until:
-        time.sleep(1)
-        last, usage = usage, node.usage()
-        if usage.num_threads == last.num_threads and abs(usage.resident_bytes - last.resident_bytes) < 1 << 20:
-            break
-    return usage
 
 
 def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:

@@ -198,7 +198,7 @@ class Deriver:
             with self._lock:
                 called_off = self._pool.queue.call_off()
                 self._in_flight = {name: future for name, future in self._in_flight.items() if future not in called_off}
-            self._prefetched.stop()
+            self._prefetched.note_refusal()
             raise
         finally:
             self._prefetched.end(ref.name, made.nbytes if made else None)

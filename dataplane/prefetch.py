@@ -44,8 +44,8 @@ class Prefetched:
             elif name in self._unused:  # else somebody has asked for it already
                 self._unused[name] = slab_bytes(nbytes)
 
-    def stop(self) -> None:
-        """There was no room for one: those behind it are called off."""
+    def note_refusal(self) -> None:
+        """There was no room for one, and those behind it were called off."""
         with self._lock:
             self._num_refused += 1
 

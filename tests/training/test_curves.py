@@ -72,10 +72,11 @@ def test_curves_do_not_depend_on_the_layout(
         check_same(result[case], alone["tp1 frozen" if case.endswith("frozen") else "tp1 trained"], case)
 
 
-def check_same(found: dict[str, list[float]], wanted: dict[str, list[float]], case: str) -> None:
+def check_same(
+    found: dict[str, list[float]], wanted: dict[str, list[float]], case: str, *, norms_rel: float = 1e-5
+) -> None:
     assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-5), case
-    # those after the first follow Adam updates, which divide by small numbers: seen once at 1.07e-5
-    assert found["norms"] == pytest.approx(wanted["norms"], rel=2e-5), case
+    assert found["norms"] == pytest.approx(wanted["norms"], rel=norms_rel), case
 
 
 @pytest.mark.parametrize("parts", [("tower",), ("tower", "merger"), ("language",)])
@@ -89,7 +90,8 @@ def test_frozen_parts_stay_as_they_are_and_cost_no_optimizer_state(
     assert single["num_states"] < single["num_trained"] + 1024  # padding
     for parallel in (Parallel(tp=2, pp=2), Parallel(pp=2, vpp=2)):
         for result in ranks.run(parallel.world_size, jobs.frozen_parts, deep_folder, parallel, parts):
-            check_same(result, single, str(parallel))
+            # the later norm follows an Adam update, which divides by small numbers: seen once at 1.07e-5
+            check_same(result, single, str(parallel), norms_rel=2e-5)
 
 
 def test_freezing_everything_is_refused(ranks: RankPool, deep_folder: Path) -> None:
