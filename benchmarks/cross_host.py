@@ -30,11 +30,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.links import Link, LoopbackLink, NamespaceLink
-from dataplane.client import Client
-from dataplane.digests import content_digest
-from dataplane.errors import DataPlaneError
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DataPlaneError
+from dataplane.core.refs import Ref
 
 NUM_OBJECTS = 1000
 NUM_READERS = 8

@@ -31,10 +31,10 @@ from PIL import Image
 from scipy.optimize import nnls
 
 from benchmarks.runs import parser, show
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from models.registry import load_recipe, read_config
 from yatt_mm.config_values import parse_size
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest

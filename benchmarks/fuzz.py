@@ -32,11 +32,11 @@ from rich.table import Table
 from benchmarks.fuzz_client import run_worker
 from benchmarks.fuzz_node import MEMORY_BYTES, FuzzedNode, Usage
 from benchmarks.fuzz_requests import Corpus, Known
-from dataplane.client import Client
-from dataplane.connect import connect
-from dataplane.errors import DataPlaneError
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.connect import connect
+from dataplane.client.reader import Reader
+from dataplane.core.errors import DataPlaneError
+from dataplane.core.refs import Ref
 from tests.dataplane.shards import RECIPE, wait_until
 
 MAX_GROWTH_BYTES = 20 << 20

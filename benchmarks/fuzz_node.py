@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataplane.errors import DataPlaneError
+from dataplane.core.errors import DataPlaneError
 from tests.dataplane.shards import encode, noise, write_shard
 
 MEMORY_BYTES = 64 << 20

@@ -28,7 +28,7 @@ from benchmarks.fuzz_wire import (
     path,
     ticket,
 )
-from dataplane.digests import content_digest, source_name
+from dataplane.core.digests import content_digest, source_name
 
 NUM_STRUCTURES = 300
 MAX_BODY_BYTES = 256 << 10

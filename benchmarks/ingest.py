@@ -42,16 +42,16 @@ from rich.table import Table
 
 from benchmarks.memory import cpu_s, family, watched
 from benchmarks.photos import photographs, variants, write_shards
-from dataplane.byte_ranges import read_local
-from dataplane.client import Client
-from dataplane.digests import content_digest, source_name
-from dataplane.embedded import EmbeddedNode
-from dataplane.images import decode_image
-from dataplane.limits import DEFAULT_LIMITS
-from dataplane.process import keep_freed_memory
-from dataplane.reader import Reader
-from dataplane.recipes import parse_recipe
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest, source_name
+from dataplane.core.process import keep_freed_memory
+from dataplane.core.refs import Ref
+from dataplane.datasets.range_files import read_local
+from dataplane.media.images import decode_image
+from dataplane.media.limits import DEFAULT_LIMITS
+from dataplane.media.recipes import parse_recipe
 
 RECIPE = {
     "kernel": "qwen_vl_patches",

@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.published import Prompt, draw
-from dataplane.refs import Lineage, Ref
+from dataplane.core.refs import Lineage, Ref
 from models.flops import count_operations
 from yatt_mm.rollout.messages import GroupRef
 from yatt_mm.training.microbatches import Limits

@@ -32,13 +32,13 @@ from rich.table import Table
 
 from benchmarks.soak_catalog import Catalog
 from benchmarks.soak_workers import HANG_S, run_worker
-from dataplane.client import Client
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DataPlaneError
-from dataplane.reader import Reader
-from dataplane.refs import Ref
-from dataplane.segment import PREFIX, SHM_DIR
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DataPlaneError
+from dataplane.core.refs import Ref
+from dataplane.storage.arena import PREFIX, SHM_DIR
 from tests.dataplane.shards import encode, has_ended, noise, write_shard
 
 NUM_WRITERS = NUM_READERS = 4

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataplane.client import Client
-from dataplane.digests import content_digest, source_name
-from dataplane.errors import MissingObjectError, NodeUnavailableError, OutOfSpaceError
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest, source_name
+from dataplane.core.errors import MissingObjectError, NodeUnavailableError, OutOfSpaceError
+from dataplane.core.refs import Ref
 from tests.dataplane.shards import RECIPE
 
 TIMEOUT_S = 60.0

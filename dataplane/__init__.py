@@ -1,6 +1,36 @@
 """The data plane: an Arrow Flight service that holds media, so that only the processes that compute on pixels see them.
 
-`dataplane.client` talks to a node and maps nothing; `dataplane.reader` maps its shared memory; `dataplane.embedded`
-starts a node as a child. `python -m dataplane --help` runs one by hand. This file imports nothing on purpose:
-a controller pays only for what it names.
+The public names are `Client` (talks to a node), `Reader` and `Writer` (map a node's shared memory), `EmbeddedNode`
+(starts a node as a child process) and `Ref` (names an object). Each loads its module at its first use, so a process
+that asks for `Client` maps no shared memory. `python -m dataplane --help` runs a node by hand.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataplane.client.client import Client
+    from dataplane.client.embedded import EmbeddedNode
+    from dataplane.client.reader import Reader
+    from dataplane.client.writer import Writer
+    from dataplane.core.refs import Ref
+
+__all__ = ["Client", "EmbeddedNode", "Reader", "Ref", "Writer"]
+
+_MODULES = {
+    "Client": "dataplane.client.client",
+    "EmbeddedNode": "dataplane.client.embedded",
+    "Reader": "dataplane.client.reader",
+    "Ref": "dataplane.core.refs",
+    "Writer": "dataplane.client.writer",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dataplane' has no public name {name!r}; it has {', '.join(__all__)}")
+    return getattr(import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

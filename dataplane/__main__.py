@@ -8,7 +8,7 @@ def run() -> int:
     """The command line's exit code; Ctrl-C counts from here on, also while its modules are being loaded."""
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said once, by us; read when gRPC is loaded
     try:
-        from dataplane.cli import main
+        from dataplane.cli.main import main
 
         return main()
     except KeyboardInterrupt:

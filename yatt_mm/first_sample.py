@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataplane.client import Client
+from dataplane.client.client import Client
 from yatt_mm.config import Config
 from yatt_mm.control.fields import take_field
 from yatt_mm.errors import ConfigError

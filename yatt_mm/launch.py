@@ -20,9 +20,9 @@ from typing import Any
 import ray
 from rich.console import Console
 
-from dataplane.client import Client
-from dataplane.errors import DatasetError
-from dataplane.refs import Dataset
+from dataplane.client.client import Client
+from dataplane.core.errors import DatasetError
+from dataplane.core.refs import Dataset
 from yatt_mm import run_dir
 from yatt_mm.checkpoints import find_checkpoint, read_state
 from yatt_mm.cluster import ray_session

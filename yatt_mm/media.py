@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dataplane.client import Client
-from dataplane.media import MediaKind
-from dataplane.refs import BadMedia, Ref
+from dataplane.client.client import Client
+from dataplane.core.refs import BadMedia, Ref
+from dataplane.media.kinds import MediaKind
 from models.media_recipes import MediaRecipes
 
 DERIVE_CHUNK = 64

@@ -7,8 +7,8 @@ import tarfile
 from pathlib import Path
 from typing import Any
 
-from dataplane.errors import DatasetError
-from dataplane.roots import WANTED, find_dataset_files
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.roots import WANTED, find_dataset_files
 from models.media_recipes import load_recipes
 from models.parallel import check_engine_layout, check_layout
 from models.registry import FAMILIES

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich.console import Console
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DataPlaneError
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.errors import DataPlaneError
 from yatt_mm.config import Config
 from yatt_mm.owned import owned_folder
 

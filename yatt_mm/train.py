@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> int:
     from yatt_mm.packages import check_packages_are_ours
 
     check_packages_are_ours()
-    from dataplane.errors import DataPlaneError
+    from dataplane.core.errors import DataPlaneError
     from yatt_mm.config import load_config
     from yatt_mm.errors import ConfigError, YattError
     from yatt_mm.launch import launch

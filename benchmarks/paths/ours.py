@@ -20,12 +20,12 @@ from multiprocessing.connection import Connection
 import numpy as np
 
 from benchmarks.paths.measuring import Case, Helper, Measured, helper, measure, requests
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.process import keep_freed_memory
-from dataplane.reader import Reader
-from dataplane.refs import ArraySpec, Ref
-from dataplane.writer import Place, Writer
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.client.writer import Place, Writer
+from dataplane.core.process import keep_freed_memory
+from dataplane.core.refs import ArraySpec, Ref
 
 _numbers = itertools.count()
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from benchmarks.paths.measuring import Case, Helper, Measured, measure, requests
-from dataplane.process import keep_freed_memory
+from dataplane.core.process import keep_freed_memory
 
 BATCH_BYTES = 4 << 20
 _SCHEMA = pa.schema([("data", pa.uint8())])

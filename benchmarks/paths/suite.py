@@ -12,7 +12,7 @@ from rich.console import Console
 
 from benchmarks.paths import local, ours, plain_flight
 from benchmarks.paths.measuring import Case, Measured, helper
-from dataplane.process import keep_freed_memory
+from dataplane.core.process import keep_freed_memory
 
 KIB, MIB = 1 << 10, 1 << 20
 NODE_BYTES = 1 << 30

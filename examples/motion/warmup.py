@@ -18,8 +18,8 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedModel
 
-from dataplane.recipes import parse_recipe
-from dataplane.videos import Video
+from dataplane.media.recipes import parse_recipe
+from dataplane.media.videos import Video
 from examples.motion.data import DIRECTIONS, FPS, NUM_FRAMES, QUESTION, Clip, Split
 from models.media_recipes import VideoSampling, load_recipes
 from models.media_tokens import TokenLayout, media_spans

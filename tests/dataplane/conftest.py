@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
 from tests.dataplane.shards import encode, noise, wait_until, write_shard
 
 

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.allocator import Allocator, slab_bytes
+from dataplane.storage.allocator import Allocator, slab_bytes
 
 CAPACITY = 1 << 20
 

@@ -19,12 +19,15 @@ import psutil
 import pyarrow.flight as fl
 import pytest
 
-from dataplane import byte_connections, byte_port
-from dataplane.client import Client
-from dataplane.connect import Credentials
-from dataplane.digests import content_digest, generation_of
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import (
+from dataplane.client.client import Client
+from dataplane.client.connect import Credentials
+from dataplane.client.download import RANGES_FROM
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.cluster import byte_connections
+from dataplane.cluster.fetcher import PeerFetcher
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.digests import content_digest, generation_of
+from dataplane.core.errors import (
     BadRequestError,
     ChecksumError,
     DataPlaneError,
@@ -32,15 +35,14 @@ from dataplane.errors import (
     OutOfSpaceError,
     PeerError,
 )
-from dataplane.fetch import RANGES_FROM
-from dataplane.lineages import derived_ref
-from dataplane.node import Node, NodeConfig
-from dataplane.peer_fetcher import PeerFetcher
-from dataplane.peers import Peers
-from dataplane.recipes import parse_recipe
-from dataplane.refs import Ref
-from dataplane.segment import Segment
-from dataplane.store import Store
+from dataplane.core.refs import Ref
+from dataplane.derive.derived_refs import derived_ref
+from dataplane.media.recipes import parse_recipe
+from dataplane.server import byte_keys, byte_port
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
+from dataplane.storage.arena import Segment
+from dataplane.storage.store import Store
 from tests.dataplane.certificates import issue
 from tests.dataplane.serving import refused, serving
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until
@@ -253,15 +255,15 @@ def is_closed(connected: socket.socket) -> bool:
 
 
 def test_a_key_works_once_soon_and_nothing_else_works(served: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served.byte_port is not None
-    with dialled(served.byte_port.port, bytes(32)) as wrong:
+    assert served.services.byte_keys is not None
+    with dialled(served.services.byte_keys.port, bytes(32)) as wrong:
         assert is_closed(wrong)
     port, key = offered(served.uri)
     with dialled(port, key) as first:
         assert read_frame(first) == {"node": "a"}
         with dialled(port, key) as second:
             assert is_closed(second)
-    monkeypatch.setattr(byte_port, "KEY_S", 0.0)
+    monkeypatch.setattr(byte_keys, "KEY_S", 0.0)
     with dialled(*offered(served.uri)) as late:
         assert is_closed(late)
     monkeypatch.setattr(byte_port, "SHOW_S", 0.3)
@@ -295,18 +297,18 @@ def test_a_request_that_makes_no_sense_is_answered_and_ends_the_connection(
 
 
 def test_keys_strangers_and_connections_are_bounded(served: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert served.byte_port is not None
-    port = served.byte_port.port
+    assert served.services.byte_keys is not None
+    port = served.services.byte_keys.port
     strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(byte_port.MAX_STRANGERS)]
     with dialled(port) as refused_one:
         assert is_closed(refused_one)
     for stranger in strangers:
         stranger.close()
-    wait_until(lambda: not served.byte_port._open)  # type: ignore[union-attr]
+    wait_until(lambda: not served._byte_port._open)  # type: ignore[union-attr]
     with dialled(*offered(served.uri)) as connected:
         assert read_frame(connected) == {"node": "a"}
-    monkeypatch.setattr(byte_port, "MAX_KEYS", 3)
-    monkeypatch.setattr(byte_port, "KEY_S", 600.0)
+    monkeypatch.setattr(byte_keys, "MAX_KEYS", 3)
+    monkeypatch.setattr(byte_keys, "KEY_S", 600.0)
     with pytest.raises(fl.FlightError, match="were asked for"):
         for _ in range(4):
             offered(served.uri)
@@ -320,7 +322,7 @@ def test_leases_end_when_a_receiver_goes_away_in_the_middle(served: Node) -> Non
             read_frame(connected)
             assert read_frame(connected)["objects"]
         wait_until(lambda: client.stat()["num_leases"] == 0)
-        wait_until(lambda: not served.byte_port._open)  # type: ignore[union-attr]
+        wait_until(lambda: not served._byte_port._open)  # type: ignore[union-attr]
         assert client.stat()["errors"]["StreamLostError"] >= 1
 
 
@@ -389,7 +391,7 @@ def test_objects_come_over_flight_where_the_port_cannot_be_reached_and_that_is_s
     arrays, refs = put_all(owner, [1000, MIB], "walled")
     before = verbs(owner).get("DoGet", 0)
     with Fetching(home.uri) as here, monkeypatch.context() as patched, caplog.at_level(logging.WARNING):
-        patched.setattr("dataplane.byte_connections.socket.create_connection", refuse)
+        patched.setattr("dataplane.cluster.byte_connections.socket.create_connection", refuse)
         num_keys = verbs(owner).get("bytes", 0)
         for ref, array in zip(refs, arrays, strict=True):
             assert np.array_equal(here.fetch([ref])[0], array)
@@ -414,9 +416,11 @@ def test_nodes_with_tls_fetch_over_flight_and_take_no_port_for_bytes(tmp_path: P
 
 
 def test_a_port_that_is_taken_is_refused_with_its_flag(served: Node) -> None:
-    assert served.byte_port is not None
-    with pytest.raises(BadRequestError, match=f"--peer-port {served.byte_port.port} on 127.0.0.1 cannot be used"):
-        Node(NodeConfig(memory_bytes=MIB, peer_port=served.byte_port.port))
+    assert served.services.byte_keys is not None
+    with pytest.raises(
+        BadRequestError, match=f"--peer-port {served.services.byte_keys.port} on 127.0.0.1 cannot be used"
+    ):
+        Node(NodeConfig(memory_bytes=MIB, peer_port=served.services.byte_keys.port))
 
 
 # -- senders that lie ----------------------------------------------------------------------------------------------

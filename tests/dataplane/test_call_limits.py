@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.call_limits import ByteBudget
-from dataplane.client import Client
-from dataplane.errors import BadRequestError, OverloadedError
-from dataplane.reader import Reader
-from dataplane.wire import MAX_ITEMS
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, OverloadedError
+from dataplane.core.json_body import MAX_ITEMS
+from dataplane.server.call_limits import ByteBudget
 from tests.dataplane.serving import Served, refused, serving
 from tests.dataplane.shards import wait_until
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.cli import main
-from dataplane.cli_options import parse_memory, parse_root
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.cli.main import main
+from dataplane.cli.parsers import parse_memory, parse_root
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.serving import about_itself
 
 
@@ -160,7 +160,7 @@ def test_ctrl_c_while_a_command_is_loading_ends_it_without_a_traceback(tmp_path:
         "import os, signal, sys\n"
         "class Finder:\n"
         "    def find_spec(self, name, *args):\n"
-        "        if name == 'dataplane.cli':\n"
+        "        if name == 'dataplane.cli.main':\n"
         "            os.kill(os.getpid(), signal.SIGINT)\n"
         "sys.meta_path.insert(0, Finder())\n"
     )

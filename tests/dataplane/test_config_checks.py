@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.config_checks import check_address, check_config
-from dataplane.connect import Credentials
-from dataplane.errors import BadRequestError
-from dataplane.node import NodeConfig
-from dataplane.security import Security
+from dataplane.client.connect import Credentials
+from dataplane.core.errors import BadRequestError
+from dataplane.server.auth import Security
+from dataplane.server.config import NodeConfig, check_address, check_config
 from tests.dataplane.serving import refused
 
 GOOD = NodeConfig(memory_bytes=1 << 20, node_id="a")

@@ -11,12 +11,12 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dataplane.client import Client
-from dataplane.datasets import Datasets
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, DatasetError
-from dataplane.refs import Lineage, Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, DatasetError
+from dataplane.core.refs import Lineage, Ref
+from dataplane.datasets.catalog import Datasets
 from tests.dataplane.shards import RECIPE, encode, noise, write_shard, write_tar
 
 
@@ -61,9 +61,9 @@ def test_fields_that_are_not_json_are_reported_with_the_sample(tmp_path: Path) -
 def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tar(tmp_path / "a.tar", {f"{at}.png": bytes(1 << 20) for at in range(8)})
     num_bytes = 0
-    from dataplane import byte_ranges
+    from dataplane.datasets import range_files
 
-    real = byte_ranges.read_local
+    real = range_files.read_local
 
     def counted(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
         nonlocal num_bytes
@@ -71,7 +71,7 @@ def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mo
         num_bytes += len(data)
         return data
 
-    monkeypatch.setattr(byte_ranges, "read_local", counted)
+    monkeypatch.setattr(range_files, "read_local", counted)
     assert Datasets({"d": [str(tmp_path / "a.tar")]}, "node").ingest("d").num_samples == 8
     assert num_bytes < 1 << 20
 
@@ -128,8 +128,8 @@ def test_only_members_of_registered_shards_can_be_located(tmp_path: Path) -> Non
 def test_members_that_are_too_big_or_too_deep_are_reported_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.formats.tar.MAX_MEDIUM_BYTES", 1000)
-    monkeypatch.setattr("dataplane.formats.tar.MAX_FIELDS_BYTES", 200_000)
+    monkeypatch.setattr("dataplane.datasets.formats.tar.MAX_MEDIUM_BYTES", 1000)
+    monkeypatch.setattr("dataplane.datasets.formats.tar.MAX_FIELDS_BYTES", 200_000)
     members = {"a.png": bytes(1001), "b.json": b"[" * 100_000, "c.json": b" " * 200_001, "d.png": bytes(1000)}
     write_tar(tmp_path / "a.tar", members)
     datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")

@@ -3,7 +3,7 @@
 import threading
 from queue import SimpleQueue
 
-from dataplane.deadlines import Deadlines
+from dataplane.core.deadlines import Deadlines
 from tests.dataplane.shards import wait_until
 
 

@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import (
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import (
     BadMediaError,
     BadRequestError,
     ChecksumError,
@@ -22,10 +23,10 @@ from dataplane.errors import (
     NodeTimeoutError,
     OutOfSpaceError,
 )
-from dataplane.limits import MediaLimits
-from dataplane.node import Node, NodeConfig
-from dataplane.reader import Reader
-from dataplane.refs import BadMedia, Ref
+from dataplane.core.refs import BadMedia, Ref
+from dataplane.media.limits import MediaLimits
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard, write_tar
 from tests.dataplane.test_kernel import run_kernel
 
@@ -177,14 +178,14 @@ def test_a_remote_source_is_fetched_into_the_arena_and_derived_there(tmp_path: P
     filesystem.pipe("/remote/a.tar", data)
     node = Node(NodeConfig(memory_bytes=1 << 20, roots={"r": ["memory://remote/*.tar"]}))
     try:
-        samples = node.datasets.samples("r", [0, 1])
+        samples = node.services.datasets.samples("r", [0, 1])
         deadline = time.monotonic() + 60
-        made, bad = node.deriver.derive([sample.media[0] for sample in samples], RECIPE, deadline)
+        made, bad = node.services.deriver.derive([sample.media[0] for sample in samples], RECIPE, deadline)
         assert isinstance(made, Ref) and isinstance(bad, BadMedia) and bad.key == "1"
-        entry = node.store.find(made.name)
-        assert entry is not None and node.store.find(samples[0].media[0].name) is not None
+        entry = node.services.store.find(made.name)
+        assert entry is not None and node.services.store.find(samples[0].media[0].name) is not None
         expected, _ = run_kernel(Image.fromarray(noise(0)), dict(RECIPE))
-        assert np.array_equal(node.store.content(entry).reshape(made.shape), expected)
+        assert np.array_equal(node.services.store.content(entry).reshape(made.shape), expected)
     finally:
         node.stop()
         filesystem.rm("/remote", recursive=True)
@@ -223,12 +224,12 @@ def one_node(tmp_path: Path) -> Iterator[Node]:
 
 
 def derive_in(node: Node, number: int, timeout_s: float) -> list[Ref | BadMedia]:
-    media = node.datasets.samples("a", [number])[0].media
-    return node.deriver.derive(media, RECIPE, time.monotonic() + timeout_s)
+    media = node.services.datasets.samples("a", [number])[0].media
+    return node.services.deriver.derive(media, RECIPE, time.monotonic() + timeout_s)
 
 
 def test_a_caller_with_time_left_does_not_fail_with_another_callers_deadline(one_node: Node) -> None:
-    slab = one_node.store.allocate(900_000, time.monotonic())
+    slab = one_node.services.store.allocate(900_000, time.monotonic())
     failed: list[Exception] = []
     made: list[Ref | BadMedia] = []
 
@@ -237,11 +238,11 @@ def test_a_caller_with_time_left_does_not_fail_with_another_callers_deadline(one
             made.extend(derive_in(one_node, 0, timeout_s))
         except (OutOfSpaceError, NodeTimeoutError) as error:
             failed.append(error)
-            one_node.store.abort(slab)
+            one_node.services.store.abort(slab)
 
     threads = [threading.Thread(target=ask, args=(timeout_s,)) for timeout_s in (3.0, 60.0)]
     threads[0].start()
-    wait_until(lambda: bool(one_node.deriver._in_flight))
+    wait_until(lambda: bool(one_node.services.deriver._in_flight))
     threads[1].start()
     for thread in threads:
         thread.join(90)
@@ -250,9 +251,9 @@ def test_a_caller_with_time_left_does_not_fail_with_another_callers_deadline(one
 
 def test_waiting_for_room_is_not_the_mediums_fault(one_node: Node) -> None:
     good(derive_in(one_node, 0, 60))
-    one_node.store.release([ref.name for ref in good(derive_in(one_node, 0, 60))])
-    slab = one_node.store.allocate(1_000_000, time.monotonic())
-    threading.Timer(5.5, one_node.store.abort, [slab]).start()  # longer than a decode may take
+    one_node.services.store.release([ref.name for ref in good(derive_in(one_node, 0, 60))])
+    slab = one_node.services.store.allocate(1_000_000, time.monotonic())
+    threading.Timer(5.5, one_node.services.store.abort, [slab]).start()  # longer than a decode may take
     good(derive_in(one_node, 1, 60))
 
 
@@ -280,8 +281,8 @@ def test_equal_bytes_under_a_right_and_a_wrong_name_are_judged_by_the_name(
         wrong, right = found[0], found[1]
         assert isinstance(wrong, BadMedia) and wrong.key == "a" and "named as PNG, holds JPEG" in wrong.reason
         assert isinstance(right, Ref)
-        media = [sample.media[0] for sample in node.datasets.samples("a", order)]
-        again = node.deriver.derive(media, RECIPE, time.monotonic() + 60)
+        media = [sample.media[0] for sample in node.services.datasets.samples("a", order)]
+        again = node.services.deriver.derive(media, RECIPE, time.monotonic() + 60)
         assert again == [found[at] for at in order]
         assert node.stat()["num_quarantined"] == 1
     finally:

@@ -12,11 +12,12 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
-from dataplane.node import Node, NodeConfig
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
 from tests.dataplane.shards import wait_until
 
 MIB = 1 << 20
@@ -101,7 +102,7 @@ def test_a_disk_that_refuses_files_is_named_and_loses_nothing(
 
     kept = client.put(b"a" * 2 * MIB, name="kept")
     with monkeypatch.context() as patched:
-        patched.setattr("dataplane.disk.write_ipc", full)
+        patched.setattr("dataplane.storage.disk_files.write_ipc", full)
         client.timeout_s = 3
         with pytest.raises(OutOfSpaceError, match="No space left on device"):
             client.put(b"b" * MIB, name="more")
@@ -150,7 +151,7 @@ def test_objects_of_an_open_scope_stay_in_memory(node: Node, client: Client) -> 
     for at in range(4):
         client.put(bytes([at]) * MIB, name=f"held/{at}")
     assert client.stat()["num_spilled"] == 3
-    entry = node.store.find("scoped")
+    entry = node.services.store.find("scoped")
     assert entry is not None and entry.slab is not None
     client.close_scope("step")
 

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.copies import Copies
-from dataplane.errors import ChecksumError, OverloadedError
-from dataplane.group_commit import GroupCommit
-from dataplane.node import Node, NodeConfig
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.downloaded_views import Copies
+from dataplane.client.reader import Reader
+from dataplane.core.errors import ChecksumError, OverloadedError
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
+from dataplane.storage.group_commit import GroupCommit
 from tests.dataplane.serving import serving
 from tests.dataplane.shards import wait_until
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.clips import h264
 
 DOCS = Path(__file__).parents[2] / "docs" / "dataplane.md"

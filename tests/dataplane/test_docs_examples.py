@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.actions import ACTIONS
-from dataplane.exchanges import EXCHANGES
+from dataplane.server.actions import ACTIONS
+from dataplane.server.do_exchange import EXCHANGES
 
 DOCS = Path(__file__).parents[2] / "docs"
 EXAMPLES = DOCS / "dataplane-examples.md"

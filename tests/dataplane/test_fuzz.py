@@ -11,9 +11,9 @@ from rich.console import Console
 from benchmarks.fuzz import fuzz, known_of
 from benchmarks.fuzz_requests import Corpus, Known
 from benchmarks.fuzz_wire import SERVICE, action, command, flight_data, ipc_parts
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.exchanges import EXCHANGES
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.server.do_exchange import EXCHANGES
 from tests.dataplane.shards import RECIPE
 
 SCHEMA, HEADER, BODY = ipc_parts(pa.record_batch([pa.array(range(64), pa.uint8())], names=["data"]))

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.digests import content_digest
-from dataplane.errors import BadRequestError, ChecksumError
-from dataplane.reader import Reader
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, ChecksumError
 
 
 @pytest.mark.parametrize("nbytes", [100, PUT_IN_PLACE_FROM, 5 << 20])

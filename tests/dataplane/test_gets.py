@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.client import Client
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.digests import content_digest
+from dataplane.core.refs import Ref
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, ChecksumError, MissingObjectError
-from dataplane.hosts import check_id, default_host_id
-from dataplane.reader import Reader
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, ChecksumError, MissingObjectError
+from dataplane.core.hosts import check_id, default_host_id
 
 
 def test_a_process_of_another_host_copies_over_flight_in_both_directions() -> None:

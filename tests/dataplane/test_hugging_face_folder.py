@@ -9,13 +9,13 @@ import fsspec
 import pyarrow as pa
 import pytest
 
-from dataplane.client import Client
-from dataplane.datasets import Datasets
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DatasetError
-from dataplane.reader import Reader
-from dataplane.refs import Lineage, Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DatasetError
+from dataplane.core.refs import Lineage, Ref
+from dataplane.datasets.catalog import Datasets
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import hugging_face_table, verl_table, write_lines, write_parquet
 
@@ -175,7 +175,7 @@ def test_a_mapped_file_that_was_cut_is_refused_not_touched(tmp_path: Path) -> No
 CUT_WHILE_READ = """
 import os, sys
 import pyarrow as pa
-from dataplane.datasets import Datasets
+from dataplane.datasets.catalog import Datasets
 
 datasets = Datasets({"d": [sys.argv[1]]}, "node")
 datasets.ingest("d")
@@ -204,14 +204,14 @@ def test_a_compressed_batch_that_grows_too_big_is_refused_before_it_is_decompres
 ) -> None:
     options = pa.ipc.IpcWriteOptions(compression=compression)
     folder = save(tmp_path / "set", [pa.table({"image": [bytes(5_000_000)] * 2})], options)
-    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 9_000_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 9_000_000)
     sample = datasets_of(folder).samples("d", [1])[0]
     assert "takes 100000" in sample.bad[0].reason and "once it is decompressed; wanted at most" in sample.bad[0].reason
 
 
 def test_text_beside_the_media_of_a_batch_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = save(tmp_path / "set", [pa.table({"image": IMAGES[:2], "text": ["x" * 5_000] * 2})])
-    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 9_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 9_000)
     assert "beside its media; wanted at most 9000" in datasets_of(folder).samples("d", [1])[0].bad[0].reason
 
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataplane.images import decode_image
-from dataplane.limits import MediaLimits
-from dataplane.media import UndecodableError
+from dataplane.media.images import decode_image
+from dataplane.media.kinds import UndecodableError
+from dataplane.media.limits import MediaLimits
 from tests.dataplane.shards import encode, noise
 
 RGB = noise(1, 24, 32)

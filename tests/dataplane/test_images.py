@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataplane import images
-from dataplane.limits import DEFAULT_LIMITS, MediaLimits
-from dataplane.media import UndecodableError
+from dataplane.media import images
+from dataplane.media.kinds import UndecodableError
+from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 from tests.dataplane.shards import encode, noise
 
 

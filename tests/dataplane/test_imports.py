@@ -15,19 +15,20 @@ def imported_by(module: str) -> set[str]:
     return set(json.loads(done.stdout))
 
 
-@pytest.mark.parametrize("module", ["dataplane.client", "dataplane.embedded", "dataplane.cli"])
+@pytest.mark.parametrize("module", ["dataplane.client.client", "dataplane.client.embedded", "dataplane.cli.main"])
 def test_the_control_side_imports_neither_pillow_nor_what_maps_memory(module: str) -> None:
     found = imported_by(module)
-    forbidden = (*HEAVY, "PIL", "dataplane.reader", "dataplane.reader_session", "dataplane.segment")
+    forbidden = (*HEAVY, "PIL", "dataplane.client.reader", "dataplane.client.lease_session", "dataplane.storage.arena")
     assert not found & set(forbidden)
 
 
 @pytest.mark.parametrize(
-    "module", ["dataplane.reader", "dataplane.node", "dataplane.torch_view", "dataplane.pool_worker"]
+    "module",
+    ["dataplane.client.reader", "dataplane.server.node", "dataplane.client.torch_view", "dataplane.derive.worker_main"],
 )
 def test_the_data_plane_knows_nothing_of_torch_models_or_training(module: str) -> None:
     assert not imported_by(module) & set(HEAVY)
 
 
 def test_refs_need_only_the_standard_library() -> None:
-    assert not imported_by("dataplane.refs") & {"numpy", "pyarrow", "blake3"}
+    assert not imported_by("dataplane.core.refs") & {"numpy", "pyarrow", "blake3"}

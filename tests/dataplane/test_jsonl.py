@@ -7,14 +7,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from dataplane.byte_ranges import RangeFile
-from dataplane.client import Client
-from dataplane.datasets import Datasets
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DatasetError
-from dataplane.formats.media_paths import media_folders
-from dataplane.refs import BadMedia, Lineage, Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DatasetError
+from dataplane.core.refs import BadMedia, Lineage, Ref
+from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.formats.media_paths import media_folders
+from dataplane.datasets.range_files import RangeFile
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import write_lines
 
@@ -145,7 +145,7 @@ def test_a_folder_that_becomes_a_link_between_check_and_opening_leads_nowhere(
         swap_for_link(folder)
         return found
 
-    monkeypatch.setattr("dataplane.formats.media_paths.os.path.realpath", swapped)
+    monkeypatch.setattr("dataplane.datasets.formats.media_paths.os.path.realpath", swapped)
     sample = datasets.samples("d", [0])[0]
     assert sample.media == () and "outside/0.png, outside of" in sample.bad[0].reason
 
@@ -189,7 +189,7 @@ def test_a_json_array_and_an_empty_file_are_no_dataset(folder: Path) -> None:
 def test_lines_across_blocks_and_without_a_last_newline_are_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.formats.jsonl.SCAN_BYTES", 7)
+    monkeypatch.setattr("dataplane.datasets.formats.jsonl.SCAN_BYTES", 7)
     (folder / "a.jsonl").write_text("\n".join(json.dumps({"n": at, "pad": "x" * at}) for at in range(20)))
     samples = datasets_of(folder / "a.jsonl").samples("d", range(20))
     assert [sample.fields["n"] for sample in samples] == list(range(20))

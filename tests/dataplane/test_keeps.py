@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
-from dataplane import disk
-from dataplane.client import Client
-from dataplane.errors import MissingObjectError
-from dataplane.node import Node, NodeConfig
+from dataplane.client.client import Client
+from dataplane.core.errors import MissingObjectError
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
+from dataplane.storage import disk_files
 
 MIB = 1 << 20
 
@@ -95,7 +96,7 @@ def test_a_node_that_cannot_read_who_keeps_what_does_not_start_and_removes_nothi
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_text", fail)
-        found = disk.Disk(tmp_path, MIB, "one")
+        found = disk_files.Disk(tmp_path, MIB, "one")
         with pytest.raises(OSError, match="Input/output error"):
             next(found.recover())
         found.close()
@@ -159,11 +160,11 @@ def test_a_scope_that_closes_while_a_durable_object_is_written_into_it_leaves_no
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = started(tmp_path)
-    real = disk.write_ipc
+    real = disk_files.write_ipc
 
     def close_then_write(*args: Any) -> int:
         if "step" in json.dumps(args[2]):
-            node.store.scopes.close("step")
+            node.services.store.scopes.close("step")
         return real(*args)
 
     with Client(node.uri, timeout_s=10) as client:
@@ -171,7 +172,7 @@ def test_a_scope_that_closes_while_a_durable_object_is_written_into_it_leaves_no
         kept = client.put(b"kept" * 1000, name="kept", durable=True)
         client.put(b"first" * 1000, name="first", durable=True, scope="step")
         with monkeypatch.context() as patched:
-            patched.setattr(disk, "write_ipc", close_then_write)
+            patched.setattr(disk_files, "write_ipc", close_then_write)
             with pytest.raises(MissingObjectError, match="closed while an object was being written"):
                 client.put(b"step" * 1000, name="step/2", durable=True, scope="step")
         assert [path.name for path in (tmp_path / "durable" / "keeps").iterdir()] == ["held"]

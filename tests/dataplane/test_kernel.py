@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, which needs this on a CPU
-from dataplane.errors import BadRequestError
-from dataplane.recipes import parse_recipe
+from dataplane.core.errors import BadRequestError
+from dataplane.media.recipes import parse_recipe
 from tests.dataplane.shards import RECIPE, noise
 
 

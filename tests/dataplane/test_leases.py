@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 import pytest
 
-from dataplane import embedded
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import ChecksumError, NodeUnavailableError
-from dataplane.reader import Reader
-from dataplane.torch_view import as_tensor
+from dataplane.client import embedded
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.client.torch_view import as_tensor
+from dataplane.core.errors import ChecksumError, NodeUnavailableError
 from tests.dataplane.shards import wait_until
 
 
@@ -138,8 +138,8 @@ def test_a_reader_that_is_forgotten_ends_its_session(node: EmbeddedNode, client:
 
 CHILD = """
     import sys, time
-    from dataplane.client import Client
-    from dataplane.reader import Reader
+    from dataplane.client.client import Client
+    from dataplane.client.reader import Reader
     reader = Reader(sys.argv[1])
     client = Client(sys.argv[1])
     views = reader.resolve([client.put(bytes(1000), name=f"child/{at}") for at in range(5)])
@@ -216,7 +216,7 @@ def is_stopped(node: psutil.Process) -> bool:
 
 
 def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.reader_session.GRACE_S", 0.1)
+    monkeypatch.setattr("dataplane.client.lease_session.GRACE_S", 0.1)
     with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node:
         patient, client, reader = Client(node.uri), Client(node.uri, timeout_s=0.5), Reader(node.uri)
         ref = patient.put(b"x", name="x")

@@ -13,11 +13,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, OutOfSpaceError
-from dataplane.reader import Reader
-from dataplane.segment import reap_dead_segments
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, OutOfSpaceError
+from dataplane.storage.arena import reap_dead_segments
 from tests.dataplane.shards import RECIPE, encode, existing, has_ended, noise, segments, wait_until, write_shard
 from tests.dataplane.test_restart import kill
 
@@ -46,8 +46,8 @@ def test_stop_does_not_wait_for_open_streams() -> None:
 
 OWNER = """
     import sys, time
-    from dataplane.client import Client
-    from dataplane.embedded import EmbeddedNode
+    from dataplane.client.client import Client
+    from dataplane.client.embedded import EmbeddedNode
     node = EmbeddedNode(memory_bytes=1 << 20, roots={"a": [sys.argv[1]]})
     client = Client(node.uri)
     client.derive(client.samples("a", [0])[0].media, eval(sys.argv[2]))

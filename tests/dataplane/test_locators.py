@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DataPlaneError
-from dataplane.locators import JSON_UP_TO, Locators
-from dataplane.reader import Reader
-from dataplane.wire import ITEM_BYTES, LOCATORS
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import DataPlaneError
+from dataplane.core.locators import JSON_UP_TO, Locators
+from dataplane.core.schemas import ITEM_BYTES, LOCATORS
 
 LONG = st.integers(0, (1 << 63) - 1)
 ROW = st.tuples(

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.shards import RECIPE, wait_until
 
 

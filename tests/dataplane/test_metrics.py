@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dataplane.client import Client
-from dataplane.connect import Credentials
-from dataplane.errors import MissingObjectError
-from dataplane.meter import BOUNDS_S, Meter
-from dataplane.metrics import Metrics
-from dataplane.reader import Reader
-from dataplane.security import Security
-from dataplane.web import MAX_REQUESTS, MetricsServer
+from dataplane.client.client import Client
+from dataplane.client.connect import Credentials
+from dataplane.client.reader import Reader
+from dataplane.core.errors import MissingObjectError
+from dataplane.server.auth import Security
+from dataplane.server.meter import BOUNDS_S, Meter
+from dataplane.server.metrics_http import MAX_REQUESTS, MetricsServer
+from dataplane.server.prometheus import Metrics
 from tests.dataplane.certificates import issue
 from tests.dataplane.serving import Served, refused, serving
 from tests.dataplane.shards import wait_until
@@ -113,7 +113,7 @@ def test_a_metrics_port_beyond_loopback_is_guarded(tmp_path: Path) -> None:
 def test_connections_that_send_nothing_take_no_more_threads_than_slots_and_end_in_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("dataplane.web.REQUEST_TIMEOUT_S", 1.0)
+    monkeypatch.setattr("dataplane.server.metrics_http.REQUEST_TIMEOUT_S", 1.0)
     metrics = Metrics("node", dict, Meter())
     server = MetricsServer("127.0.0.1", 0, metrics, Security(), None)
     address = ("127.0.0.1", int(server.url.rpartition(":")[2]))

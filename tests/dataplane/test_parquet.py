@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from dataplane.client import Client
-from dataplane.datasets import Datasets
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import DatasetError
-from dataplane.formats.parquet import ParquetGroups
-from dataplane.reader import Reader
-from dataplane.refs import BadMedia, Lineage, Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DatasetError
+from dataplane.core.refs import BadMedia, Lineage, Ref
+from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.formats.parquet import ParquetGroups
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import IMAGE, hugging_face_table, verl_table, write_parquet
 
@@ -170,7 +170,7 @@ def test_only_the_row_groups_and_columns_that_are_asked_for_are_read(
 
 
 def test_a_row_group_that_is_too_big_to_be_read_at_once_is_refused(verl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 10_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 10_000)
     with pytest.raises(DatasetError, match=r"row group 0 has \d+ bytes; .*row_group_size=100"):
         datasets_of(verl / "train-0.parquet").ingest("d")
 
@@ -184,7 +184,7 @@ def test_a_group_that_repeats_what_it_stores_is_refused_before_it_fills_the_memo
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({column: cells, "n": range(100)}), path, dictionary_pagesize_limit=2 << 20)
     assert path.stat().st_size < 1_100_000
-    monkeypatch.setattr("dataplane.formats.table.MAX_GROUP_BYTES", 10_000_000)
+    monkeypatch.setattr("dataplane.datasets.formats.table.MAX_GROUP_BYTES", 10_000_000)
     datasets = datasets_of(path)
     assert datasets.ingest("d").num_samples == 100
     pool, usual = pa.proxy_memory_pool(pa.default_memory_pool()), pa.default_memory_pool()

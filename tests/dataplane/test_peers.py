@@ -14,15 +14,15 @@ import pyarrow.flight as fl
 import pytest
 
 from benchmarks.proxy import Proxy
-from dataplane.cli import build_parser
-from dataplane.client import Client
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
-from dataplane.fetch import NUM_STREAMS
-from dataplane.peers import Peers
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.cli.main import build_parser
+from dataplane.client.client import Client
+from dataplane.client.download import NUM_STREAMS
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
+from dataplane.core.refs import Ref
 from tests.dataplane.serving import refused, serving
 from tests.dataplane.shards import encode, noise, write_shard
 

@@ -13,14 +13,15 @@ import psutil
 import pytest
 from PIL import Image
 
-from dataplane import quarantine
-from dataplane.entries import Slab
-from dataplane.limits import MediaLimits
-from dataplane.node import Node, NodeConfig
-from dataplane.pool_worker import allowed_bytes
-from dataplane.recipes import parse_recipe
-from dataplane.refs import BadMedia, Ref
-from dataplane.videos import Video
+from dataplane.core.refs import BadMedia, Ref
+from dataplane.derive import quarantine
+from dataplane.derive.worker_main import allowed_bytes
+from dataplane.media.limits import MediaLimits
+from dataplane.media.recipes import parse_recipe
+from dataplane.media.videos import Video
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
+from dataplane.storage.entries import Slab
 from tests.dataplane.clips import encode_video, h264, moving, sound
 from tests.dataplane.shards import RECIPE, encode, has_ended, noise, wait_until, write_tar
 from tests.dataplane.test_processors import VIDEO_RECIPE, run_video_kernel
@@ -73,21 +74,21 @@ def node(shard: Path) -> Iterator[Node]:
 
 
 def derive(node: Node, numbers: list[int], recipe: Any) -> list[Ref | BadMedia]:
-    media = [node.datasets.samples("a", [number])[0].media[0] for number in numbers]
-    return node.deriver.derive(media, recipe, time.monotonic() + 60)
+    media = [node.services.datasets.samples("a", [number])[0].media[0] for number in numbers]
+    return node.services.deriver.derive(media, recipe, time.monotonic() + 60)
 
 
 def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
     assert isinstance(ref, Ref), ref
-    entry = node.store.find(ref.name)
+    entry = node.services.store.find(ref.name)
     assert entry is not None
-    return node.store.content(entry).reshape(ref.shape).copy()
+    return node.services.store.content(entry).reshape(ref.shape).copy()
 
 
 def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
     """The one worker stands still from when it gets its next place on; set once it does."""
-    (pid,) = node.pool.pids()
-    is_stopped, allocate = threading.Event(), node.store.allocate
+    (pid,) = node.services.pool.pids()
+    is_stopped, allocate = threading.Event(), node.services.store.allocate
 
     def stop_and_allocate(nbytes: int, deadline: float, scope: str | None = None) -> Slab:
         slab = allocate(nbytes, deadline, scope)
@@ -96,15 +97,15 @@ def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threadi
             is_stopped.set()
         return slab
 
-    monkeypatch.setattr(node.store, "allocate", stop_and_allocate)
+    monkeypatch.setattr(node.services.store, "allocate", stop_and_allocate)
     return is_stopped
 
 
 def empty(node: Node) -> None:
     """Nothing but what is leaked is left in the arena."""
-    slab = node.store.allocate(8 << 20, time.monotonic() + 20)
-    node.store.abort(slab)
-    assert node.store.stat()["used_bytes"] == 0
+    slab = node.services.store.allocate(8 << 20, time.monotonic() + 20)
+    node.services.store.abort(slab)
+    assert node.services.store.stat()["used_bytes"] == 0
 
 
 def test_videos_of_a_shard_become_patches_and_frames_with_their_times(node: Node) -> None:
@@ -138,7 +139,7 @@ def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside_for_a_w
     node = start(shard, max_decode_seconds=5.0)
     try:
         derive(node, [6], RECIPE)
-        before = [psutil.Process(pid) for pid in node.pool.pids()]
+        before = [psutil.Process(pid) for pid in node.services.pool.pids()]
         monkeypatch.setattr(quarantine, "EXPIRY_S", 5.0)
         is_stopped = stopped_at_its_place(node, monkeypatch)
         slow, good = derive(node, [7, 0], RECIPE | {"min_pixels": 100 * 100})[0], derive(node, [6], RECIPE)[0]
@@ -147,7 +148,7 @@ def test_a_decode_that_takes_too_long_is_killed_and_its_medium_set_aside_for_a_w
         assert isinstance(good, Ref)
         assert before and all(has_ended(worker) for worker in before)
         empty(node)
-        wait_until(lambda: slow.name not in [one.name for one in node.deriver.quarantine()])
+        wait_until(lambda: slow.name not in [one.name for one in node.services.deriver.quarantine()])
         assert node.stat()["num_quarantined"] == 1  # what is no image stays
     finally:
         node.stop()
@@ -167,7 +168,7 @@ def test_media_above_a_limit_of_the_node_are_refused(shard: Path) -> None:
 
 def test_a_worker_may_use_as_much_memory_as_the_limits_of_media_take_and_no_more(node: Node) -> None:
     derive(node, [6], RECIPE)
-    (worker,) = (psutil.Process(pid) for pid in node.pool.pids())
+    (worker,) = (psutil.Process(pid) for pid in node.services.pool.pids())
     allowed, _ = worker.rlimit(psutil.RLIMIT_AS)
     assert 0 < allowed <= worker.memory_info().vms + allowed_bytes(MediaLimits())
     worker.rlimit(psutil.RLIMIT_AS, (worker.memory_info().vms + (256 << 20), -1))
@@ -182,7 +183,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_the_medium_made(
 ) -> None:
     derive(node, [6], RECIPE)
     empty(node)
-    (pid,) = node.pool.pids()
+    (pid,) = node.services.pool.pids()
     made: list[Ref | BadMedia] = []
     is_stopped = stopped_at_its_place(node, monkeypatch)
     asking = threading.Thread(target=lambda: made.extend(derive(node, [7], RECIPE)))
@@ -191,7 +192,7 @@ def test_a_worker_that_is_killed_in_the_middle_is_replaced_and_the_medium_made(
     os.kill(pid, signal.SIGKILL)
     asking.join(90)
     (ref,) = made
-    assert node.pool.pids() != [pid] and node.stat()["num_quarantined"] == 0
+    assert node.services.pool.pids() != [pid] and node.stat()["num_quarantined"] == 0
     plan = parse_recipe(RECIPE).plan(Image.new("RGB", (11_000, 11_000), (10, 20, 30)))
     expected = np.empty(plan.shape, np.uint8)
     plan.write(expected.reshape(-1))

@@ -6,15 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.entries import Slab
-from dataplane.errors import OutOfSpaceError
-from dataplane.job_queue import JobQueue
-from dataplane.prefetch import WINDOW, Prefetched
-from dataplane.refs import Ref
-from dataplane.segment import Segment
-from dataplane.store import Store
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.errors import OutOfSpaceError
+from dataplane.core.refs import Ref
+from dataplane.derive.prefetch import WINDOW, Prefetched
+from dataplane.derive.priority_queue import JobQueue
+from dataplane.storage.arena import Segment
+from dataplane.storage.entries import Slab
+from dataplane.storage.store import Store
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shard
 
 

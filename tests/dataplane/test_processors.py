@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, which needs this on a CPU
-from dataplane.recipes import parse_recipe
-from dataplane.videos import Video
+from dataplane.media.recipes import parse_recipe
+from dataplane.media.videos import Video
 from tests.dataplane.clips import encode_video, h264, moving
 from tests.dataplane.shards import RECIPE, noise
 from tests.dataplane.test_kernel import run_kernel
@@ -170,7 +170,7 @@ def test_rgb_is_the_decoded_image_shrunk_where_it_is_too_long() -> None:
     ],
 )
 def test_a_recipe_of_videos_is_closed_and_range_checked(change: dict[str, Any], message: str) -> None:
-    from dataplane.errors import BadRequestError
+    from dataplane.core.errors import BadRequestError
 
     with pytest.raises(BadRequestError, match=message):
         parse_recipe({**VIDEO_RECIPE, **change})

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.digests import content_digest
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, MissingObjectError, NodeUnavailableError, OutOfSpaceError
-from dataplane.reader import Reader
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, MissingObjectError, NodeUnavailableError, OutOfSpaceError
 from tests.dataplane.shards import encode, noise, wait_until
 
 SIZES = [0, 1, 63, 65, 64 * 1024, PUT_IN_PLACE_FROM - 1, PUT_IN_PLACE_FROM, (5 << 20) + 3]

@@ -3,14 +3,14 @@
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.digests import content_digest, generation_of, source_name
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError
-from dataplane.put_bodies import GROUP_BYTES, GROUP_OBJECTS, groups
-from dataplane.reader import Reader
-from dataplane.refs import ArraySpec
-from dataplane.wire import MAX_ITEMS
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.put_batches import GROUP_BYTES, GROUP_OBJECTS, groups
+from dataplane.client.reader import Reader
+from dataplane.core.digests import content_digest, generation_of, source_name
+from dataplane.core.errors import BadRequestError
+from dataplane.core.json_body import MAX_ITEMS
+from dataplane.core.refs import ArraySpec
 
 
 def test_many_objects_are_those_that_single_puts_give(client: Client, reader: Reader) -> None:

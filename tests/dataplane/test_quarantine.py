@@ -2,9 +2,9 @@
 
 import pytest
 
-from dataplane import quarantine
-from dataplane.quarantine import Quarantine
-from dataplane.refs import BadMedia
+from dataplane.core.refs import BadMedia
+from dataplane.derive import quarantine
+from dataplane.derive.quarantine import Quarantine
 from tests.dataplane.shards import wait_until
 
 

@@ -12,14 +12,14 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.errors import DataPlaneError, NodeUnavailableError
-from dataplane.hosts import default_host_id
-from dataplane.reach import PREFIX, SHM_DIR, identity, map_file, open_segment
-from dataplane.reader import Reader
-from dataplane.refs import Ref
-from dataplane.segment import Segment
-from dataplane.writer import Writer
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.reader import Reader
+from dataplane.client.writer import Writer
+from dataplane.core.errors import DataPlaneError, NodeUnavailableError
+from dataplane.core.hosts import default_host_id
+from dataplane.core.refs import Ref
+from dataplane.core.shared_files import PREFIX, SHM_DIR, identity, map_file, open_segment
+from dataplane.storage.arena import Segment
 
 EIGHT_BYTES = Ref(name="x", kind="plain", node="rogue", dtype="uint8", shape=(8,), nbytes=8, lineage=None)
 

@@ -5,9 +5,9 @@ import pickle
 
 import pytest
 
-from dataplane.digests import derived_name, recipe_digest
-from dataplane.errors import ERRORS
-from dataplane.refs import Lineage, Ref
+from dataplane.core.digests import derived_name, recipe_digest
+from dataplane.core.errors import ERRORS
+from dataplane.core.refs import Lineage, Ref
 from tests.dataplane.shards import RECIPE
 
 REF = Ref(

@@ -15,12 +15,12 @@ import numpy as np
 import psutil
 import pytest
 
-from dataplane import embedded
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import MissingObjectError, NodeUnavailableError
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client import embedded
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import MissingObjectError, NodeUnavailableError
+from dataplane.core.refs import Ref
 from tests.dataplane.shards import RECIPE, has_ended, wait_until
 
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError
-from dataplane.mixing import next_source, whole_weights
-from dataplane.permutation import permuted
-from dataplane.sampler import Draw, Sampler, Source, Tail, load
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.errors import BadRequestError
+from dataplane.datasets.mixing import next_source, whole_weights
+from dataplane.datasets.permutation import permuted
+from dataplane.datasets.sampler import Draw, Sampler, Source, Tail, load
 
 
 def order(num: int, seed: int, epoch: int = 0) -> list[int]:
@@ -179,5 +179,5 @@ def test_draws_of_several_datasets_are_loaded_in_their_order(node: EmbeddedNode,
 
 
 def test_the_sampler_needs_neither_numpy_nor_arrow() -> None:
-    code = "import dataplane.sampler, sys; assert not {'numpy', 'pyarrow', 'PIL'} & set(sys.modules)"
+    code = "import dataplane.datasets.sampler, sys; assert not {'numpy', 'pyarrow', 'PIL'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -7,8 +7,8 @@ import pytest
 from pydantic import TypeAdapter
 
 import models  # noqa: F401  transformers' Qwen2-VL code imports torchvision, which needs this on a CPU
-from dataplane.recipes.resizing import resize_image, resize_video
-from dataplane.recipes.sampling import Sampling, sample
+from dataplane.media.recipes.frame_sampling import Sampling, sample
+from dataplane.media.recipes.resizing import resize_image, resize_video
 
 TOTALS = [*range(4, 70), 99, 100, 240, 241, 899, 1000, 3001]
 

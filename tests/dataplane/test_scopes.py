@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, MissingObjectError, OutOfSpaceError
-from dataplane.node import Node, NodeConfig
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, MissingObjectError, OutOfSpaceError
+from dataplane.core.refs import Ref
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
 from tests.dataplane.shards import RECIPE, wait_until
 from tests.dataplane.test_restart import kill
 
@@ -103,7 +104,7 @@ def test_derived_objects_of_an_open_scope_are_not_evicted(node: EmbeddedNode, cl
 
 CLIENT = """
     import sys, time
-    from dataplane.client import Client
+    from dataplane.client.client import Client
     client = Client(sys.argv[1])
     client.open_scope("bound")
     client.open_scope("kept", keep=True)
@@ -139,7 +140,7 @@ def test_a_client_that_closes_takes_its_scopes_along_at_once(small_node: Node, s
     with Client(small_node.uri) as other:
         other.open_scope("other")
         other.put(b"y", name="y", scope="other")
-        small_node.scope_owners.grace_s = 60
+        small_node.services.scope_owners.grace_s = 60
     wait_until(lambda: small.stat()["num_scopes"] == 0)
     assert small.stat()["used_bytes"] == 0
 
@@ -164,14 +165,14 @@ def test_a_long_move_that_misses_one_object_compares_no_refs(
 
 
 def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: Node, small: Client) -> None:
-    small_node.scope_owners.grace_s = 5
+    small_node.services.scope_owners.grace_s = 5
     small.open_scope("steady")
     stream = small._scope_keeper._stream
     assert stream is not None
     stream[1].cancel()
     wait_until(lambda: small._scope_keeper._stream is not stream)
     small.put(b"z", name="z", scope="steady")
-    assert small.stat()["num_scopes"] == 1 and not small_node.scope_owners._timers
+    assert small.stat()["num_scopes"] == 1 and not small_node.services.scope_owners._timers
 
 
 def test_a_client_that_closes_while_the_node_ends_its_stream_lives_on(node: EmbeddedNode) -> None:
@@ -200,7 +201,7 @@ def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
 def test_a_scope_that_somebody_else_opened_meanwhile_does_not_keep_the_others_away(
     small_node: Node, small: Client
 ) -> None:
-    small_node.scope_owners.grace_s = 60
+    small_node.services.scope_owners.grace_s = 60
     small.open_scope("taken")
     small.open_scope("ours")
     stream = small._scope_keeper._stream
@@ -217,7 +218,7 @@ def test_a_scope_that_somebody_else_opened_meanwhile_does_not_keep_the_others_aw
 def test_calls_that_name_a_scope_wait_for_it_after_a_restart_and_a_close_may_come_twice(
     node: EmbeddedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.scope_keeper._RETRY_S", 2.0)
+    monkeypatch.setattr("dataplane.client.scope_heartbeat._RETRY_S", 2.0)
     with Client(node.uri, timeout_s=120) as client:
         source = client.samples("good", [0])[0].media[0]
         client.open_scope("again")

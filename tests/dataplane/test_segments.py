@@ -9,15 +9,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane.client import PUT_IN_PLACE_FROM, Client
-from dataplane.errors import BadRequestError
-from dataplane.node import Node, NodeConfig
-from dataplane.numa import NumaPolicy
-from dataplane.process import Trimmer
-from dataplane.reader import Reader
-from dataplane.reader_session import ReaderSession
-from dataplane.segment import Segment
-from dataplane.writer import Writer
+from dataplane.client.client import PUT_IN_PLACE_FROM, Client
+from dataplane.client.lease_session import ReaderSession
+from dataplane.client.reader import Reader
+from dataplane.client.writer import Writer
+from dataplane.core.errors import BadRequestError
+from dataplane.core.process import Trimmer
+from dataplane.server.config import NodeConfig
+from dataplane.server.node import Node
+from dataplane.storage.arena import Segment
+from dataplane.storage.numa import NumaPolicy
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
 

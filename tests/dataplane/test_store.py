@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.errors import BadRequestError, OutOfSpaceError
-from dataplane.puts import PutRequest, seal
-from dataplane.refs import Kind, Ref
-from dataplane.segment import Segment
-from dataplane.store import INTERNAL_SESSION, Store
+from dataplane.core.errors import BadRequestError, OutOfSpaceError
+from dataplane.core.refs import Kind, Ref
+from dataplane.server.publish import PutRequest, seal
+from dataplane.storage.arena import Segment
+from dataplane.storage.store import INTERNAL_SESSION, Store
 from tests.dataplane.shards import wait_until
 
 BLOCK = 64 * 1024

@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dataplane.allocator import slab_bytes
-from dataplane.disk import Disk, DiskFile
-from dataplane.entries import Entry
-from dataplane.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
-from dataplane.puts import PutRequest, seal
-from dataplane.refs import Ref
-from dataplane.segment import Segment
-from dataplane.store import INTERNAL_SESSION, Store
+from dataplane.core.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
+from dataplane.core.refs import Ref
+from dataplane.server.publish import PutRequest, seal
+from dataplane.storage.allocator import slab_bytes
+from dataplane.storage.arena import Segment
+from dataplane.storage.disk_files import Disk, DiskFile
+from dataplane.storage.entries import Entry
+from dataplane.storage.store import INTERNAL_SESSION, Store
 
 BLOCK = 64 * 1024
 
@@ -228,11 +228,11 @@ def test_a_spill_that_fails_in_any_way_leaks_no_lease(
 def test_a_disk_that_hiccuped_takes_held_objects_again_and_a_put_waits_for_that(
     kit: Kit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.spill._PAUSE_S", 0.3)
+    monkeypatch.setattr("dataplane.storage.spill_budget._PAUSE_S", 0.3)
     for name in "ab":
         kit.put(name)
     with monkeypatch.context() as patched:
-        patched.setattr("dataplane.disk.write_ipc", fail_after(0, kit.disk.write))
+        patched.setattr("dataplane.storage.disk_files.write_ipc", fail_after(0, kit.disk.write))
         with pytest.raises(OutOfSpaceError):
             kit.put("z", nbytes=4 * BLOCK)
         for name in "cd":

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from dataplane.allocator import slab_bytes
-from dataplane.disk import Disk
-from dataplane.entries import Entry, Leased, Slab
-from dataplane.errors import OutOfSpaceError
-from dataplane.refs import Kind, Ref
-from dataplane.segment import Segment
-from dataplane.store import INTERNAL_SESSION, Store
+from dataplane.core.errors import OutOfSpaceError
+from dataplane.core.refs import Kind, Ref
+from dataplane.storage.allocator import slab_bytes
+from dataplane.storage.arena import Segment
+from dataplane.storage.disk_files import Disk
+from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.store import INTERNAL_SESSION, Store
 
 CAPACITY = 64 * 1024
 SIZES = st.integers(0, CAPACITY // 2)
@@ -165,7 +165,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def _digest(data: np.ndarray) -> str:
-    from dataplane.digests import content_digest
+    from dataplane.core.digests import content_digest
 
     return content_digest(data)
 

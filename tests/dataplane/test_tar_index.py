@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataplane.byte_ranges import RangeFile
-from dataplane.errors import DatasetError
-from dataplane.tar_index import TarIndex, TarMember, _plain_header, index_tar
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.range_files import RangeFile
+from dataplane.datasets.tar_index import TarIndex, TarMember, _plain_header, index_tar
 from tests.dataplane.shards import write_tar
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import models  # noqa: F401  transformers' image processors import torchvision, which needs this on a CPU
-from dataplane.errors import BadRequestError
-from dataplane.recipes import parse_recipe
-from dataplane.recipes.tiles import canvas
+from dataplane.core.errors import BadRequestError
+from dataplane.media.recipes import parse_recipe
+from dataplane.media.recipes.tiles import canvas
 from tests.dataplane.shards import noise
 
 RECIPE: dict[str, Any] = {

@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.connect import Credentials
-from dataplane.errors import BadRequestError, NodeUnavailableError
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.connect import Credentials
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, NodeUnavailableError
 from tests.dataplane.certificates import Issued, issue
 from tests.dataplane.serving import refused, serving
 

@@ -9,17 +9,18 @@ import pyarrow as pa
 import pyarrow.flight as fl
 import pytest
 
-from dataplane.actions import ACTIONS
-from dataplane.cli import main
-from dataplane.client import Client
-from dataplane.connect import Credentials, connect
-from dataplane.errors import BadRequestError, DataPlaneError, ForbiddenError, UnauthenticatedError
-from dataplane.exchanges import EXCHANGES
-from dataplane.flight_server import VERB_RIGHTS, FlightServer
-from dataplane.reader import Reader
-from dataplane.rights import Right
-from dataplane.tokens import read_tokens
-from dataplane.wire import dump, from_flight
+from dataplane.cli.main import main
+from dataplane.client.client import Client
+from dataplane.client.connect import Credentials, connect
+from dataplane.client.reader import Reader
+from dataplane.core.errors import BadRequestError, DataPlaneError, ForbiddenError, UnauthenticatedError
+from dataplane.core.flight_errors import from_flight
+from dataplane.core.json_body import dump
+from dataplane.core.rights import Right
+from dataplane.core.token_file import read_tokens
+from dataplane.server.actions import ACTIONS
+from dataplane.server.do_exchange import EXCHANGES
+from dataplane.server.flight_server import VERB_RIGHTS, FlightServer
 from tests.dataplane.serving import Served, refused, serving
 from tests.dataplane.shards import wait_until
 
@@ -291,6 +292,8 @@ def test_a_big_message_without_a_token_leaves_no_memory_behind(tmp_path: Path) -
 def test_a_token_in_the_clear_to_another_machine_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     for uri in ("grpc://127.0.0.1:1", "grpc://localhost:1", "grpc://[::1]:1", "grpc+tls://192.0.2.1:1"):
         connect(uri, Credentials(token="0123456789abcdef")).close()
-    assert not [record for record in caplog.records if record.name == "dataplane.connect"]  # others may have spoken
+    assert not [
+        record for record in caplog.records if record.name == "dataplane.client.connect"
+    ]  # others may have spoken
     connect("grpc://192.0.2.1:1", Credentials(token="0123456789abcdef")).close()
     assert "192.0.2.1:1 crosses the network in the clear" in caplog.text

@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from dataplane.cli import main
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.top import frame
+from dataplane.cli.main import main
+from dataplane.cli.top import frame
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.serving import serving
 from tests.dataplane.shards import wait_until
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 import torch
 
-from dataplane.client import Client
-from dataplane.errors import BadRequestError
-from dataplane.reader import Reader
-from dataplane.torch_view import as_tensor, pin_for_cuda
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.client.torch_view import as_tensor, pin_for_cuda
+from dataplane.core.errors import BadRequestError
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA")

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane.containers import check_container
-from dataplane.limits import DEFAULT_LIMITS, MediaLimits
-from dataplane.media import UndecodableError
-from dataplane.video_sizes import largest_frame
-from dataplane.videos import Video
+from dataplane.media.containers import check_container
+from dataplane.media.kinds import UndecodableError
+from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
+from dataplane.media.video_headers import largest_frame
+from dataplane.media.videos import Video
 from tests.dataplane.clips import encode_video, h264, moving, sound
 from tests.dataplane.shards import encode, noise
 
@@ -81,7 +81,7 @@ def test_frames_too_big_are_refused_from_the_header_before_any_is_decoded(
     def opened(data: bytes, container: str) -> None:
         raise AssertionError("a decoder saw it")
 
-    monkeypatch.setattr("dataplane.videos._open", opened)
+    monkeypatch.setattr("dataplane.media.videos._open", opened)
     refuse(data, "decompression bomb: frames of 64x48 = 3072 pixels", limits=MediaLimits(max_image_pixels=3071))
 
 

@@ -7,12 +7,12 @@ import textwrap
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.errors import BadRequestError, OutOfSpaceError
-from dataplane.reader import Reader
-from dataplane.refs import ArraySpec
-from dataplane.writer import Writer
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.client.writer import Writer
+from dataplane.core.errors import BadRequestError, OutOfSpaceError
+from dataplane.core.refs import ArraySpec
 from tests.dataplane.shards import wait_until
 
 
@@ -81,7 +81,7 @@ def test_a_list_of_which_one_is_refused_publishes_nothing(node: EmbeddedNode, cl
 
 WRITER = """
     import sys, time
-    from dataplane.writer import Writer
+    from dataplane.client.writer import Writer
     with Writer(sys.argv[1]).create("w/killed", "uint8", (1 << 20,)) as place:
         place.array[:] = 7
         print("written", flush=True)

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from transformers import AutoTokenizer
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.videos import Video
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.media.videos import Video
 from examples.digits.model import build_model_folder
 from examples.motion import warmup
 from examples.motion.data import DIRECTIONS, NUM_FRAMES, QUESTION, Split, make_split, write_shards

@@ -16,10 +16,10 @@ from PIL import Image
 from transformers import AutoProcessor
 from transformers.video_utils import VideoMetadata
 
-from dataplane.client import Client
-from dataplane.reader import Reader
-from dataplane.refs import Ref
-from dataplane.videos import Video
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
+from dataplane.media.videos import Video
 from models.media_recipes import MediaRecipes, VideoSampling, load_recipes
 from tests.dataplane.clips import encode_video, moving
 from yatt_mm.media import derive_media, kind_of

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 from transformers import AutoTokenizer
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from models.qwen2_5_vl.recipe import patch_recipe
 from yatt_mm.rollout import record
 from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Medium

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from dataplane.refs import Ref
+from dataplane.core.refs import Ref
 from yatt_mm.errors import PhaseAbortedError
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling

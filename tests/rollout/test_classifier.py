@@ -10,8 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
 from models.qwen2_5_vl.recipe import patch_recipe
 from tests.rollout.classifiers import build_classifier, logits_of_transformers
 from tests.rollout.conftest import Run, engine_config

@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from tests.rollout.conftest import Run, stored, tasks_for
 from tests.rollout.reference import of_transformers
 from tests.rollout.test_engine_updates import save_folder, update

@@ -15,7 +15,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
-from dataplane.recipes import parse_recipe
+from dataplane.media.recipes import parse_recipe
 from models.parallel import Parallel
 from models.registry import load_recipe
 from tests.dataplane.shards import noise

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from dataplane.client import Client
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from examples.digits.model import VOCAB_SIZE
 from models.media_recipes import MediaRecipes, load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe

@@ -26,10 +26,10 @@ import pytest
 from aiohttp import web
 from PIL import Image
 
-from dataplane.client import Client
-from dataplane.lineages import source_ref
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.lineage import source_ref
+from dataplane.core.refs import Ref
 from models.media_recipes import load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
 from tests.dataplane.clips import encode_video, moving

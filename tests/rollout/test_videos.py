@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
 from models.media_recipes import MediaRecipes
 from models.parallel import Parallel
 from tests.rollout import clips

@@ -6,9 +6,9 @@ import dataclasses
 import numpy as np
 import pytest
 
-from dataplane.client import Client
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.refs import Ref
 from tests.rollout.conftest import Prompts, Run, stored, tasks_for
 from yatt_mm.rollout.attempt import sample_seed
 from yatt_mm.rollout.messages import Sampling

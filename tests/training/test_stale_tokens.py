@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from models.parallel import Parallel
 from tests.training.ranks import RankPool
 from yatt_mm.control.metrics import Meter, add_update, merge

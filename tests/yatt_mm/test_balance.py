@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataplane.refs import Ref
+from dataplane.core.refs import Ref
 from models.flops import count_operations
 from yatt_mm.rollout.messages import GroupRef
 from yatt_mm.training.balance import max_over_mean, spread

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from tests.yatt_mm import runs
 from yatt_mm.config import load_config
 from yatt_mm.errors import ConfigError

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.rewards.messages", "dataplane.client")
+CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.rewards.messages", "dataplane.client.client")
 
 
 def imported(file: Path) -> set[str]:
@@ -43,7 +43,9 @@ def offenders(package: str, forbidden: tuple[str, ...], allowed: tuple[str, ...]
 
 
 def test_the_data_plane_knows_neither_torch_nor_models_nor_the_trainer() -> None:
-    assert not offenders("dataplane", ("torch", "transformers", "models", "yatt_mm"), ("dataplane/torch_view.py",))
+    assert not offenders(
+        "dataplane", ("torch", "transformers", "models", "yatt_mm"), ("dataplane/client/torch_view.py",)
+    )
 
 
 def test_models_know_neither_the_data_plane_nor_the_trainer() -> None:
@@ -65,4 +67,4 @@ def test_a_controller_imports_nothing_that_holds_pixels(module: str) -> None:
     code = f"import {module}, sys, json; print(json.dumps(sorted(sys.modules)))"
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
     loaded = set(json.loads(output.stdout))
-    assert not loaded & {"torch", "vllm", "PIL", "decord", "transformers", "dataplane.reader"}
+    assert not loaded & {"torch", "vllm", "PIL", "decord", "transformers", "dataplane.client.reader"}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from models.media_recipes import load_recipes
 from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet

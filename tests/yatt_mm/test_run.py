@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dataplane.client import Client
-from dataplane.embedded import EmbeddedNode
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.shards import wait_until
 from tests.rollout.classifiers import build_classifier
 from tests.yatt_mm import runs

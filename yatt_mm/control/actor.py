@@ -12,7 +12,7 @@ from yatt_mm.control.messages import RunStart, Team
 from yatt_mm.errors import YattError
 from yatt_mm.train import train
 
-FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.reader")
+FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.client.reader")
 """A controller that cannot name a tensor cannot hold one."""
 SEGMENT_MARK = "/dev/shm/dataplane-"
 

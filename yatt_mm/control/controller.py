@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from dataplane.client import Client
+from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.config import Config
 from yatt_mm.control.colleagues import Colleagues

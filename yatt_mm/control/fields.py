@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.media import MediaKind
+from dataplane.media.kinds import MediaKind
 
 PLACEHOLDERS: Mapping[str, MediaKind] = {"<image>": "image", "<video>": "video"}
 

@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from dataplane.client import Client
+from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.config import Config
 from yatt_mm.control.batch import RoundOutcome

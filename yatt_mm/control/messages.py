@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.refs import Ref
+from dataplane.core.refs import Ref
 from models.flops import Operations
 from models.media_recipes import MediaRecipes
 from models.parallel import Parallel

@@ -6,8 +6,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from dataplane.client import Client
-from dataplane.refs import BadMedia, Ref, Sample
+from dataplane.client.client import Client
+from dataplane.core.refs import BadMedia, Ref, Sample
 from models.media_recipes import MediaRecipes
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot

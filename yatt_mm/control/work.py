@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dataplane.client import Client
+from dataplane.client.client import Client
 from yatt_mm.config import Config
 from yatt_mm.control.messages import Prompt, ScoredGroup, Team
 from yatt_mm.control.pending import Pending

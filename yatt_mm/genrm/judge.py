@@ -17,9 +17,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dataplane.client import Client
-from dataplane.reader import Reader
-from dataplane.refs import BadMedia, Ref
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
+from dataplane.core.refs import BadMedia, Ref
 from models.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.verdicts import LabelScore, YesNo

@@ -20,9 +20,9 @@ from typing import Any
 
 import aiohttp
 
-from dataplane.lineages import source_ref
-from dataplane.reader import Reader
-from dataplane.refs import Ref
+from dataplane.client.reader import Reader
+from dataplane.core.lineage import source_ref
+from dataplane.core.refs import Ref
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.genrm.verdicts import MAX_WORDS, LabelScore, YesNo

@@ -43,7 +43,7 @@ class RemoteJudgeActor:
 
     async def start(self) -> None:
         """Connect to the data plane; the server is only spoken to when there is something to judge."""
-        from dataplane.reader import Reader
+        from dataplane.client.reader import Reader
         from yatt_mm.genrm.remote import RemoteJudge
 
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)

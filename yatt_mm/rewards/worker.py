@@ -8,7 +8,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from dataplane.reader import Reader
+from dataplane.client.reader import Reader
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rewards.messages import GroupRewards, RewardTask
 from yatt_mm.rollout import record

@@ -22,8 +22,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from dataplane.media import MediaKind
-from dataplane.torch_view import as_tensor
+from dataplane.client.torch_view import as_tensor
+from dataplane.media.kinds import MediaKind
 from models.media_recipes import VIDEO_RULES
 from models.registry import load_recipe
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, MediaTokens, Medium

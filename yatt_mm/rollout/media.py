@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from dataplane.refs import Ref
+from dataplane.core.refs import Ref
 from yatt_mm.media import kind_of
 from yatt_mm.rollout.prompts import MediumSize
 from yatt_mm.rollout.requests import Medium

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dataplane.refs import Ref
+from dataplane.core.refs import Ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from dataplane.media import MediaKind
+from dataplane.media.kinds import MediaKind
 from yatt_mm.rollout.requests import MediaTokens
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from dataplane.media import MediaKind
+from dataplane.media.kinds import MediaKind
 from yatt_mm.errors import WorkerError
 from yatt_mm.rollout.messages import EngineSpec
 

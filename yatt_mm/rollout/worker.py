@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-from dataplane.client import Client
-from dataplane.reader import Reader
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
 from yatt_mm.rollout import record
 from yatt_mm.rollout.attempt import Attempt, begin
 from yatt_mm.rollout.engine import Engine

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dataplane.reader import Reader
+from dataplane.client.reader import Reader
 from models.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.placement import State

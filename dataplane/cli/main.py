@@ -1,0 +1,145 @@
+"""The command line: one parser, and what happens around a command. `serve` itself lives in `serve.py`."""
+
+import argparse
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dataplane.cli import commands
+from dataplane.cli.parsers import parse_count, parse_seconds
+from dataplane.cli.serve_options import add_serve
+from dataplane.client.client import Client
+from dataplane.client.connect import Credentials
+from dataplane.core.errors import DataPlaneError
+from dataplane.core.hosts import DEFAULT_PORT
+from dataplane.core.os_errors import describe_error
+
+DEFAULT_URI = f"grpc://127.0.0.1:{DEFAULT_PORT}"
+
+_EXAMPLES = """examples:
+  python -m dataplane serve --memory 1GiB --root train='shards/train-*.tar'
+  python -m dataplane put cat.jpg
+  python -m dataplane put weights.bin --name weights/step-10
+  python -m dataplane get weights/step-10 --output copy.bin
+  python -m dataplane release weights/step-10
+  python -m dataplane ingest train
+  python -m dataplane quarantine
+  python -m dataplane stat --json
+  python -m dataplane top
+  python -m dataplane serve --memory 1GiB --spill disk --spill-size 100GiB
+  python -m dataplane put weights.bin --name weights/step-20 --durable
+  python -m dataplane serve --host 0.0.0.0 --token-file tokens --tls-cert node.pem --tls-key node.key
+  python -m dataplane stat --uri grpc+tls://node:8815 --token-file token --tls-ca ca.pem
+"""
+
+_COMMANDS: Mapping[str, Callable[[Client, argparse.Namespace], None]] = {
+    "put": commands.put,
+    "get": commands.get,
+    "release": commands.release,
+    "stat": commands.stat,
+    "top": commands.top,
+    "ingest": commands.ingest,
+    "quarantine": commands.quarantine,
+}
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of every command."""
+    formatter = argparse.RawDescriptionHelpFormatter
+    description = "Run a data-plane node, or store, fetch and look at what one holds."
+    parser = argparse.ArgumentParser(
+        "python -m dataplane", description=description, epilog=_EXAMPLES, formatter_class=formatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar=" | ".join(["serve", *_COMMANDS]))
+    add_serve(commands.add_parser("serve", help="run a node until Ctrl-C", epilog=_EXAMPLES, formatter_class=formatter))
+
+    put = _add_client_command(commands, "put", "store a file and print its name")
+    put.add_argument("file", type=Path)
+    put.add_argument("--name", help="store a plain object under this name; without it the digest of its bytes names it")
+    put.add_argument(
+        "--scope", metavar="NAME", help="into this open scope, with which it ends; some client holds it open"
+    )
+    put.add_argument(
+        "--durable", action="store_true", help="synced to the node's disk (serve --spill) before this ends"
+    )
+    put.add_argument("--json", action="store_true", help="print the whole ref")
+
+    get = _add_client_command(commands, "get", "write an object to a file or to standard output")
+    get.add_argument("name", help="the name that put printed, or a ref as JSON")
+    get.add_argument("--output", "-o", type=Path, metavar="FILE", help="default: standard output")
+
+    release = _add_client_command(commands, "release", "drop a plain object, or let another be evicted first")
+    release.add_argument("name")
+
+    stat = _add_client_command(commands, "stat", "counts and bytes of a node")
+    stat.add_argument("--json", action="store_true", help="one JSON object")
+
+    watch = _add_client_command(commands, "top", "watch a node: rates, memory, latencies")
+    watch.add_argument("--once", action="store_true", help="print one frame, with rates since the node's start")
+    watch.add_argument("--interval", type=parse_seconds, default=1.0, help="seconds between frames, default 1")
+
+    ingest = _add_client_command(commands, "ingest", "index the shards of a dataset and show what is wrong with them")
+    ingest.add_argument("dataset")
+    ingest.add_argument(
+        "--check", type=parse_count, default=0, metavar="N", help="also read the first N samples' media"
+    )
+    ingest.add_argument("--json", action="store_true", help="one JSON object")
+
+    quarantine = _add_client_command(commands, "quarantine", "list the media that the node could not decode so far")
+    quarantine.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; 0, or 1 after one line that says what is wrong."""
+    args = build_parser().parse_args(argv)
+    if args.command == "serve":
+        from dataplane.server.main import serve
+
+        return serve(args)
+    try:
+        with Client(args.uri, timeout_s=args.timeout, credentials=_credentials(args)) as client:
+            _COMMANDS[args.command](client, args)
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or the interpreter fails to flush at its end
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    except (DataPlaneError, OSError) as error:
+        print(f"dataplane {args.command}: {describe_error(error)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _add_client_command(
+    commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
+) -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = commands.add_parser(name, help=text, description=text, epilog=_EXAMPLES, formatter_class=formatter)
+    uri = os.environ.get("DATAPLANE_URI", DEFAULT_URI)
+    parser.add_argument("--uri", default=uri, help=f"address of the node, default $DATAPLANE_URI or {DEFAULT_URI}")
+    parser.add_argument(
+        "--token-file", type=Path, metavar="FILE", help="its first token is shown; default $DATAPLANE_TOKEN_FILE"
+    )
+    parser.add_argument(
+        "--tls-ca", type=Path, metavar="PEM", help="who signed the node's certificate; default $DATAPLANE_TLS_CA"
+    )
+    parser.add_argument("--tls-cert", type=Path, metavar="PEM", help="this client's own; default $DATAPLANE_TLS_CERT")
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="the key of --tls-cert; default $DATAPLANE_TLS_KEY")
+    parser.add_argument("--timeout", type=parse_seconds, default=300.0, help="seconds to wait, default 300")
+    return parser
+
+
+def _credentials(args: argparse.Namespace) -> Credentials:
+    """The environment's, with what the command line says instead."""
+    given = Credentials.from_environment()
+    return replace(
+        given,
+        token_file=args.token_file or given.token_file,
+        tls_ca=args.tls_ca or given.tls_ca,
+        tls_cert=args.tls_cert or given.tls_cert,
+        tls_key=args.tls_key or given.tls_key,
+    )

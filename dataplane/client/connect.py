@@ -1,0 +1,142 @@
+"""Opening connections to nodes: the one place where Flight clients are made, with what they show to be let in."""
+
+import ipaddress
+import logging
+import os
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.core.errors import BadRequestError
+from dataplane.core.token_file import first_token
+
+CLIENT_OPTIONS: list[tuple[str, str | int]] = [
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.optimization_target", "throughput"),
+    ("grpc.use_local_subchannel_pool", 1),  # else clients of one node share a connection, and one core behind it
+    ("grpc.initial_reconnect_backoff_ms", 100),  # gRPC waits 1 s to 2 min by itself; a node that restarts takes 1 s
+    ("grpc.max_reconnect_backoff_ms", 500),
+]
+TLS_SCHEMES = ("grpc+tls://", "grpcs://")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Credentials:
+    """What a client shows a node, and how it knows the node."""
+
+    token: str = ""
+    """Bearer token; empty shows none."""
+    token_file: Path | None = None
+    """A file whose first token is shown instead; read for every connection that is made."""
+    tls_ca: Path | None = None
+    """PEM of whoever signed the node's certificate; without it the system's own roots must know it."""
+    tls_cert: Path | None = None
+    """The client's own certificate, PEM, for nodes that ask for one (mutual TLS)."""
+    tls_key: Path | None = None
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
+        """DATAPLANE_TOKEN_FILE or DATAPLANE_TOKEN, DATAPLANE_TLS_CA, DATAPLANE_TLS_CERT, DATAPLANE_TLS_KEY."""
+        found = os.environ if environ is None else environ
+
+        def path(key: str) -> Path | None:
+            return Path(found[key]) if found.get(key) else None
+
+        return cls(
+            token=found.get("DATAPLANE_TOKEN", ""),
+            token_file=path("DATAPLANE_TOKEN_FILE"),
+            tls_ca=path("DATAPLANE_TLS_CA"),
+            tls_cert=path("DATAPLANE_TLS_CERT"),
+            tls_key=path("DATAPLANE_TLS_KEY"),
+        )
+
+    def shown_token(self) -> str:
+        """The token to show now; empty if there is none. BadRequestError if its file cannot be used."""
+        return first_token(self.token_file) if self.token_file else self.token
+
+    def __repr__(self) -> str:
+        token = "..." if self.token else "none"
+        return (
+            f"Credentials(token={token}, token_file={self.token_file}, tls_ca={self.tls_ca}, tls_cert={self.tls_cert})"
+        )
+
+
+def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient:
+    """A Flight client of the node at `uri`; it connects on first use. BadRequestError if `uri` is no address.
+
+    Without credentials the environment's are shown. They travel as a header, in the clear unless `uri` is grpc+tls://.
+    """
+    shown = Credentials.from_environment() if credentials is None else credentials
+    token = shown.shown_token()
+    options: dict[str, Any] = _tls_options(shown) if uri.startswith(TLS_SCHEMES) else {}
+    if token:
+        if not token.isascii() or not token.isprintable():
+            raise BadRequestError(
+                "the token to show holds other than printable ASCII characters; check DATAPLANE_TOKEN"
+            )
+        if not uri.startswith(TLS_SCHEMES) and not _is_loopback(uri):
+            log.warning("the token for %s crosses the network in the clear: use grpc+tls://", uri)
+        options["middleware"] = [_ShowToken(token)]
+    try:
+        return fl.FlightClient(uri, generic_options=CLIENT_OPTIONS, **options)
+    except pa.ArrowException as error:
+        raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
+
+
+def _tls_options(shown: Credentials) -> dict[str, Any]:
+    if (shown.tls_cert is None) != (shown.tls_key is None):
+        raise BadRequestError(
+            "a client certificate and its key go together: set DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY"
+        )
+    context, what = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ""
+    try:
+        if shown.tls_ca is not None:
+            what = f"the CA {shown.tls_ca}"
+            context.load_verify_locations(shown.tls_ca)
+        if shown.tls_cert is not None:
+            what = f"the client certificate {shown.tls_cert} with the key {shown.tls_key}"
+            context.load_cert_chain(shown.tls_cert, shown.tls_key, password="")
+    except (OSError, ValueError) as error:
+        raise BadRequestError(f"{what} cannot be used ({error}); wanted PEM files without a passphrase") from error
+    return {
+        "tls_root_certs": shown.tls_ca.read_bytes() if shown.tls_ca else None,
+        "cert_chain": shown.tls_cert.read_bytes() if shown.tls_cert else None,
+        "private_key": shown.tls_key.read_bytes() if shown.tls_key else None,
+    }
+
+
+def _is_loopback(uri: str) -> bool:
+    """Whether an address stays on this machine."""
+    host = urlsplit(uri).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or uri.startswith("grpc+unix")
+
+
+class _ShowToken(fl.ClientMiddlewareFactory):
+    """Puts the token into the headers of every call."""
+
+    def __init__(self, token: str) -> None:
+        super().__init__()
+        self._headers = {"authorization": f"Bearer {token}"}
+
+    def start_call(self, info: fl.CallInfo) -> fl.ClientMiddleware:
+        return _Headers(self._headers)
+
+
+class _Headers(fl.ClientMiddleware):
+    def __init__(self, headers: Mapping[str, str]) -> None:
+        super().__init__()
+        self._headers = headers
+
+    def sending_headers(self) -> Mapping[str, str]:
+        return self._headers

@@ -1,0 +1,115 @@
+"""Private copies of objects, for readers that cannot map their node's shared memory: verified, and read-only."""
+
+import math
+import threading
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow.flight as fl
+
+from dataplane.client.connect import Credentials, connect
+from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, Whole, receive_many, receive_ranges
+from dataplane.core.errors import ChecksumError, DataPlaneError
+from dataplane.core.refs import Ref
+from dataplane.core.watch import Watch
+
+_ALIGN = 64
+
+
+class Copies:
+    """Fetches over connections of its own, opened on first use. Thread-safe."""
+
+    def __init__(self, uri: str, credentials: Credentials | None) -> None:
+        self._uri = uri
+        self._credentials = credentials
+        self._watch = Watch(math.inf)  # the call's deadline ends it
+        self._lock = threading.Lock()
+        self._flights: list[fl.FlightClient] = []
+
+    def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        """One array per ref. Raises the first error of an object, ChecksumError for bytes that are not its own."""
+        flights = self._connections()
+        call = Call(ticket={}, deadline=deadline, watch=self._watch, grace_s=1.0)
+        arrays = _Arrays(refs)
+        small = [at for at, ref in enumerate(refs) if ref.nbytes < RANGES_FROM]
+        if small:
+            receive_many(flights[0], [refs[at] for at in small], _Part(arrays, small), call)
+        for at, ref in enumerate(refs):
+            if ref.nbytes >= RANGES_FROM:
+                receive_ranges(flights, ref, _Part(arrays, [at]), call)
+        return arrays.finished()
+
+    def close(self) -> None:
+        """Close the connections."""
+        with self._lock:
+            flights, self._flights = self._flights, []
+        for flight in flights:
+            flight.close()
+
+    def _connections(self) -> list[fl.FlightClient]:
+        with self._lock:
+            if not self._flights:
+                self._flights = [connect(self._uri, self._credentials) for _ in range(NUM_STREAMS)]
+            return self._flights
+
+
+class _Arrays:
+    """The bytes of each object, in memory of this process."""
+
+    def __init__(self, refs: Sequence[Ref]) -> None:
+        self.refs = refs
+        self.bytes: list[np.ndarray | None] = [None] * len(refs)
+        self.done = [False] * len(refs)
+
+    def finished(self) -> list[np.ndarray]:
+        arrays = []
+        for ref, data, is_done in zip(self.refs, self.bytes, self.done, strict=True):
+            if data is None or not is_done:
+                raise ChecksumError(f"the stream ended before {ref.name} had come; ask again")
+            array = data.view(ref.dtype).reshape(ref.shape)
+            array.flags.writeable = False
+            arrays.append(array)
+        return arrays
+
+
+class _Part:
+    """A sink for some of the objects."""
+
+    def __init__(self, arrays: _Arrays, places: Sequence[int]) -> None:
+        self._arrays = arrays
+        self._places = places
+
+    def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
+        """Aligned memory for an object that is what its ref says."""
+        place = self._places[at]
+        _check(self._arrays.refs[place], ref)
+        raw = np.empty(ref.nbytes + _ALIGN, np.uint8)
+        start = -raw.ctypes.data % _ALIGN
+        data = raw[start : start + ref.nbytes]
+        self._arrays.bytes[place] = data
+        return data
+
+    def done(self, whole: Sequence[Whole]) -> None:
+        """They are whole."""
+        for at, _, _ in whole:
+            self._arrays.done[self._places[at]] = True
+
+    def give_up(self, at: int) -> None:
+        """It is not."""
+        self._arrays.bytes[self._places[at]] = None
+
+    def failed(self, at: int, error: DataPlaneError) -> None:
+        """All or nothing, as for readers that map."""
+        raise error
+
+
+def _check(wanted: Ref, there: Ref) -> None:
+    """ChecksumError where an object is not what its ref says."""
+    is_same = (there.dtype, there.shape, there.nbytes) == (wanted.dtype, wanted.shape, wanted.nbytes)
+    if not is_same or (wanted.generation and wanted.generation != there.generation):
+        raise ChecksumError(
+            f"{wanted.name} is {there.dtype} {list(there.shape)} of {there.nbytes} bytes (generation "
+            f"{there.generation}), its ref says {wanted.dtype} {str(list(wanted.shape))[:200]} of {wanted.nbytes} "
+            f"(generation {wanted.generation}): the name was released and used again, or the ref was edited; "
+            "get a fresh ref"
+        )

@@ -1,0 +1,277 @@
+"""A reader's standing with a node: the mapped segment, the stream that holds its leases, and the thread that ends them.
+
+The session's stream stays open until the last view is collected, even when a resolve timed out or the reader was
+closed: a lease must never end while somebody can still look. A session whose node died is lost: its leases are
+forgotten, and its mapping lives as long as the views over it.
+"""
+
+import logging
+import mmap
+import os
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.client.connect import Credentials, connect
+from dataplane.client.downloaded_views import Copies
+from dataplane.client.inplace_stream import close_quietly
+from dataplane.client.retry import GRACE_S
+from dataplane.core.errors import NodeUnavailableError, StreamLostError
+from dataplane.core.hosts import default_host_id
+from dataplane.core.json_body import dump, parse
+from dataplane.core.refs import Ref
+from dataplane.core.shared_files import open_segment
+
+TICK_S = 1.0
+_GATHER_S = 0.01
+"""Leases that end within this time of each other go back in one call."""
+_MAX_RELEASES = 8192
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Mapping:
+    """A segment in this process."""
+
+    address: int
+    nbytes: int
+    owner: object
+    """Keeps it mapped."""
+
+
+class ResolveStream:
+    """One open DoExchange for resolve requests, used by one thread at a time."""
+
+    def __init__(self, session: "ReaderSession", writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
+        self.session = session
+        self._writer = writer
+        self._reader = reader
+        self._lock = threading.Lock()
+        self._deadline: float | None = None
+        self.is_overdue = False
+        self.is_broken = False
+
+    def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
+        """Send a request, wait for its answer. The session's thread cuts the stream when that takes too long.
+
+        A stream over which it raised is cut: the node then ends the leases of an answer that nobody has.
+        """
+        try:
+            self._deadline = time.monotonic() + timeout_s + GRACE_S
+            self._writer.write_metadata(pa.py_buffer(request))
+            chunk = self._reader.read_chunk()
+            with self._lock:
+                self._deadline = None
+                if self.is_overdue:
+                    raise fl.FlightTimedOutError("the answer came after the stream was cut")
+        except BaseException:
+            self.is_broken = True
+            self._deadline = None
+            self._reader.cancel()
+            raise
+        return chunk.data, chunk.app_metadata
+
+    def cut_if_overdue(self, now: float) -> None:
+        """Make a waiting `ask` raise when its deadline has passed."""
+        with self._lock:
+            if self._deadline is not None and now > self._deadline:
+                self.is_overdue = self.is_broken = True
+                self._reader.cancel()
+
+    def close(self) -> None:
+        """Close the stream; its leases belong to the session and stay."""
+        self._deadline = None
+        close_quietly(self._writer)
+
+
+class ReaderSession:
+    """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
+
+    def __init__(
+        self, uri: str, timeout_s: float, credentials: Credentials | None = None, open_s: float | None = None
+    ) -> None:
+        """`timeout_s` for its calls; `open_s`, if less time is left, for the first one."""
+        self.uri = uri
+        self.timeout_s = timeout_s
+        self.ended: SimpleQueue[int | None] = SimpleQueue()
+        self.address: int | None = None
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._num_leases = 0
+        self._num_in_flight = 0
+        self._is_closing = False
+        self._told = threading.Event()
+        """Set once the node knows of everything that ended before `close`, or this session's thread has ended."""
+        self.is_lost = False
+        """The node does not know this session any more."""
+        self._streams: list[ResolveStream] = []
+        self._flight = connect(uri, credentials)
+        self._copies = Copies(uri, credentials)
+        hello = self._open(open_s or timeout_s)
+        self._token = str(hello["session"])
+        self.incarnation = str(hello["incarnation"])
+        """Of the node: another one has other memory."""
+        self.node = str(hello["node"])
+        self._map(hello)
+        self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
+        self._thread.start()
+
+    def check_usable(self) -> None:
+        """Raise if this session can resolve nothing any more."""
+        if os.getpid() != self._pid:
+            raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
+        if self.is_lost:
+            raise StreamLostError(f"the node at {self.uri} restarted, or lost this reader: make a new Reader")
+        if self._is_closing:
+            raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
+
+    def begin(self) -> None:
+        """A resolve begins: the session stays open until `finish`. Raises if it can resolve nothing any more."""
+        with self._lock:
+            self.check_usable()
+            self._num_in_flight += 1
+
+    def finish(self) -> None:
+        """The reverse of `begin`; the leases that were granted are counted by now."""
+        with self._lock:
+            self._num_in_flight -= 1
+
+    @property
+    def has_views(self) -> bool:
+        """Whether views of this session, once it is lost, may still be alive."""
+        self._told.wait(2 * TICK_S)  # the thread may be counting some that ended
+        with self._lock:
+            with suppress(Empty):
+                while True:  # never waiting: the session's thread takes from it too
+                    self._num_leases -= self.ended.get_nowait() is not None
+            return self._num_leases > 0
+
+    def lose(self) -> None:
+        """The node is gone, or does not know this session: forget the leases, end the thread. Views stay readable."""
+        self.is_lost = True
+        self.ended.put(None)
+
+    def add_leases(self, count: int) -> None:
+        """Count leases that were granted; each comes back through `ended`."""
+        with self._lock:
+            self._num_leases += count
+
+    def mapping(self) -> Mapping | None:
+        """Where the segment lies; None where it is out of reach."""
+        return None if self.address is None else Mapping(self.address, len(self._mapping), self)
+
+    def open_stream(self) -> ResolveStream:
+        """A new stream whose leases belong to this session."""
+        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
+        stream = ResolveStream(self, *self._flight.do_exchange(descriptor))
+        with self._lock:
+            self._streams = [*(other for other in self._streams if not other.is_broken), stream]
+        return stream
+
+    def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        """Read-only private copies over DoGet, for readers that cannot reach the node's shared memory."""
+        return self._copies.fetch(refs, deadline)
+
+    def close(self) -> None:
+        """End the session when no view is left; at once if there is none. The node then knows which ended before."""
+        with self._lock:
+            self._is_closing = True
+        self.ended.put(None)
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
+            self._told.wait(2 * TICK_S)
+
+    def _open(self, timeout_s: float) -> dict[str, Any]:
+        descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
+        self._writer, reader = self._flight.do_exchange(descriptor)
+        self._reader = reader
+        timer = threading.Timer(timeout_s, reader.cancel)
+        timer.daemon = True
+        timer.start()
+        try:
+            return parse(reader.read_chunk().app_metadata, "the answer to session")
+        except StopIteration:
+            raise StreamLostError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
+        finally:
+            timer.cancel()
+
+    def _map(self, hello: dict[str, Any]) -> None:
+        """Map the node's segment read-only and populated, if it lies on this machine; every view lies in it."""
+        if hello["host"] != default_host_id():
+            log.info("the node at %s runs on another machine; objects are copied over Flight", self.uri)
+            return
+        try:
+            fd = open_segment(hello["segments"][0], os.O_RDONLY)
+        except OSError as error:
+            log.warning("the shared memory of %s is out of reach (%s); objects are copied over Flight", self.uri, error)
+            return
+        try:
+            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+            self._mapping = mmap.mmap(fd, hello["segments"][0]["nbytes"], flags=flags, prot=mmap.PROT_READ)
+        finally:
+            os.close(fd)
+        self.address = np.frombuffer(self._mapping, np.uint8).__array_interface__["data"][0]
+
+    # -- private: the session's thread -----------------------------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Consumes `ended`; produces end_leases calls; cuts overdue streams; ends when closed and without leases."""
+        while True:
+            leases, was_closed = self._collect()
+            if leases and not self.is_lost and not self._end(leases):
+                self.is_lost = True
+            with self._lock:
+                self._num_leases -= len(leases)
+                if self.is_lost:
+                    break  # no node, no leases
+                if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
+                    break
+                streams = list(self._streams)
+            if was_closed:
+                self._told.set()
+            now = time.monotonic()
+            for stream in streams:
+                stream.cut_if_overdue(now)
+        with self._lock:
+            self._streams = []
+        close_quietly(self._writer)
+        self._flight.close()
+        self._copies.close()
+        self._told.set()
+
+    def _collect(self) -> tuple[list[int], bool]:
+        """Lease numbers that came in, at most a tick later, and whether that is all that came before `close`."""
+        leases: list[int] = []
+        was_closed = False
+        try:
+            lease = self.ended.get(timeout=TICK_S)
+            time.sleep(_GATHER_S)
+            while True:
+                if lease is None:
+                    self._is_closing = was_closed = True
+                else:
+                    leases.append(lease)
+                if len(leases) >= _MAX_RELEASES:
+                    break
+                lease = self.ended.get_nowait()
+        except Empty:
+            pass
+        return leases, was_closed
+
+    def _end(self, leases: list[int]) -> bool:
+        """Tell the node; False when there is no node any more."""
+        body = dump({"session": self._token, "leases": leases})
+        try:
+            list(self._flight.do_action(fl.Action("end_leases", body), fl.FlightCallOptions(timeout=self.timeout_s)))
+        except pa.ArrowException as error:
+            log.info("the node at %s took no leases back: %s", self.uri, str(error)[:120])
+            return not isinstance(error, fl.FlightUnavailableError)
+        return True

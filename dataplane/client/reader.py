@@ -1,0 +1,283 @@
+"""Resolving refs: read-only numpy views of a node's shared memory, without a copy. For workers only.
+
+One resolve is one round trip for any number of refs. Each view keeps its object where it is: the lease ends when the
+view and everything made over it (slices, torch tensors) is collected, or when this process dies. Writing into a view
+stops the process; copy it first. A reader and its views do not survive a fork. They survive the node: views keep their
+memory, and the reader goes on with the node's next incarnation on the same address.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.client.connect import Credentials
+from dataplane.client.lease_session import Mapping, ReaderSession, ResolveStream
+from dataplane.client.retry import MIN_ATTEMPT_S, Patience, is_gone
+from dataplane.core.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
+from dataplane.core.flight_errors import from_body
+from dataplane.core.json_body import dump, parse
+from dataplane.core.locators import JSON_UP_TO, Locators
+from dataplane.core.refs import Ref
+from dataplane.core.shared_files import FileMapping, map_file
+
+_TYPE_CODES = {
+    name: np.dtype(name).str
+    for name in ("bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32")
+} | {name: np.dtype(name).str for name in ("int64", "uint64", "float64")}
+
+log = logging.getLogger(__name__)
+
+
+class _Owner:
+    """The base of one view. numpy keeps it alive for as long as any array or tensor over the view lives."""
+
+    __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
+
+    def __init__(
+        self, address: int, ref: Ref, lease: int, session: ReaderSession, mapping: FileMapping | None = None
+    ) -> None:
+        self._mapping = mapping  # of a spilled object's own file
+        typestr = _TYPE_CODES[ref.dtype]
+        self._lease = lease
+        self._session = session  # also keeps the mapping
+        self.__array_interface__ = {
+            "data": (address, True),  # True: read-only
+            "shape": ref.shape,
+            "typestr": typestr,
+            "version": 3,
+        }
+
+    def __del__(self) -> None:
+        self._session.ended.put(self._lease)  # SimpleQueue.put is reentrant and never blocks
+
+
+class Reader:
+    """Resolves refs of one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
+
+    def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
+        self.uri = uri
+        self.timeout_s = timeout_s
+        self._credentials = credentials
+        self._pid = os.getpid()
+        self._patience = Patience(uri)
+        self._session = self._patience.call("session", self._open_session, timeout_s)
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._idle: list[ResolveStream] = []
+        self._is_closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if "_session" in self.__dict__:
+            self._session.ended.put(None)
+
+    def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
+        """One read-only view per ref, 64-byte aligned, of the ref's dtype and shape.
+
+        What was evicted is made again from its lineage first. Waits for: the node, also while it restarts; raises
+        NodeTimeoutError or NodeUnavailableError after `timeout_s`, MissingObjectError for a plain object that is gone,
+        BadMediaError for one in quarantine.
+        """
+        if os.getpid() != self._pid:
+            raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
+        if not refs:
+            return []
+        return self._patience.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
+
+    def mapping(self) -> Mapping | None:
+        """The segment as this process maps it now; None where objects are copied over Flight."""
+        return self._session.mapping()
+
+    def close(self) -> None:
+        """Close the connection; leases of views that are still alive end when the last of them is collected."""
+        with self._lock:
+            self._is_closed = True
+            streams, self._idle = self._idle, []
+        for stream in streams:
+            stream.close()
+        self._session.close()
+
+    def _open_session(self, open_s: float) -> ReaderSession:
+        return ReaderSession(self.uri, self.timeout_s, self._credentials, open_s)
+
+    def _current(self, timeout_s: float) -> ReaderSession:
+        """The session; a new one where the node lost the last. One thread opens it, the others wait for that."""
+        if self._is_closed:
+            raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
+        if not self._session.is_lost:
+            return self._session
+        if not self._opening.acquire(timeout=timeout_s):
+            raise NodeTimeoutError(f"{self.uri} gave no new session in {timeout_s:g} s; raise timeout_s")
+        try:
+            lost = self._session
+            if lost.is_lost:
+                self._take_over(lost, self._open_session(timeout_s))
+            return self._session
+        finally:
+            self._opening.release()
+
+    def _take_over(self, lost: ReaderSession, session: ReaderSession) -> None:
+        """Go on with `session`, unless views of `lost` lie in memory that the node may use again by now."""
+        if session.incarnation == lost.incarnation and lost.has_views:
+            session.close()
+            raise NodeUnavailableError(
+                f"the node at {self.uri} lost the connection of this reader, whose views it no longer keeps in place: "
+                "drop them and make a new Reader"
+            )
+        with self._lock:
+            streams, self._idle = self._idle, []
+            self._session = session
+            is_closed = self._is_closed
+        for stream in streams:
+            stream.close()
+        if is_closed:
+            session.close()
+        log.warning("the node at %s restarted: this reader goes on with the new one", self.uri)
+
+    def _resolve(self, refs: Sequence[Ref], timeout_s: float) -> list[np.ndarray]:
+        deadline = time.monotonic() + timeout_s
+        session = self._current(timeout_s)
+        session.begin()
+        try:
+            if session.address is None:
+                return session.fetch(refs, deadline)
+            with self._stream(session) as stream:
+                return self._resolve_over(stream, refs, deadline)
+        except (pa.ArrowException, StreamLostError) as error:
+            if isinstance(error, StreamLostError) or is_gone(error):
+                session.lose()
+            raise
+        finally:
+            session.finish()
+
+    @contextmanager
+    def _stream(self, session: ReaderSession) -> Iterator[ResolveStream]:
+        """A stream for this thread alone; it is used again unless it broke."""
+        with self._lock:
+            stream = self._idle.pop() if self._idle and self._session is session else None
+        if stream is None:
+            stream = session.open_stream()
+        try:
+            yield stream
+        finally:
+            with self._lock:
+                is_kept = not (stream.is_broken or self._is_closed) and self._session is session
+                if is_kept:
+                    self._idle.append(stream)
+            if not is_kept:
+                stream.close()
+
+    def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
+        try:
+            views = self._views(stream, refs, self._ask(stream, asked, deadline))
+        except ChecksumError:
+            if all(ref.node == stream.session.node for ref in refs):
+                raise
+            views = [None] * len(refs)  # perhaps old copies of another node's objects: whole refs tell
+        missing = [at for at, view in enumerate(views) if view is None]
+        if missing:
+            wanted = [refs[at] for at in missing]
+            request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": _left_s(deadline)}
+            answer = self._ask(stream, request, deadline)
+            for at, view in zip(missing, self._views(stream, wanted, answer), strict=True):
+                views[at] = view
+        return views  # type: ignore[return-value]  # none is None any more
+
+    def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> Locators:
+        """One round trip."""
+        try:
+            batch, metadata = stream.ask(dump(request), _left_s(deadline))
+        except pa.ArrowException as raised:
+            if stream.is_overdue:
+                raise fl.FlightTimedOutError("no answer") from raised
+            raise
+        except StopIteration:
+            raise StreamLostError(f"{self.uri} ended the resolve stream; is the node running?") from None
+        if batch is None:
+            answer = parse(metadata, "the answer to resolve")
+            if "locators" in answer:
+                return Locators.from_json(answer)
+            error = from_body(answer)
+            raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
+        files = parse(metadata, "the files of an answer")["files"] if metadata is not None and metadata.size else ()
+        return Locators.from_batch(batch, files)
+
+    def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
+        """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
+        offsets, leases = locators.offset, locators.lease
+        session, base, arena = stream.session, stream.session.address, stream.session.mapping()
+        assert base is not None and arena is not None
+        session.add_leases(len(offsets) - offsets.count(-1))
+        owners: list[_Owner | np.ndarray | None] = []
+        try:
+            self._check(refs, locators)
+            for ref, offset, lease, segment in zip(refs, offsets, leases, locators.segment, strict=True):
+                if offset < 0:
+                    owners.append(None)
+                elif not segment:
+                    _check_inside(offset, ref, arena.nbytes)
+                    owners.append(_Owner(base + offset, ref, lease, session))
+                else:
+                    owners.append(self._open_spilled(locators.files[segment - 1], offset, ref, lease, session))
+            return [None if owner is None else np.asarray(owner) for owner in owners]
+        except BaseException:
+            for offset, lease in list(zip(offsets, leases, strict=True))[len(owners) :]:
+                if offset >= 0:
+                    session.ended.put(lease)
+            raise
+
+    def _open_spilled(
+        self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: ReaderSession
+    ) -> "_Owner | np.ndarray":
+        """The file of a spilled object, mapped; a copy over Flight where it cannot be opened from here."""
+        try:
+            mapping = map_file(shared)
+        except OSError as error:
+            log.info("%s cannot be mapped (%s); %s is copied over Flight", shared["path"], error, ref.name)
+            copied = session.fetch([ref], time.monotonic() + self.timeout_s)[0]
+            session.ended.put(lease)
+            return copied
+        _check_inside(offset, ref, mapping.nbytes)
+        return _Owner(mapping.address + offset, ref, lease, session, mapping)
+
+    def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
+        """Raise unless what lies there has the dtype, shape and size that the refs say."""
+        columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.generation)
+        for ref, offset, dtype, shape, nbytes, generation in zip(refs, *columns, strict=True):
+            if offset < 0:
+                continue
+            if ref.generation and ref.generation != generation:
+                raise ChecksumError(
+                    f"{ref.name} was released and written again on {self.uri} since its ref was given out (generation "
+                    f"{generation}, the ref says {ref.generation}): get a fresh ref"
+                )
+            if dtype != ref.dtype or nbytes != ref.nbytes or tuple(shape) != ref.shape:
+                raise ChecksumError(
+                    f"{ref.name} is {dtype} {list(shape)} of {nbytes} bytes on {self.uri}, its ref says "
+                    f"{ref.dtype} {str(list(ref.shape))[:200]} of {ref.nbytes}: the name was released and used again, "
+                    "or the ref was edited; get a fresh ref"
+                )
+
+
+def _left_s(deadline: float) -> float:
+    return max(MIN_ATTEMPT_S, deadline - time.monotonic())
+
+
+def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:
+    """A view outside of what is mapped would end this process, or show it its own memory."""
+    if not 0 <= offset <= nbytes - ref.nbytes:
+        raise NodeUnavailableError(f"a locator puts {ref.name} outside of its node's memory: it is no data-plane node")

@@ -1,0 +1,86 @@
+"""Views as torch tensors, without a copy. The only file of the data plane that knows torch, and it loads it lazily."""
+
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+import pyarrow as pa
+
+from dataplane.core.errors import BadRequestError, DataPlaneError
+
+if TYPE_CHECKING:
+    import torch
+
+    from dataplane.client.reader import Reader
+
+_REGISTER_PORTABLE, _REGISTER_READ_ONLY = 0x01, 0x08  # cudaHostRegister* of cuda_runtime_api.h
+
+
+def as_tensor(view: np.ndarray) -> "torch.Tensor":
+    """A tensor over the same memory; it keeps the view, and so its lease, alive.
+
+    Read-only as the view is: torch does not know that, and writing into it stops the process. Clone it to write.
+    """
+    import torch
+
+    if not view.flags.c_contiguous:
+        raise ValueError(f"the view has strides {view.strides}; wanted a C-contiguous one: take the whole object")
+    if not view.nbytes:
+        return torch.from_numpy(np.empty(view.shape, view.dtype))
+    address = view.__array_interface__["data"][0]
+    data = pa.foreign_buffer(address, view.nbytes, base=view)
+    flat = torch.from_dlpack(pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, data]))
+    dtype: torch.dtype = torch.from_numpy(np.empty(0, view.dtype)).dtype
+    return flat.view(dtype).view(view.shape)
+
+
+class CudaPin:
+    """Segments of a reader that CUDA knows: views in them are copied to a device asynchronously, at full speed."""
+
+    def __init__(self, reader: "Reader") -> None:
+        self._reader = reader
+        self._registered: dict[int, object] = {}  # address -> what keeps it mapped
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def update(self) -> None:
+        """Register the segment that the reader maps now, if that was not done: once, and after the node restarted."""
+        import torch
+
+        mapped = self._reader.mapping()
+        if mapped is None:
+            raise BadRequestError(
+                f"this reader maps nothing of {self._reader.uri}, it copies over Flight; pin the copies"
+            )
+        if mapped.address in self._registered:
+            return
+        flags = _REGISTER_PORTABLE | _REGISTER_READ_ONLY
+        status = int(torch.cuda.cudart().cudaHostRegister(mapped.address, mapped.nbytes, flags))
+        if status:
+            raise DataPlaneError(
+                f"cudaHostRegister of {mapped.nbytes} bytes failed with CUDA error {status}; where the device cannot "
+                "register read-only memory (cudaDevAttrHostRegisterReadOnlySupported), copy to pinned tensors instead"
+            )
+        self._registered[mapped.address] = mapped.owner
+
+    def close(self) -> None:
+        """Unregister. No copy out of a view may be under way any more."""
+        import torch
+
+        while self._registered:
+            address, _owner = self._registered.popitem()
+            torch.cuda.cudart().cudaHostUnregister(address)
+
+
+def pin_for_cuda(reader: "Reader") -> CudaPin:
+    """Register what `reader` maps with CUDA, read-only, until the result is closed. BadRequestError without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        raise BadRequestError("this machine, or this build of torch, has no CUDA; pin_for_cuda needs a GPU")
+    pin = CudaPin(reader)
+    pin.update()
+    return pin

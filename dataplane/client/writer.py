@@ -1,0 +1,173 @@
+"""Writing arrays straight into a node's memory: for workers on its machine that make what they store.
+
+The arena is mapped writable once; an array is made in it, filled, and sealed without a copy and without a hash (its
+generation is random). What was not sealed goes back when the process dies. From elsewhere use `Client.put`.
+"""
+
+import math
+import mmap
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import pyarrow.flight as fl
+
+from dataplane.client.connect import Credentials, connect
+from dataplane.client.inplace_stream import PlaceStream
+from dataplane.client.retry import Patience
+from dataplane.core.errors import NodeUnavailableError
+from dataplane.core.json_body import check_plain_name
+from dataplane.core.refs import ArraySpec, Ref
+from dataplane.core.schemas import ITEM_BYTES, check_array
+from dataplane.core.shared_files import open_segment
+
+
+@dataclass(slots=True)
+class Place:
+    """An array in the arena, and after the block its ref."""
+
+    array: np.ndarray
+    """Write into it inside the block only: afterwards it is everybody's."""
+    ref: Ref | None = None
+
+
+class Writer:
+    """Makes plain objects in the memory of the node at `uri`. Thread-safe. It does not survive a fork."""
+
+    def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
+        self.uri = uri
+        self.timeout_s = timeout_s
+        self._flight = connect(uri, credentials)
+        self._patience = Patience(uri)
+        self._lock = threading.Lock()
+        self._idle: list[PlaceStream] = []
+        self._arena = np.empty(0, np.uint8)
+        self._mapped: Mapping[str, Any] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @contextmanager
+    def create(
+        self,
+        name: str,
+        dtype: str,
+        shape: Sequence[int],
+        *,
+        scope: str | None = None,
+        meta: Mapping[str, Any] | None = None,
+    ) -> Iterator[Place]:
+        """A place for one array; sealed at the end of the block, given back if the block raises.
+
+        Waits for: room, until `timeout_s`. Raises OutOfSpaceError with the numbers; NodeUnavailableError where the
+        node's memory cannot be reached from here, or the node went away before the array was sealed.
+        """
+        spec = ArraySpec(name=name, dtype=dtype, shape=tuple(shape), meta=dict(meta or {}))
+        with self.create_many([spec], scope=scope) as places:
+            yield places[0]
+
+    @contextmanager
+    def create_many(self, specs: Sequence[ArraySpec], *, scope: str | None = None) -> Iterator[list[Place]]:
+        """Places for many arrays: one round trip gives them, another seals them, in order."""
+        sizes = [math.prod(spec.shape) * ITEM_BYTES.get(spec.dtype, 0) for spec in specs]
+        for spec, nbytes in zip(specs, sizes, strict=True):
+            check_array(check_dtype(spec.dtype), spec.shape, nbytes)
+            check_plain_name(spec.name)
+        if not specs:
+            yield []
+            return
+        stream, places = self._patience.call("create", lambda s: self._allocate(specs, sizes, scope, s), self.timeout_s)
+        try:
+            yield places
+            self._seal(stream, specs, places)
+        except BaseException:
+            stream.close()  # and with it the places
+            raise
+        with self._lock:
+            self._idle.append(stream)
+
+    def close(self) -> None:
+        """End the streams, and with them places that are not sealed."""
+        with self._lock:
+            streams, self._idle = self._idle, []
+            self._arena, self._mapped = np.empty(0, np.uint8), {}
+        for stream in streams:
+            stream.close()
+        self._flight.close()
+
+    def _allocate(
+        self, specs: Sequence[ArraySpec], sizes: Sequence[int], scope: str | None, left_s: float
+    ) -> tuple[PlaceStream, list[Place]]:
+        deadline = time.monotonic() + left_s
+        with self._lock:
+            stream = self._idle.pop() if self._idle else None
+        if stream is None:
+            stream = PlaceStream(self._flight, self.uri, deadline)
+        try:
+            arena = self._map(stream)
+            answer = stream.ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
+            offsets = [place["offset"] for place in answer["places"]]
+            parts = [arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
+            return stream, [
+                Place(part.view(spec.dtype).reshape(spec.shape)) for part, spec in zip(parts, specs, strict=True)
+            ]
+        except BaseException:
+            stream.close()
+            raise
+
+    def _seal(self, stream: PlaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
+        bodies = [
+            {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "meta": dict(spec.meta), "hash": False}
+            for spec in specs
+        ]
+        deadline = time.monotonic() + self.timeout_s
+        with self._errors_of_seal():
+            refs = stream.ask({"seal": bodies}, deadline)["refs"]
+        for place, ref in zip(places, refs, strict=True):
+            place.array.flags.writeable = False
+            place.ref = Ref.from_dict(ref)
+
+    @contextmanager
+    def _errors_of_seal(self) -> Iterator[None]:
+        """The array went down with its node: sealing is not tried again."""
+        try:
+            yield
+        except fl.FlightError as error:
+            raise NodeUnavailableError(
+                f"{self.uri} went away before what was written there was sealed ({str(error)[:100]}); write it again"
+            ) from error
+
+    def _map(self, stream: PlaceStream) -> np.ndarray:
+        """The arena, writable; mapped again when the node is another one. Arrays keep the mapping they lie in."""
+        with self._lock:
+            if self._mapped == stream.segment:
+                return self._arena
+            if not stream.is_same_host:
+                raise NodeUnavailableError(f"the node at {self.uri} runs on another machine; use Client.put from here")
+            try:
+                fd = open_segment(stream.segment, os.O_RDWR)
+            except OSError as error:
+                raise NodeUnavailableError(
+                    f"the memory of the node at {self.uri} cannot be reached from here ({error}); use Client.put"
+                ) from error
+            try:
+                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
+                self._arena = np.frombuffer(mmap.mmap(fd, stream.segment["nbytes"], flags=flags), np.uint8)
+            finally:
+                os.close(fd)
+            self._mapped = stream.segment
+            return self._arena
+
+
+def check_dtype(dtype: str) -> str:
+    """A dtype that objects may have. BadRequestError for others."""
+    check_array(dtype, (0,), 0)
+    return dtype

@@ -1,0 +1,228 @@
+"""Fetching objects from the nodes that refs call home, into this node's arena: each once, however many readers ask.
+
+The address comes from `peers.py`, never from a request. A stream that breaks, stalls or brings wrong bytes is tried
+again, at the address that the directory then has, for what is not whole yet. The other node is told to ask nobody else,
+so that no request goes round in circles.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.client.connect import Credentials, connect
+from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
+from dataplane.cluster import byte_fetch, byte_fetch_ranges
+from dataplane.cluster.byte_connections import ByteConnections
+from dataplane.cluster.fetch_batch import ArenaSink, Batch, Land, parted
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.byte_socket import STALL_S
+from dataplane.core.errors import (
+    BadRequestError,
+    ChecksumError,
+    DataPlaneError,
+    NodeTimeoutError,
+    NodeUnavailableError,
+    PeerError,
+)
+from dataplane.core.flight_errors import from_flight
+from dataplane.core.json_body import dump
+from dataplane.core.refs import Ref
+from dataplane.core.watch import Watch
+from dataplane.storage.store import Store
+
+DOWN_S = 30.0
+"""For this long a node that did not answer is not asked for what can also be made here."""
+_BACKOFF_S = 0.1
+_MAX_BACKOFF_S = 2.0
+_MAX_WRONG = 3
+"""Wrong bytes this often are not the network's fault."""
+_MAX_STREAMS = 16
+
+log = logging.getLogger(__name__)
+
+
+class PeerFetcher:
+    """Makes objects of other nodes resident in a store. Thread-safe."""
+
+    def __init__(
+        self,
+        store: Store,
+        peers: Peers,
+        *,
+        credentials: Credentials | None = None,
+        num_streams: int = NUM_STREAMS,
+        stall_s: float = STALL_S,
+    ) -> None:
+        self.num_fetched = 0
+        self.fetched_bytes = 0
+        self.num_fetch_retries = 0
+        self._store = store
+        self._peers = peers
+        self._credentials = credentials
+        self._num_streams = num_streams
+        self._watch = Watch(stall_s)
+        self._bytes = ByteConnections(stall_s)
+        self._lock = threading.Lock()
+        self._flights: dict[str, list[fl.FlightClient]] = {}
+        self._down: dict[str, float] = {}
+        self._threads = ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="fetch")
+        self._hashers = ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="hash")
+        self._is_closed = False
+
+    def can_fetch(self, ref: Ref) -> bool:
+        """Whether the ref's home is another node whose address is known."""
+        return ref.node != self._peers.node_id and self._peers.find(ref.node) is not None
+
+    def start(self, refs: Sequence[Ref], deadline: float, land: Land, *, is_makeable: bool) -> None:
+        """Begin to fetch objects of which `can_fetch` holds; `land` is called for each, in a fetch thread.
+
+        `is_makeable` says that this node can make them itself: then their home sends only what is resident there, and
+        is not waited for long. What cannot be had lands as what the home says of it, OutOfSpaceError or PeerError.
+        """
+        batches: dict[str, list[Ref]] = {}
+        for ref in refs:
+            batch = f"{ref.node} {ref.name}" if ref.nbytes >= RANGES_FROM else ref.node
+            batches.setdefault(batch, []).append(ref)
+        for together in batches.values():
+            for lane, part in enumerate(parted(together, self._num_streams)):
+                self._threads.submit(self._fetch, Batch(part, land, is_makeable, deadline, lane))
+
+    def is_at_home(self, ref: Ref, until: float) -> bool:
+        """Whether the ref's home says now that it holds just what the ref says. Waits for its answer, until `until`."""
+        uri = self._peers.find(ref.node)
+        if uri is None:
+            return False
+        ticket = {"ref": ref.to_dict(), "start": 0, "length": 0, "local": True, "make": False}
+        options = fl.FlightCallOptions(timeout=max(0.01, until - time.monotonic()))
+        try:
+            self._connections(uri)[0].do_get(fl.Ticket(dump(ticket)), options).read_all()
+        except pa.ArrowException as error:
+            log.info("node %s does not confirm %s: %s", ref.node, ref.name, str(error)[:200])
+            return False
+        return True
+
+    def stat(self) -> dict[str, int]:
+        """Counts of what was fetched."""
+        with self._lock:
+            return {
+                "num_fetched": self.num_fetched,
+                "fetched_bytes": self.fetched_bytes,
+                "num_fetch_retries": self.num_fetch_retries,
+            }
+
+    def close(self) -> None:
+        """Fetch nothing more; streams in flight are cut by their connections' end."""
+        self._is_closed = True
+        self._watch.close()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._bytes.close()
+        self._hashers.shutdown(wait=False)
+        with self._lock:
+            flights, self._flights = [one for many in self._flights.values() for one in many], {}
+        for flight in flights:
+            flight.close()
+
+    # -- private: in a fetch thread --------------------------------------------------------------------------------
+
+    def _fetch(self, batch: Batch) -> None:
+        """Try until nothing is left to fetch or the time is over; whatever happens every object lands."""
+        try:
+            self._try_until_over(batch)
+        except Exception as error:
+            if not self._is_closed:
+                log.exception("fetching from node %s failed", batch.home)
+            text = f"{type(error).__name__}: {error}"
+            batch.fail_rest(lambda ref: PeerError(f"{ref.name}: {text}"))
+
+    def _try_until_over(self, batch: Batch) -> None:
+        started, backoff_s, num_wrong = time.monotonic(), _BACKOFF_S, 0
+        until = batch.until(started)
+        uri = self._peers.find(batch.home)
+        problem: Exception = PeerError("its address is gone")
+        was_tried = False
+        if batch.is_makeable and time.monotonic() < self._down.get(batch.home, 0.0):
+            problem, until = PeerError("it did not answer a moment ago"), started
+        while batch.rest and time.monotonic() < until and not self._is_closed:
+            if uri is not None:
+                try:
+                    self._try(batch, uri, until)
+                    self._down.pop(batch.home, None)
+                    if not batch.rest:
+                        return
+                    problem = ChecksumError("its stream ended before everything had come")
+                except (pa.ArrowException, DataPlaneError, StopIteration) as error:
+                    found = from_flight(error, uri, "get", until - started) if _is_arrow(error) else error
+                    is_over = isinstance(found, NodeTimeoutError) and time.monotonic() >= until
+                    if not (is_over and was_tried):  # else what went wrong before says more than that time is over
+                        problem = found
+                    was_tried = True
+                    if isinstance(problem, BadRequestError):
+                        break
+                    if not batch.rest:
+                        return  # it broke over what nobody waits for
+                    num_wrong += isinstance(problem, ChecksumError)
+                if num_wrong >= _MAX_WRONG:
+                    break
+                self._forget(uri)
+            with self._lock:
+                self.num_fetch_retries += 1
+            log.info("fetching from node %s at %s: %s; once more in %.1f s", batch.home, uri, problem, backoff_s)
+            time.sleep(min(backoff_s, max(0.0, until - time.monotonic())))
+            backoff_s = min(2 * backoff_s, _MAX_BACKOFF_S)
+            uri = self._peers.find_again(batch.home)
+        if isinstance(problem, (NodeUnavailableError, NodeTimeoutError)):
+            self._down[batch.home] = time.monotonic() + DOWN_S
+        seconds = time.monotonic() - started
+        batch.fail_rest(lambda ref: _gave_up(ref, uri, seconds, problem))
+
+    def _try(self, batch: Batch, uri: str, until: float) -> None:
+        flights = self._connections(uri)
+        sink = ArenaSink(self._store, batch, until, self._count)
+        call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, watch=self._watch)
+        refs = sink.refs
+        is_big = len(refs) == 1 and refs[0].nbytes >= RANGES_FROM
+        with self._bytes.borrowed(uri, flights[0], self._num_streams if is_big else 1, until) as lines:
+            if lines and is_big:
+                byte_fetch_ranges.receive_ranges(lines, refs[0], sink, call, self._hashers)
+            elif lines:
+                byte_fetch.receive_many(lines[0], refs, sink, call, self._hashers)
+            elif is_big:
+                receive_ranges(flights, refs[0], sink, call)
+            else:
+                receive_many(flights[batch.lane % len(flights)], refs, sink, call)
+
+    def _count(self, num_fetched: int, fetched_bytes: int) -> None:
+        with self._lock:
+            self.num_fetched += num_fetched
+            self.fetched_bytes += fetched_bytes
+
+    def _connections(self, uri: str) -> list[fl.FlightClient]:
+        with self._lock:
+            flights = self._flights.get(uri)
+            if flights is None:
+                flights = [connect(uri, self._credentials) for _ in range(self._num_streams)]
+                self._flights[uri] = flights
+            return flights
+
+    def _forget(self, uri: str) -> None:
+        """Connect anew next time; a broken connection may look whole for minutes. Others may still use these."""
+        self._bytes.forget(uri)
+        with self._lock:
+            self._flights.pop(uri, None)
+
+
+def _is_arrow(error: Exception) -> bool:
+    return isinstance(error, pa.ArrowException)
+
+
+def _gave_up(ref: Ref, uri: str | None, seconds: float, problem: Exception) -> DataPlaneError:
+    kind = ChecksumError if isinstance(problem, ChecksumError) else PeerError
+    return kind(
+        f"{ref.name} could not be fetched from its home, node {ref.node} at {uri or 'an unknown address'}, in "
+        f"{seconds:.1f} s ({problem}); see that this node runs and can be reached from here, or raise timeout_s"
+    )

@@ -1,0 +1,92 @@
+"""The Arrow schemas of the wire, and the dtypes that objects may have."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.core.errors import BadRequestError
+from dataplane.core.refs import check_shape
+
+BATCH_BYTES = 2 << 20
+"""Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
+
+
+ITEM_BYTES: Mapping[str, int] = {
+    "bool": 1,
+    "int8": 1,
+    "uint8": 1,
+    "int16": 2,
+    "uint16": 2,
+    "float16": 2,
+    "int32": 4,
+    "uint32": 4,
+    "float32": 4,
+    "int64": 8,
+    "uint64": 8,
+    "float64": 8,
+}
+"""The dtypes of objects, by numpy name."""
+
+
+LOCATORS = pa.schema(
+    [
+        ("segment", pa.int32()),
+        ("offset", pa.int64()),
+        ("nbytes", pa.int64()),
+        ("dtype", pa.dictionary(pa.int8(), pa.string())),
+        ("shape", pa.list_(pa.int64())),
+        ("generation", pa.int64()),
+        ("lease", pa.int64()),
+    ]
+)
+"""A row per object asked for; offset is -1 where it is not resident."""
+
+
+PIECES = pa.schema(
+    [
+        ("object", pa.int32()),
+        ("start", pa.int64()),
+        ("info", pa.string()),
+        ("data", pa.binary()),
+    ]
+)
+"""A row per piece of an object in a DoGet of many: which of the refs, where in it, and the bytes.
+
+`info` stands in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} in the place of bytes.
+"""
+
+
+def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:
+    """The shape of an array of these bytes; a flat one if none is given. BadRequestError if they do not agree."""
+    if dtype not in ITEM_BYTES:
+        raise BadRequestError(f"dtype is {dtype!r}; wanted one of {', '.join(ITEM_BYTES)}")
+    item = ITEM_BYTES[dtype]
+    if shape is None:
+        if nbytes % item:
+            raise BadRequestError(f"{nbytes} bytes are no whole number of {dtype} ({item} bytes each); give the dtype")
+        return (nbytes // item,)
+    try:
+        check_shape(shape)
+    except ValueError as error:
+        raise BadRequestError(str(error)) from error
+    if math.prod(shape) * item != nbytes:
+        raise BadRequestError(
+            f"shape {list(shape)} of {dtype} takes {math.prod(shape) * item} bytes, found {nbytes}: change one of them"
+        )
+    return tuple(shape)
+
+
+@contextmanager
+def reading(what: str) -> Iterator[None]:
+    """Around each read of a stream: what is no Arrow IPC is the caller's error, and Arrow raises it as many classes."""
+    try:
+        yield
+    except fl.FlightError:
+        raise
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
+        found = str(error).split(". Detail:")[0][:300]
+        wanted = "wanted messages as an Arrow library writes them"
+        raise BadRequestError(f"{what} is not Arrow IPC ({found}); {wanted}") from error

@@ -1,0 +1,150 @@
+"""Token files: one bearer token a line with what it may do and until when.
+
+A line is `TOKEN [read|write|admin] [EXPIRY]`; without a right it is admin, without an expiry it stays. `#` begins a
+comment. A node keeps digests only, never writes a token anywhere, and compares with all of them in constant time.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+import re
+import stat
+import threading
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from dataplane.core.errors import BadRequestError, UnauthenticatedError
+from dataplane.core.rights import RIGHTS, Right
+
+MIN_TOKEN_CHARS = 16
+_TOKEN = re.compile(r"[\x21-\x7e]+")
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Token:
+    """A line of a token file, without the token."""
+
+    digest: bytes
+    """[32] SHA-256."""
+    right: Right
+    expires: datetime | None
+    """With a time zone; None if it never does."""
+
+
+class TokenFile:
+    """The tokens of a node; read again when the file changes. Thread-safe.
+
+    A file that cannot be used when it is read again (a bad line, other permissions, gone) changes nothing: the node
+    logs it and goes on with the tokens it had. Their expiries still count.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._seen = _stamp(path)
+        self._tokens = read_tokens(path)
+
+    def right_of(self, shown: str) -> Right:
+        """What a token allows. UnauthenticatedError if it is empty, unknown or has expired."""
+        self._read_again()
+        if not shown:
+            raise UnauthenticatedError(
+                "this node wants a token: set DATAPLANE_TOKEN_FILE (or DATAPLANE_TOKEN), or give --token-file"
+            )
+        digest, found = _digest(shown), None
+        for token in self._tokens:  # all of them, however early one matches
+            if hmac.compare_digest(token.digest, digest):
+                found = token
+        if found is None:
+            raise UnauthenticatedError("this node does not know the token shown; wanted one of its --token-file")
+        if found.expires is not None and found.expires <= datetime.now(UTC):
+            raise UnauthenticatedError(f"the token shown expired at {found.expires.isoformat()}; get a new one")
+        return found.right
+
+    def _read_again(self) -> None:
+        stamp = _stamp(self._path)
+        if stamp == self._seen:
+            return
+        with self._lock:
+            if stamp == self._seen:
+                return
+            try:
+                self._tokens = read_tokens(self._path)
+                log.warning("the token file %s was read again: %d token(s)", self._path, len(self._tokens))
+            except BadRequestError as error:
+                log.error("the tokens of before stay in force: %s", error)
+            self._seen = stamp
+
+
+def read_tokens(path: Path) -> tuple[Token, ...]:
+    """The tokens of a file. BadRequestError says which line is wrong, and never what it holds."""
+    return tuple(token for _, token in _read(path))
+
+
+def first_token(path: Path) -> str:
+    """The first token of a file: what a client shows."""
+    return _read(path)[0][0]
+
+
+def _read(path: Path) -> list[tuple[str, Token]]:
+    try:
+        with path.open(encoding="utf-8") as file:
+            mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+            lines = file.read().splitlines()
+    except (OSError, ValueError) as error:
+        raise BadRequestError(f"the token file {path} cannot be read ({error}); give another --token-file") from error
+    if mode & 0o077:
+        raise BadRequestError(f"the token file {path} has mode {mode:04o}; others may read it: chmod 600 {path}")
+    tokens = []
+    for number, line in enumerate(lines, start=1):
+        words = line.partition("#")[0].split()
+        if words:
+            tokens.append((words[0], _parse(words, f"{path} line {number}")))
+    if not tokens:
+        raise BadRequestError(
+            f"the token file {path} holds no token; wanted lines of TOKEN [read|write|admin] [EXPIRY]"
+        )
+    return tokens
+
+
+def _parse(words: list[str], where: str) -> Token:
+    token, rest = words[0], words[1:]
+    if len(token) < MIN_TOKEN_CHARS or not _TOKEN.fullmatch(token):
+        raise BadRequestError(
+            f"{where}: a token of {len(token)} characters; wanted at least {MIN_TOKEN_CHARS} printable ASCII ones, "
+            "for example from: openssl rand -hex 24"
+        )
+    right = Right.ADMIN
+    if rest and rest[0] in RIGHTS:
+        right = RIGHTS[rest.pop(0)]
+    expires = _parse_expiry(rest.pop(0), where) if rest else None
+    if rest:
+        raise BadRequestError(f"{where}: {len(words)} words; wanted TOKEN [read|write|admin] [EXPIRY]")
+    return Token(digest=_digest(token), right=right, expires=expires)
+
+
+def _parse_expiry(text: str, where: str) -> datetime:
+    try:
+        expires = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise BadRequestError(
+            f"{where}: a word after the token is neither read, write or admin nor an expiry such as 2030-01-31T12:00Z"
+        ) from error
+    return expires if expires.tzinfo else expires.replace(tzinfo=UTC)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode()).digest()
+
+
+def _stamp(path: Path) -> tuple[int, int, int, int] | None:
+    """What changes when a file does."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

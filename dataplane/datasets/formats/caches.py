@@ -1,0 +1,31 @@
+"""What the shards of a node keep of what they read, all of it bounded."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from dataplane.core.lru_cache import Lru
+from dataplane.datasets.formats.media_cell import Cell
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+GROUP_CACHE_BYTES = 64 << 20
+"""Row groups as read; a bigger one serves the call that read it and is dropped."""
+CELL_CACHE_BYTES = 64 << 20
+"""Encoded media that were named and will likely be decoded next."""
+FOOTER_CACHE_BYTES = 8 << 20
+NUM_NAMED_ROWS = 1 << 16
+"""Rows whose media need no second reading to be named; about 0.4 kB each."""
+NUM_NAMED_FILES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Caches:
+    """Shared by the shards of all datasets of a node."""
+
+    groups: "Lru[pa.Table]" = field(default_factory=lambda: Lru(GROUP_CACHE_BYTES))
+    cells: Lru[bytes] = field(default_factory=lambda: Lru(CELL_CACHE_BYTES))
+    footers: "Lru[pq.FileMetaData]" = field(default_factory=lambda: Lru(FOOTER_CACHE_BYTES))
+    rows: "Lru[tuple[Cell, ...]]" = field(default_factory=lambda: Lru(NUM_NAMED_ROWS))
+    file_digests: Lru[str] = field(default_factory=lambda: Lru(NUM_NAMED_FILES))

@@ -1,0 +1,109 @@
+"""Row groups of a Parquet file, from its footer alone; only the columns that are asked for are read."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.shard import Flaw
+from dataplane.datasets.range_files import RangeFile, RangeStream
+
+MAGIC = b"PAR1"
+_MAX_BATCHES = 256
+_MERGE_BYTES = 4 << 20
+
+
+class ParquetGroups:
+    """A Parquet file as groups of rows. Raises DatasetError if it has no readable footer."""
+
+    def __init__(self, file: RangeFile, caches: Caches) -> None:
+        self.file = file
+        """The file."""
+        self.flaws: Sequence[Flaw] = ()
+        """None: a torn Parquet file has no footer and so no rows at all."""
+        self._caches = caches
+        _check_ends(file)
+        try:
+            footer = pq.ParquetFile(_source(file)).metadata
+            self.schema = footer.schema.to_arrow_schema()
+            """Its schema, with what Arrow kept of it."""
+        except (pa.ArrowException, OSError) as error:
+            raise DatasetError(f"{file.path} is not a readable Parquet file: {error}") from error
+        caches.footers.put(file, footer, footer.serialized_size)
+        groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+        self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
+        """[num_groups + 1] first row of each group."""
+        self._nbytes = [group.total_byte_size for group in groups]  # asking its columns aborts on damaged footers
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """Uncompressed bytes of all columns: no less than what reading these will take."""
+        return self._nbytes[group]
+
+    def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
+        """These columns of a row group, decoded a few rows at a time: equal cells are stored once, and read apart."""
+        footer = self._caches.footers.get(self.file)
+        source = _source(self.file)
+        with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:
+            if footer is None:
+                self._caches.footers.put(self.file, parquet.metadata, parquet.metadata.serialized_size)
+            num_rows = self._batch_rows(group, max_bytes)
+            batches = parquet.iter_batches(num_rows, row_groups=[group], columns=list(columns), use_threads=False)
+            return _collect(batches, f"{self.file.path}: row group {group}", max_bytes)
+
+    def _batch_rows(self, group: int, max_bytes: int) -> int:
+        """Rows that take no more than an eighth of the limit, were each as big as all that the group stores."""
+        few = int(self.starts[group + 1] - self.starts[group]) // _MAX_BATCHES
+        return max(1, min(few, max_bytes // 8 // max(1, self._nbytes[group])))
+
+    def offset_in_file(self, address: int) -> int | None:
+        """Nowhere: pages are encoded, and mostly compressed."""
+        return None
+
+
+def _collect(batches: Iterator[pa.RecordBatch], what: str, max_bytes: int) -> pa.Table:
+    """One table of the batches, in chunks of some MB. Raises DatasetError as soon as it would be too big."""
+    tables: list[pa.Table] = []
+    pending: list[pa.RecordBatch] = []
+    done_bytes = pending_bytes = 0
+    for batch in batches:
+        pending.append(_decoded(batch))
+        pending_bytes += pending[-1].nbytes
+        if done_bytes + pending_bytes > max_bytes:
+            raise DatasetError(
+                f"{what} takes more than {max_bytes} bytes once it is decoded, though its footer says less: it repeats "
+                "what it stores; write the file with fewer rows per group (row_group_size=100)"
+            )
+        if pending_bytes > _MERGE_BYTES:
+            tables.append(pa.Table.from_batches(pending).combine_chunks())
+            done_bytes, pending_bytes, pending = done_bytes + pending_bytes, 0, []
+    if pending:
+        tables.append(pa.Table.from_batches(pending).combine_chunks())
+    return pa.concat_tables(tables)
+
+
+def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """The batch without dictionaries, of which each batch would count, and keep, the whole."""
+    for at, field in enumerate(batch.schema):
+        if pa.types.is_dictionary(field.type):
+            batch = batch.set_column(at, field.name, batch.column(at).dictionary_decode())
+    return batch
+
+
+def _check_ends(file: RangeFile) -> None:
+    if file.nbytes < 12:
+        raise DatasetError(f"{file.path} has {file.nbytes} bytes; wanted a Parquet file")
+    head, tail = file.read(0, 4), file.read(file.nbytes - 4, 4)
+    if head != MAGIC:
+        raise DatasetError(f"{file.path} begins with {head!r}; wanted a Parquet file, which begins with {MAGIC!r}")
+    if tail != MAGIC:
+        raise DatasetError(
+            f"{file.path} ends with {tail!r}; a Parquet file ends with {MAGIC!r}: it is torn, or still being written"
+        )
+
+
+def _source(file: RangeFile) -> Any:
+    return file.path if file.is_local else pa.PythonFile(RangeStream(file), mode="r")

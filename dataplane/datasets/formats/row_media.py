@@ -1,0 +1,64 @@
+"""From what a row says of its media to media with names: what tables and JSON lines have in common."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.media_cell import Cell
+from dataplane.datasets.formats.media_paths import MediaFolders, RefusedPathError
+from dataplane.datasets.formats.media_values import Found
+from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium
+from dataplane.datasets.range_files import RangeFile
+from dataplane.media.kinds import kind_of
+
+HEAD_BYTES = 16
+"""What is looked at of media whose names promise nothing."""
+
+
+def name_cell(found: Found, folders: MediaFolders, caches: Caches) -> Cell:
+    """The digest of one medium; its bytes are read for that where they were not before."""
+    if found.reason is not None:
+        return Cell(found.part, reason=found.reason)
+    if found.data is not None:
+        problem = _size_problem(len(found.data))
+        return Cell(found.part, reason=problem) if problem else _cell_of_bytes(found.part, found.data)
+    assert found.path is not None
+    try:
+        file = folders.find(found.path)
+        problem = _size_problem(file.nbytes)
+        return Cell(found.part, reason=f"{found.path!r}: {problem}") if problem else _cell_of_file(found, file, caches)
+    except (RefusedPathError, DatasetError) as error:
+        return Cell(found.part, reason=str(error))
+
+
+def media_and_flaws(row: int, key: str, cells: Sequence[Cell]) -> tuple[tuple[Medium, ...], tuple[Flaw, ...]]:
+    """The cells of a row, sorted into what is served and what is not."""
+    media = tuple(Medium(row, cell.part, cell.nbytes, cell.digest, cell.kind) for cell in cells if not cell.reason)
+    flaws = tuple(Flaw(row, f"{key} {cell.part}", cell.reason) for cell in cells if cell.reason)
+    return media, flaws
+
+
+def _size_problem(nbytes: int) -> str:
+    if not nbytes:
+        return "empty: 0 bytes"
+    return f"{nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}" if nbytes > MAX_MEDIUM_BYTES else ""
+
+
+def _cell_of_bytes(part: str, data: bytes | memoryview) -> Cell:
+    return Cell(part, len(data), content_digest(data), kind=kind_of((), bytes(data[:HEAD_BYTES])))
+
+
+def _cell_of_file(found: Found, file: RangeFile, caches: Caches) -> Cell:
+    digest = caches.file_digests.get(file)
+    if digest is None:
+        data = file.read(0, file.nbytes)
+        if len(data) != file.nbytes:
+            return Cell(
+                found.part, reason=f"{found.path!r} has {len(data)} of {file.nbytes} bytes: it is being written"
+            )
+        digest = content_digest(data)
+        caches.file_digests.put(file, digest)
+    cell = Cell(found.part, file.nbytes, digest, file, is_path=True)
+    return replace(cell, kind=kind_of(cell.formats, b"" if cell.formats else file.read(0, HEAD_BYTES)))

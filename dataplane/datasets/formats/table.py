@@ -1,0 +1,270 @@
+"""Shards that are tables: rows in groups, some columns media, the others fields.
+
+A group is what is read at once (a row group of Parquet, a record batch of Arrow); how is left to `Groups`. Media are
+named while their group is at hand and kept for a while: who names a medium mostly decodes it next.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.cells import cell_of
+from dataplane.datasets.formats.columns import ColumnOptions, split_columns
+from dataplane.datasets.formats.json_safe import json_safe
+from dataplane.datasets.formats.media_cell import Cell
+from dataplane.datasets.formats.media_paths import MediaFolders
+from dataplane.datasets.formats.media_values import CHAT_NAMES, Found, media_of, media_of_chat
+from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, Place, Row
+from dataplane.datasets.range_files import RangeFile
+
+MAX_GROUP_BYTES = 512 << 20
+"""Uncompressed bytes of what is read together; a node holds one such group at a time per shard."""
+
+
+class Groups(Protocol):
+    """A file of rows that are read some at once."""
+
+    @property
+    def file(self) -> RangeFile: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
+
+    @property
+    def starts(self) -> np.ndarray:
+        """[num_groups + 1] first row of each group."""
+        ...
+
+    @property
+    def flaws(self) -> Sequence[Flaw]:
+        """What of the file cannot be read."""
+        ...
+
+    def nbytes(self, group: int, columns: Sequence[str]) -> int:
+        """How much memory reading these columns will take at least; 0 where media stay in the file."""
+        ...
+
+    def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
+        """These columns of a group. Raises pa.ArrowException, OSError, or DatasetError where it takes more memory."""
+        ...
+
+    def offset_in_file(self, address: int) -> int | None:
+        """Where in the file the bytes at an address of memory are to be read; None where they are in memory."""
+        ...
+
+
+class TableShard:
+    """One table as a shard. Thread-safe."""
+
+    def __init__(self, groups: Groups, folders: MediaFolders, options: ColumnOptions, caches: Caches) -> None:
+        self._groups = groups
+        self._folders = folders
+        self._caches = caches
+        self._columns = split_columns(groups.schema, options, groups.file.path)
+        self._lock = threading.Lock()
+        self._check_groups()
+
+    @property
+    def num_samples(self) -> int:
+        """Rows of the table."""
+        return int(self._groups.starts[-1])
+
+    @property
+    def flaws(self) -> Sequence[Flaw]:
+        """What of the file cannot be read."""
+        return self._groups.flaws
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all columns that are read, sorted."""
+        return tuple(sorted(self._columns.media + self._columns.fields))
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers; each group is read once, however they are ordered."""
+        self._groups.file.check_unchanged()
+        by_group: dict[int, list[int]] = defaultdict(list)
+        for number in numbers:
+            by_group[self._group_of(number)].append(number)
+        rows: dict[int, Row] = {}
+        for group, members in by_group.items():
+            rows |= self._rows_of_group(group, members)
+        return [rows[number] for number in numbers]
+
+    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+        """The place of the medium at a row's part; the row is read for that unless it was lately."""
+        if not 0 <= offset < self.num_samples:
+            return None
+        cells = self._caches.rows.get((self._groups.file, offset))
+        if cells is None:
+            self.rows([offset])
+            cells = self._caches.rows.get((self._groups.file, offset)) or ()
+        for cell in cells:
+            if (cell.part, cell.nbytes) == (part, nbytes) and not cell.reason:
+                return self._place(offset, cell)
+        return None
+
+    def read_cell(self, row: int, part: str) -> bytes:
+        """The bytes of one medium. Raises DatasetError."""
+        key = (self._groups.file, row, part)
+        data = self._caches.cells.get(key)
+        if data is None:
+            self._groups.file.check_unchanged()
+            group = self._group_of(row)
+            start = int(self._groups.starts[group])
+            column = part.rpartition("/")[0]
+            try:
+                table = self._read(group, self._columns.media)
+                found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
+                data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
+            except (pa.ArrowException, OSError, ValueError) as error:
+                raise DatasetError(f"{self._groups.file.path}: row group {group} cannot be read: {error}") from error
+        if data is None:
+            raise DatasetError(f"{self._groups.file.path} has no bytes at row {row}, {part}; ingest the dataset again")
+        return data
+
+    def _group_of(self, row: int) -> int:
+        return int(np.searchsorted(self._groups.starts, row, side="right")) - 1
+
+    def _place(self, row: int, cell: Cell) -> Place:
+        key = f"{row_key(row)} {cell.part}"
+        if cell.file is not None:
+            return Place(cell.file, cell.offset, cell.nbytes, key, cell.formats)
+        return Place(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
+
+    def _rows_of_group(self, group: int, numbers: Sequence[int]) -> dict[int, Row]:
+        start = int(self._groups.starts[group])
+        try:
+            fields = self._read(group, self._columns.fields) if self._columns.fields else None
+            known = {number: self._caches.rows.get((self._groups.file, number)) for number in numbers}
+            has_paths = any(cell.is_path for cells in known.values() for cell in cells or ())
+            is_needed = self._columns.media and (has_paths or None in known.values())
+            media = self._read(group, self._columns.media) if is_needed else None
+            return {
+                number: self._row(number, _cells_at(fields, number - start), media, number - start, known[number])
+                for number in numbers
+            }
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also text that is not UTF-8
+            reason = f"row group {group} cannot be read: {error}"
+            return {
+                number: Row(row_key(number), {}, (), (Flaw(number, row_key(number), reason),)) for number in numbers
+            }
+
+    def _row(
+        self, number: int, values: Mapping[str, Any], media: pa.Table | None, at: int, known: tuple[Cell, ...] | None
+    ) -> Row:
+        key = row_key(number)
+        if known is None or any(cell.is_path for cell in known):
+            found: list[Found] = []
+            if media is not None:
+                for name in self._columns.media:
+                    is_optional = name in self._columns.optional
+                    found += media_of(name, cell_of(media.column(name), at), is_optional=is_optional)
+            for name in CHAT_NAMES:
+                found += media_of_chat(name, values.get(name))
+            known = self._name(number, found)
+        served, flaws = media_and_flaws(number, key, known)
+        fields, reason = checked_fields(values)
+        return Row(key, fields, served, (*flaws, Flaw(number, key, reason)) if reason else flaws)
+
+    def _name(self, number: int, found: Sequence[Found]) -> tuple[Cell, ...]:
+        cells = tuple(self._name_one(number, item) for item in found)
+        self._caches.rows.put((self._groups.file, number), cells)
+        return cells
+
+    def _name_one(self, number: int, found: Found) -> Cell:
+        at = self._groups.offset_in_file(pa.py_buffer(found.data).address) if found.data else None
+        if at is not None:
+            nbytes = len(found.data or b"")
+            if nbytes <= MAX_MEDIUM_BYTES:
+                found = replace(found, data=self._groups.file.read(at, nbytes))
+            if len(found.data or b"") != nbytes:
+                raise DatasetError(f"{self._groups.file.path} was cut while it was read")
+            return replace(name_cell(found, self._folders, self._caches), file=self._groups.file, offset=at)
+        cell = name_cell(found, self._folders, self._caches)
+        if found.data is None or cell.reason:
+            return cell
+        self._caches.cells.put((self._groups.file, number, found.part), bytes(found.data), cell.nbytes)
+        return cell
+
+    def _read(self, group: int, columns: tuple[str, ...]) -> pa.Table:
+        key = (self._groups.file, group, columns)
+        with self._lock:
+            table = self._caches.groups.get(key)
+            if table is None:
+                table = self._groups.read(group, columns, MAX_GROUP_BYTES)
+                if self._groups.nbytes(group, columns):
+                    self._caches.groups.put(key, table, table.nbytes)
+            return table
+
+    def _check_groups(self) -> None:
+        names = self._columns.media + self._columns.fields
+        for group in range(len(self._groups.starts) - 1):
+            nbytes = self._groups.nbytes(group, names)
+            if nbytes > MAX_GROUP_BYTES:
+                raise DatasetError(
+                    f"{self._groups.file.path}: row group {group} has {nbytes} bytes; wanted at most "
+                    f"{MAX_GROUP_BYTES}, since a group is read as a whole: write the file with fewer rows per group "
+                    "(row_group_size=100)"
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _CellSource:
+    """One cell as a source of bytes; it is read by the node, not by workers."""
+
+    shard: TableShard
+    path: str
+    row: int
+    part: str
+
+    @property
+    def is_local(self) -> bool:
+        """Workers cannot read a table."""
+        return False
+
+    @property
+    def no_links(self) -> bool:
+        """The owner named the table."""
+        return False
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """A range of the cell."""
+        return self.shard.read_cell(self.row, self.part)[offset : offset + nbytes]
+
+
+def row_key(row: int) -> str:
+    """How people find a row."""
+    return f"row {row}"
+
+
+def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Fields as JSON has them, or why they cannot be served."""
+    try:
+        fields = json_safe(values)
+    except TypeError as error:
+        return {}, str(error)
+    num_chars = _num_chars(fields)
+    if num_chars > MAX_FIELDS_BYTES:
+        return {}, f"fields of {num_chars} characters; wanted at most {MAX_FIELDS_BYTES}"
+    return fields, ""
+
+
+def _num_chars(value: Any) -> int:
+    """About how long the value is as JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _num_chars(item) for key, item in value.items())
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 8
+
+
+def _cells_at(table: pa.Table | None, at: int) -> dict[str, Any]:
+    return {} if table is None else {name: table.column(name)[at].as_py() for name in table.column_names}

@@ -1,0 +1,97 @@
+"""WebDataset tars as shards: members that share a key are a row, its `.json` member holds the fields."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from dataplane.core.digests import SOURCE_HEX, content_digest
+from dataplane.datasets.formats.shard import (
+    MAX_FIELDS_BYTES,
+    MAX_MEDIUM_BYTES,
+    Flaw,
+    Medium,
+    Place,
+    Row,
+)
+from dataplane.datasets.range_files import RangeFile
+from dataplane.datasets.tar_index import TarMember, index_tar
+from dataplane.media.kinds import MEDIA_FORMATS, kind_of
+
+DIGEST_BYTES = SOURCE_HEX // 2
+
+
+class TarShard:
+    """One tar as a shard. Thread-safe. Raises DatasetError if it is no uncompressed tar."""
+
+    columns = None
+
+    def __init__(self, file: RangeFile) -> None:
+        self._file = file
+        self._index = index_tar(file, _refuse)
+        self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero: not known yet
+        self.flaws: Sequence[Flaw] = self._index.flaws
+
+    @property
+    def num_samples(self) -> int:
+        """Groups of members that share a key."""
+        return self._index.num_samples
+
+    def rows(self, numbers: Sequence[int]) -> list[Row]:
+        """The rows with these numbers."""
+        self._file.check_unchanged()
+        return [self._row(number) for number in numbers]
+
+    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+        """The place of the medium whose bytes begin at `offset`."""
+        member = self._index.find(offset)
+        formats = formats_of(member) if member else None
+        if member is None or formats is None or part or member.nbytes != nbytes:
+            return None
+        return Place(self._file, offset, nbytes, member.key, formats)
+
+    def _row(self, number: int) -> Row:
+        members = self._index.sample(number)
+        fields: Mapping[str, Any] = {}
+        media, flaws = [], []
+        for at, member in members:
+            formats = formats_of(member)
+            if formats is not None:
+                media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member), kind_of(formats)))
+            elif member.extension == "json":
+                fields, reason = _read_fields(self._file, member)
+                if reason:
+                    flaws.append(Flaw(member.offset, member.key, reason))
+        return Row(members[0][1].key, fields, tuple(media), tuple(flaws))
+
+    def _digest(self, at: int, member: TarMember) -> str:
+        known = self._digests[at].tobytes()
+        if any(known):
+            return known.hex()
+        digest = content_digest(self._file.read(member.offset, member.nbytes))
+        self._digests[at] = np.frombuffer(bytes.fromhex(digest), np.uint8)
+        return digest
+
+
+def formats_of(member: TarMember) -> tuple[str, ...] | None:
+    """What a media member may hold; None for members that are no media."""
+    return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
+
+
+def _refuse(member: TarMember) -> str:
+    if member.nbytes <= MAX_MEDIUM_BYTES or formats_of(member) is None:
+        return ""
+    return f"{member.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}"
+
+
+def _read_fields(file: RangeFile, member: TarMember) -> tuple[Mapping[str, Any], str | None]:
+    if member.nbytes > MAX_FIELDS_BYTES:
+        return {}, f"{member.path} has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of JSON"
+    try:
+        fields = json.loads(file.read(member.offset, member.nbytes))
+    except (ValueError, RecursionError) as error:
+        return {}, f"{member.path} is not JSON: {error}"
+    if not isinstance(fields, dict):
+        return {}, f"{member.path} holds a JSON {type(fields).__name__}; wanted an object"
+    return fields, None

@@ -1,0 +1,184 @@
+"""Reading a few bytes out of big files, local or remote (any fsspec URL), without ever holding the file."""
+
+import errno
+import glob
+import io
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from stat import S_ISREG
+from typing import Any
+
+import fsspec
+
+from dataplane.core.errors import DatasetError
+
+READ_AHEAD_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class RangeFile:
+    """A file that is read by byte range. `path` belongs to `filesystem`; None means a local file."""
+
+    path: str
+    nbytes: int
+    version: str = ""
+    """Changes when the file does: its modification time, or what the remote store calls its version."""
+    filesystem: Any = None
+    no_links: bool = False
+    """Whether `path` led to the file without links when it was checked, and must do so whenever it is read."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether a worker process can open the path by itself."""
+        return self.filesystem is None
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """The bytes in [offset, offset + nbytes); fewer at the end of the file. Raises DatasetError."""
+        end = min(offset + nbytes, self.nbytes)
+        if end <= offset:
+            return b""
+        try:
+            if self.filesystem is None:
+                return read_local(self.path, offset, end - offset, no_links=self.no_links)
+            return bytes(self.filesystem.cat_file(self.path, start=offset, end=end))
+        except OSError as error:
+            raise DatasetError(f"cannot read {self.path} at {offset}: {error}; check that it is there") from error
+
+    def check_unchanged(self) -> None:
+        """Raise DatasetError if a local file is no longer the one that was indexed; digests catch remote ones."""
+        if self.filesystem is not None:
+            return
+        try:
+            stat = Path(self.path).stat()
+        except OSError as error:
+            raise DatasetError(f"cannot read {self.path}: {error}; it was there when it was ingested") from error
+        if stat.st_size != self.nbytes or self.version not in ("", str(stat.st_mtime_ns)):
+            raise DatasetError(
+                f"{self.path} changed since it was ingested ({self.nbytes} bytes then, {stat.st_size} now); ingest the "
+                "dataset again"
+            )
+
+
+class RangeStream(io.RawIOBase):
+    """A RangeFile as a seekable stream, for libraries that want one."""
+
+    def __init__(self, file: RangeFile) -> None:
+        super().__init__()
+        self._file = file
+        self._at = 0
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def seekable(self) -> bool:
+        """It is."""
+        return True
+
+    def tell(self) -> int:
+        """The current place."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Move; returns the new place."""
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.nbytes}[whence]
+        self._at = max(0, start + offset)
+        return self._at
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Up to `size` bytes from the current place."""
+        data = self._file.read(self._at, self._file.nbytes - self._at if size is None or size < 0 else size)
+        self._at += len(data)
+        return data
+
+
+class BufferedRanges:
+    """Sequential small reads over a RangeFile, so that a shard of small members costs few requests."""
+
+    def __init__(self, file: RangeFile) -> None:
+        self._file = file
+        self._start = 0
+        self._buffer = b""
+
+    def read(self, offset: int, nbytes: int) -> bytes:
+        """As RangeFile.read, out of the last block where that holds the range."""
+        if not (self._start <= offset and offset + nbytes <= self._start + len(self._buffer)):
+            self._start, self._buffer = offset, self._file.read(offset, max(nbytes, READ_AHEAD_BYTES))
+        at = offset - self._start
+        return self._buffer[at : at + nbytes]
+
+
+def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
+    """`pread` of a local file; fewer bytes at its end. OSError as `open_local`."""
+    fd = open_local(path, no_links=no_links)
+    try:
+        parts, done = [], 0
+        while done < nbytes:
+            part = os.pread(fd, nbytes - done, offset + done)
+            if not part:
+                break
+            parts.append(part)
+            done += len(part)
+        return b"".join(parts)
+    finally:
+        os.close(fd)
+
+
+def open_local(path: str, *, no_links: bool = False) -> int:
+    """A descriptor of a regular file; OSError for all else, and where links lead elsewhere though none may."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # a pipe keeps nobody waiting
+    try:
+        if not S_ISREG(os.fstat(fd).st_mode):
+            raise OSError(errno.EINVAL, "no regular file", path)
+        if no_links and path_of(fd) != path:
+            raise OSError(errno.ELOOP, f"a link leads to {path_of(fd)} by now; none may", path)
+    except OSError:
+        os.close(fd)
+        raise
+    return fd
+
+
+def path_of(fd: int) -> str:
+    """Where the file of a descriptor lies, whatever path it was opened by."""
+    return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
+
+
+def find_files(pattern: str) -> list[RangeFile]:
+    """Every file that a local glob or a `protocol://` glob matches, in name order. Raises DatasetError."""
+    try:
+        return _find_remote(pattern) if "://" in pattern else _find_local(pattern)
+    except (OSError, ValueError, ImportError) as error:
+        raise DatasetError(f"cannot look for {pattern!r}: {error}; check the path and that it is readable") from error
+
+
+def _find_local(pattern: str) -> list[RangeFile]:
+    paths = sorted(glob.glob(str(Path(pattern).expanduser()), recursive=True))
+    files = []
+    for path in filter(os.path.isfile, paths):
+        if not os.access(path, os.R_OK):
+            raise DatasetError(f"{path} is not readable by this user; change its permissions or the pattern")
+        stat = Path(path).stat()
+        files.append(RangeFile(str(Path(path).absolute()), stat.st_size, str(stat.st_mtime_ns)))
+    return files
+
+
+def _find_remote(pattern: str) -> list[RangeFile]:
+    filesystem, path = fsspec.core.url_to_fs(pattern)
+    if "file" in (filesystem.protocol if isinstance(filesystem.protocol, tuple) else (filesystem.protocol,)):
+        return _find_local(path)
+    if glob.has_magic(path):
+        matches = filesystem.glob(path, detail=True)
+    else:
+        matches = {path: filesystem.info(path)} if filesystem.exists(path) else {}
+    return [
+        RangeFile(name, int(info["size"]), file_version(info), filesystem)
+        for name, info in sorted(matches.items())
+        if info.get("type") == "file"
+    ]
+
+
+def file_version(info: Mapping[str, Any]) -> str:
+    """What tells one content of a remote file from the next, as far as the store says."""
+    return str(next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""))

@@ -1,0 +1,101 @@
+"""The node's pool of worker processes: media are decoded there, never in the threads that serve Flight.
+
+One thread of the node owns one worker process. A worker that dies is replaced; the medium that did it twice, or that
+takes longer than the limit, is bad media, not an outage.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from dataplane.core.errors import NodeTimeoutError
+from dataplane.derive.priority_queue import JobQueue
+from dataplane.derive.worker_handle import Job, PoolProcess, Result, WorkerDiedError, WorkerOverdueError
+from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
+from dataplane.storage.entries import Slab
+
+Allocate = Callable[[int], Slab]
+"""A place for so many bytes; waits for it as its maker sees fit, then raises OutOfSpaceError."""
+MAX_ATTEMPTS = 2
+
+log = logging.getLogger(__name__)
+
+
+class Pool:
+    """`num_workers` processes; `submit` returns a future."""
+
+    def __init__(
+        self,
+        num_workers: int,
+        segment: Path,
+        abort: Callable[[Slab], None],
+        limits: MediaLimits = DEFAULT_LIMITS,
+    ) -> None:
+        self.num_workers = num_workers
+        self._segment = segment
+        self._abort = abort
+        self._limits = limits
+        self._local = threading.local()
+        self._workers: list[PoolProcess] = []
+        self._lock = threading.Lock()
+        self._is_closed = False
+        self._queue = JobQueue(num_workers)
+
+    @property
+    def queue(self) -> JobQueue:
+        """What the pool's threads do next."""
+        return self._queue
+
+    def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Any]":
+        """Run `task(*args)` in a pool thread, from where it may call `run`."""
+        return self._queue.submit(lambda: task(*args))
+
+    def run(self, job: Job, allocate: Allocate) -> Result:
+        """Run a job in this thread's worker. Waits for: the worker, `allocate`. Call it from a pool thread only."""
+        for attempt in range(1, MAX_ATTEMPTS + 1):
+            try:
+                return self._worker().run(job, allocate, self._abort)
+            except WorkerOverdueError as error:
+                self._discard_worker()
+                return error.result
+            except WorkerDiedError as error:
+                log.warning("pool worker lost on %s (attempt %d): %s", job.label, attempt, error)
+                died = error
+                self._discard_worker()
+        return Result(bad=f"killed the decoder twice: {died}", is_lasting=died.is_crash)
+
+    def close(self) -> None:
+        """End the workers; jobs in flight are lost."""
+        with self._lock:
+            self._is_closed = True
+            workers = list(self._workers)
+        self._queue.close()
+        for worker in workers:
+            worker.close()
+
+    def pids(self) -> list[int]:
+        """Process ids of the workers that run now."""
+        with self._lock:
+            return [worker.pid for worker in self._workers]
+
+    def _worker(self) -> PoolProcess:
+        worker: PoolProcess | None = self._local.__dict__.get("worker")
+        if worker is None:
+            worker = PoolProcess(self._segment, self._limits)
+            with self._lock:
+                if self._is_closed:
+                    worker.close()
+                    raise NodeTimeoutError("the node is stopping; ask another one")
+                self._workers.append(worker)
+            self._local.worker = worker
+        return worker
+
+    def _discard_worker(self) -> None:
+        worker: PoolProcess = self._local.worker
+        del self._local.worker
+        worker.close()
+        with self._lock:
+            self._workers.remove(worker)

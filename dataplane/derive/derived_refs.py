@@ -1,0 +1,50 @@
+"""Refs of derived objects, built from their lineage, and the check that a ref from a client agrees with its lineage."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from dataplane.core.digests import derived_name, source_name
+from dataplane.core.errors import BadRequestError
+from dataplane.core.lineage import gone, source_ref
+from dataplane.core.refs import Ref
+from dataplane.media.recipes import parse_recipe
+
+
+def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
+    """The name of what will be made; its shape is not known yet. A derived ref stands for its source."""
+    lineage = source.lineage
+    if source.kind == "plain" or lineage is None:
+        raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on refs of media")
+    if source.kind == "derived":
+        source = source_ref(lineage, source.node)
+    if source.name != source_name(lineage.source):
+        raise BadRequestError(
+            f"{source.name} does not match its lineage (source {lineage.source}); refs are not edited"
+        )
+    return Ref(
+        name=derived_name(lineage.source, recipe),
+        kind="derived",
+        dtype="uint8",
+        shape=(0,),
+        nbytes=0,
+        node=node_id,
+        lineage=replace(lineage, recipe=dict(recipe)),
+    )
+
+
+def checked_ref(ref: Ref, node_id: str) -> Ref:
+    """What a ref that somebody sent stands for, built anew from its lineage, from which its name must follow.
+
+    Of the rest only the checksum is kept: what its bearer claims the bytes are.
+    """
+    lineage = ref.lineage
+    if ref.kind == "plain" or lineage is None:
+        raise gone(ref.name, node_id)
+    rebuilt = source_ref(lineage, node_id)
+    if lineage.recipe is not None:
+        rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).model_dump(), node_id)
+    if (ref.name, ref.kind) != (rebuilt.name, rebuilt.kind):
+        raise BadRequestError(f"{ref.name} does not match its lineage, which makes {rebuilt.name}; refs are not edited")
+    checksum = ref.meta.get("checksum") if ref.kind == "derived" else None
+    return rebuilt if checksum is None else replace(rebuilt, meta={"checksum": checksum})

@@ -1,0 +1,215 @@
+"""Making objects: derived ones out of sources, sources out of their shards; each once, however many ask.
+
+What another node calls its own is asked of that node first (`remote_objects.py`).
+
+Single flight: callers that want the same object while it is being made wait for the one that makes it. Left out: how
+one object is made, which is `maker.py`'s.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from functools import partial
+from typing import Any
+
+from dataplane.cluster.fetcher import PeerFetcher
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.errors import (
+    BadMediaError,
+    DataPlaneError,
+    NodeTimeoutError,
+    OutOfSpaceError,
+    PeerError,
+)
+from dataplane.core.refs import BadMedia, Ref
+from dataplane.datasets.catalog import Datasets
+from dataplane.derive.decode_pool import Allocate, Pool
+from dataplane.derive.derived_refs import derived_ref
+from dataplane.derive.fetch_or_make import RemoteObjects
+from dataplane.derive.materializer import Maker, QuarantinedError
+from dataplane.derive.prefetch import WINDOW, Prefetched
+from dataplane.derive.quarantine import Wanted
+from dataplane.media.recipes import parse_recipe
+from dataplane.storage.store import Store
+
+FETCH_AGAIN_S = 1.0
+"""In less time than this nothing comes of fetching again where somebody else's try failed."""
+
+
+class Deriver:
+    """Makes objects resident in a store. Thread-safe."""
+
+    def __init__(
+        self, store: Store, datasets: Datasets, pool: Pool, node_id: str, peers: Peers, fetcher: PeerFetcher
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._remote = RemoteObjects(store, datasets, peers, fetcher, lambda ref, until: self._start(ref, until)[0])
+        self._maker = Maker(store, datasets, pool, node_id, self._remote, self.make_resident)
+        self._prefetched = Prefetched(store)
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, Future[Ref]] = {}
+
+    def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> list[Ref | BadMedia]:
+        """What `recipe` makes of each source, made now where it is not resident; BadMedia in the place of the rest.
+
+        Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
+        """
+        checked = parse_recipe(recipe).model_dump()
+        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
+        made = self._make_all(wanted, deadline)
+        return [self._maker.as_asked(made[self._maker.key(ref)], ref) for ref in wanted]
+
+    def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
+        """Fetch or make again what is not here. Raises what makes it impossible.
+
+        `is_local`: another node asks, which knows itself whom else to ask; no request may go round in circles.
+        """
+        wanted = [self._remote.checked(ref, is_local=is_local) for ref in refs]
+        for made in self._make_all(wanted, deadline).values():
+            if isinstance(made, BadMedia):
+                raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
+
+    def start(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
+        """Begin to make objects side by side, without waiting; `make_resident` collects what comes of it."""
+        wanted = []
+        for ref in refs:
+            try:
+                checked = self._remote.checked(ref, is_local=is_local)
+            except DataPlaneError:
+                continue  # `make_resident` says what is wrong with it
+            if self._maker.key(checked) not in self._maker.quarantine:
+                wanted.append(checked)
+        self._start_all(wanted, deadline)
+
+    def drop_stale(self, refs: Sequence[Ref]) -> None:
+        """Let go of copies of other nodes' objects where a ref says that its home wrote another since."""
+        self._remote.drop_stale(refs)
+
+    def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
+        """Begin to make what `recipe` makes of each source, behind all that somebody waits for; waits for nothing.
+
+        Returns how many refs, from the first on, are made, in the making, bad, or queued now: the rest does not fit the
+        window. Objects that find no room beside those that were prefetched and not used yet are called off, and what
+        another node calls its own is left to that node.
+        """
+        checked = parse_recipe(recipe).model_dump()
+        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
+        return next((at for at, ref in enumerate(wanted) if not self._begin_ahead(ref)), len(wanted))
+
+    def quarantine(self) -> list[BadMedia]:
+        """Every medium that could not be made into what was asked."""
+        return self._maker.quarantine.all()
+
+    def stat(self) -> dict[str, int]:
+        """Counts of what was made."""
+        return {**self._maker.stat(), **self._remote.stat(), **self._prefetched.stat()}
+
+    def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
+        made: dict[Wanted, Ref | BadMedia] = {}
+        missing: dict[Wanted, Ref] = {}
+        for ref in refs:
+            key = self._maker.key(ref)
+            if key in made or key in missing:
+                continue
+            entry = self._store.find(ref.name)
+            bad = self._maker.quarantine.get(key)
+            if bad is not None:
+                made[key] = bad
+            elif entry is not None:
+                self._prefetched.use(ref.name)
+                made[key] = self._maker.as_labelled(entry.ref, ref, key)
+            else:
+                missing[key] = ref
+        started = self._start_all(list(missing.values()), deadline)
+        waiting = {key: (ref, *begun) for (key, ref), begun in zip(missing.items(), started, strict=True)}
+        for num_done, (key, (ref, future, is_own)) in enumerate(waiting.items()):
+            try:
+                made[key] = self._wait(ref, key, future, is_own, deadline)
+            except _OverdueError as error:
+                num_done += sum(other.done() for _, other, _ in list(waiting.values())[num_done:])
+                raise NodeTimeoutError(
+                    f"made {num_done} of {len(waiting)} objects before the deadline, waiting for {ref.name}; ask for "
+                    "fewer at once, raise timeout_s, or start the node with more --workers"
+                ) from error
+        return made
+
+    def _wait(self, ref: Ref, key: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
+        """What becomes of an object. Where somebody else's try failed, on their deadline or their ref, try again."""
+        while True:
+            try:
+                made = future.result(timeout=max(0.0, deadline - time.monotonic()))
+                self._prefetched.use(made.name)
+                return self._maker.as_labelled(made, ref, key)
+            except QuarantinedError:
+                key = self._maker.key(ref)  # anew: the dataset may have been ingested again
+                bad = self._maker.quarantine.get(key)
+                if bad is not None:
+                    return bad
+            except FutureTimeoutError as error:  # also what the task itself may have raised
+                if not future.done():
+                    raise _OverdueError from error
+                if is_own or time.monotonic() >= deadline:
+                    raise
+            except DataPlaneError as error:
+                needed_s = FETCH_AGAIN_S if isinstance(error, PeerError) else 0.0
+                if is_own or time.monotonic() + needed_s >= deadline:
+                    raise
+            future, is_own = self._start_all([ref], deadline)[0]
+
+    def _start_all(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
+        """As `_start`, of many: what another node calls its own is asked of that node, in one go."""
+        remote = [ref for ref in refs if self._remote.can_fetch(ref)]
+        fetched = dict(zip(map(id, remote), self._remote.start(remote, deadline), strict=True))
+        return [fetched[id(ref)] if id(ref) in fetched else self._start(ref, deadline) for ref in refs]
+
+    def _start(self, ref: Ref, deadline: float) -> "tuple[Future[Ref], bool]":
+        """The future of an object, and whether it was started for this caller: it is not if somebody else makes it."""
+        with self._lock:
+            future = self._in_flight.get(ref.name)
+            if future is not None:
+                self._pool.queue.promote(future)
+                return future, False
+            future = self._pool.submit(self._run, ref, partial(self._store.allocate, deadline=deadline))
+            self._in_flight[ref.name] = future
+            return future, True
+
+    def _begin_ahead(self, ref: Ref) -> bool:
+        """Queue an object that nobody waits for yet; False if the window is full."""
+        is_there = self._maker.key(ref) in self._maker.quarantine or self._store.find(ref.name) is not None
+        is_there = is_there or self._remote.can_fetch(ref)
+        with self._lock:
+            if is_there or ref.name in self._in_flight:
+                return True
+            if self._pool.queue.num_ahead >= WINDOW:
+                return False
+            self._in_flight[ref.name] = self._pool.queue.submit(partial(self._run_ahead, ref), is_urgent=False)
+            return True
+
+    def _run_ahead(self, ref: Ref) -> Ref:
+        self._prefetched.begin(ref.name)
+        made = None
+        try:
+            made = self._run(ref, self._prefetched.allocate)
+            return made
+        except OutOfSpaceError:
+            with self._lock:
+                called_off = self._pool.queue.call_off()
+                self._in_flight = {name: future for name, future in self._in_flight.items() if future not in called_off}
+            self._prefetched.note_refusal()
+            raise
+        finally:
+            self._prefetched.end(ref.name, made.nbytes if made else None)
+
+    def _run(self, ref: Ref, allocate: Allocate) -> Ref:
+        try:
+            return self._maker.make(ref, allocate)
+        finally:
+            with self._lock:
+                self._in_flight.pop(ref.name, None)
+
+
+class _OverdueError(Exception):
+    """The caller's deadline passed while the object was being made."""

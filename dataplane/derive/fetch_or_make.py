@@ -1,0 +1,153 @@
+"""Objects that another node calls its own: asked of that node first, then made here where that is possible.
+
+Single flight: callers that want the same object while it is being fetched wait for one fetch.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
+
+from dataplane.cluster.fetcher import PeerFetcher
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.errors import DataPlaneError, DatasetError, NodeTimeoutError
+from dataplane.core.lineage import gone
+from dataplane.core.refs import Ref
+from dataplane.datasets.catalog import Datasets
+from dataplane.derive.derived_refs import checked_ref
+from dataplane.storage.store import Store
+
+_CONFIRM_S = 5.0
+
+Make = Callable[[Ref, float], "Future[Ref]"]
+"""Begins to make an object here, until a deadline."""
+
+log = logging.getLogger(__name__)
+
+
+class RemoteObjects:
+    """What a node fetches for its readers. Thread-safe."""
+
+    def __init__(self, store: Store, datasets: Datasets, peers: Peers, fetcher: PeerFetcher, make: Make) -> None:
+        self._store = store
+        self._datasets = datasets
+        self._peers = peers
+        self._fetcher = fetcher
+        self._make = make
+        self._lock = threading.Lock()
+        self._in_flight: dict[str, Future[Ref]] = {}
+
+    def checked(self, ref: Ref, *, is_local: bool) -> Ref:
+        """What a ref that somebody sent stands for; its node is its home, or this one where no other may be asked.
+
+        Raises MissingObjectError for a plain object that can be had nowhere.
+        """
+        home = self._peers.node_id if is_local else ref.node
+        if ref.kind != "plain" and ref.lineage is not None:
+            checked = checked_ref(ref, home)
+            return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked  # to know how to fetch it
+        if home == self._peers.node_id:
+            raise gone(ref.name, home)
+        if not self.can_fetch(ref):
+            raise self._peers.unknown(ref.name, home)
+        return ref
+
+    def can_fetch(self, ref: Ref) -> bool:
+        """Whether the ref's home is another node whose address is known."""
+        return self._fetcher.can_fetch(ref)
+
+    def check_home(self, ref: Ref) -> None:
+        """Raise for an object that only its home could give, if its home is another node that is not known."""
+        if ref.node != self._peers.node_id and not self.can_fetch(ref):
+            raise self._peers.unknown(ref.name, ref.node)
+
+    def drop_stale(self, refs: Sequence[Ref]) -> None:
+        """Let go of copies of other nodes' objects where a ref says, and their home confirms, that it wrote others.
+
+        Waits for: those homes, a few seconds; a copy stays while its home does not answer.
+        """
+        until = time.monotonic() + _CONFIRM_S
+        for ref in refs:
+            if ref.generation and ref.node != self._peers.node_id:
+                entry = self._store.find(ref.name)
+                if entry is None or entry.ref.node != ref.node or entry.ref.generation == ref.generation:
+                    continue
+                if self._fetcher.is_at_home(ref, until) and self._store.find(ref.name) is entry:
+                    self._store.release([ref.name])
+
+    def start(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
+        """Futures of objects of which `can_fetch` holds, and whether they were started for this caller."""
+        started: list[tuple[Future[Ref], bool]] = []
+        fetched: list[tuple[Ref, Future[Ref]]] = []
+        for ref in refs:
+            with self._lock:
+                future = self._in_flight.get(ref.name)
+                is_own = future is None
+                if future is None:
+                    future = self._in_flight[ref.name] = Future()
+                    fetched.append((ref, future))
+            started.append((future, is_own))
+        self._fetch(fetched, deadline)
+        return started
+
+    def stat(self) -> dict[str, int]:
+        """Counts of what was fetched."""
+        return self._fetcher.stat()
+
+    def _fetch(self, items: "Sequence[tuple[Ref, Future[Ref]]]", deadline: float) -> None:
+        """Fetch objects in one go for each home; then whatever comes of it reaches the futures."""
+        groups: dict[bool, list[tuple[Ref, Future[Ref]]]] = {False: [], True: []}
+        for ref, future in items:
+            entry = self._store.find(ref.name)  # anew: it may have come just before it was in flight again
+            if entry is not None:
+                self._land(ref, future, entry.ref)
+            else:
+                groups[self._is_makeable(ref)].append((ref, future))
+        for is_makeable, group in groups.items():
+            waiting = {ref.name: future for ref, future in group}
+            land = partial(self._after_fetch, waiting, deadline, is_makeable)
+            self._fetcher.start([ref for ref, _ in group], deadline, land, is_makeable=is_makeable)
+
+    def _is_makeable(self, ref: Ref) -> bool:
+        """Whether this node can make an object itself: a derived one also of a source that it fetches."""
+        if ref.kind != "source" or ref.lineage is None or not ref.lineage.dataset:
+            return ref.kind == "derived"
+        try:
+            self._datasets.locate(ref.lineage)
+        except DatasetError:
+            return False
+        return True
+
+    def _after_fetch(
+        self,
+        waiting: "Mapping[str, Future[Ref]]",
+        deadline: float,
+        is_makeable: bool,
+        ref: Ref,
+        result: Ref | DataPlaneError,
+    ) -> None:
+        """In a fetch thread: pass on what came, or have it made here."""
+        future = waiting[ref.name]
+        if is_makeable and isinstance(result, DataPlaneError):
+            log.info("%s is made here: %s", ref.name, result)
+            self._make(ref, deadline).add_done_callback(partial(self._after_making, ref, future))
+        else:
+            self._land(ref, future, result)
+
+    def _after_making(self, ref: Ref, future: "Future[Ref]", made: "Future[Ref]") -> None:
+        if made.cancelled():
+            self._land(ref, future, NodeTimeoutError("the node is stopping; ask another one"))
+        else:
+            self._land(ref, future, made.exception() or made.result())
+
+    def _land(self, ref: Ref, future: "Future[Ref]", result: Ref | BaseException) -> None:
+        """The end of a fetch: whoever asks after this starts anew."""
+        with self._lock:
+            self._in_flight.pop(ref.name, None)
+        if isinstance(result, Ref):
+            future.set_result(result)
+        else:
+            future.set_exception(result)

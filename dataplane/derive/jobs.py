@@ -1,0 +1,35 @@
+"""The jobs of decode workers, made from the lineage of what is wanted."""
+
+from dataclasses import replace
+
+from dataplane.core.refs import Lineage
+from dataplane.datasets.formats.shard import Place
+from dataplane.derive.worker_handle import Job
+
+
+def file_job(lineage: Lineage, place: Place) -> Job:
+    """The job of a worker that reads its source from a local shard."""
+    label = f"{lineage.shard} {place.key}"
+    job = source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
+    return replace(job, no_links=place.file.no_links)
+
+
+def source_job(
+    lineage: Lineage,
+    label: str,
+    path: str | None,
+    offset: int,
+    nbytes: int,
+    formats: tuple[str, ...],
+) -> Job:
+    """The job of a worker that reads its source from a file, or from the arena where `path` is None."""
+    assert lineage.recipe is not None
+    return Job(
+        label=label,
+        path=path,
+        offset=offset,
+        nbytes=nbytes,
+        digest=lineage.source,
+        formats=formats,
+        recipe=lineage.recipe,
+    )

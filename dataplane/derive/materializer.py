@@ -1,0 +1,227 @@
+"""Making one object, in a thread of the pool: a derived one out of its source, a source out of its shard.
+
+What a kernel made is remembered by checksum, so that making it again after eviction is counted apart and must give the
+same bytes. Left out: who asks, how many, and until when, which is `derive`'s.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from dataplane.core.digests import content_digest, source_name
+from dataplane.core.errors import ChecksumError, DatasetError, MissingObjectError
+from dataplane.core.lineage import check_claim, source_ref
+from dataplane.core.lru_cache import Lru
+from dataplane.core.refs import BadMedia, Lineage, Ref
+from dataplane.datasets.catalog import Datasets, Place
+from dataplane.derive.decode_pool import Allocate, Pool
+from dataplane.derive.fetch_or_make import RemoteObjects
+from dataplane.derive.jobs import file_job, source_job
+from dataplane.derive.quarantine import Quarantine, Wanted
+from dataplane.derive.worker_handle import Result
+from dataplane.storage.store import INTERNAL_SESSION, Store
+
+MAX_REMEMBERED = 500_000
+"""Results whose checksums are kept, least recently made or asked for first to go: about 1 kB each."""
+SOURCE_TIMEOUT_S = 60.0
+"""How long a pool thread waits for a source that another node has."""
+
+log = logging.getLogger(__name__)
+
+
+class QuarantinedError(Exception):
+    """The object is now in the quarantine table."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What is remembered of a derived object when it is evicted."""
+
+    ref: Ref
+    source_format: str
+
+
+class Maker:
+    """Makes objects resident in a store. Thread-safe.
+
+    `fetch` makes sources resident that another node calls its own, until a deadline.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        datasets: Datasets,
+        pool: Pool,
+        node_id: str,
+        remote: RemoteObjects,
+        fetch: Callable[[Sequence[Ref], float], None],
+    ) -> None:
+        self.quarantine = Quarantine()
+        self._store = store
+        self._datasets = datasets
+        self._pool = pool
+        self._node_id = node_id
+        self._remote = remote
+        self._fetch = fetch
+        self._lock = threading.Lock()
+        self._made: Lru[_Made] = Lru(MAX_REMEMBERED)
+        self._num_processed = 0
+        self._num_recomputed = 0
+        self._processed_bytes = 0
+        self._pixel_bytes = 0
+
+    def make(self, ref: Ref, allocate: Allocate) -> Ref:
+        """The object, unless it is here by now. Raises QuarantinedError, or what else makes it impossible."""
+        entry = self._store.find(ref.name)
+        if self.key(ref) in self.quarantine:
+            raise QuarantinedError
+        if entry is not None:
+            return entry.ref
+        return self._make_derived(ref, allocate) if ref.kind == "derived" else self._make_source(ref, allocate)
+
+    def key(self, ref: Ref) -> Wanted:
+        """A medium may be good under one file name and mislabelled under another."""
+        lineage = ref.lineage
+        if lineage is None or lineage.recipe is None or not lineage.dataset:
+            return ref.name, ()
+        try:
+            return ref.name, self._datasets.locate(lineage).formats
+        except DatasetError:
+            return ref.name, ()  # whoever makes it meets the error again
+
+    def as_labelled(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
+        """The object, unless this caller's file name promises another format than its source has."""
+        before, formats, lineage = self._made.get(made.name), key[1], wanted.lineage
+        if before is None or not formats or before.source_format in formats or lineage is None:
+            return made
+        reason = f"mislabelled: named as {formats[0]}, holds {before.source_format}"
+        return self._put_in_quarantine(wanted, lineage, key, self._datasets.locate(lineage).key, reason)
+
+    def as_asked(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
+        """The same object as this caller's sample names it: equal images share bytes, not shards."""
+        lineage = wanted.lineage
+        assert lineage is not None
+        if isinstance(made, Ref):
+            return replace(made, lineage=lineage)
+        place = self._place(wanted, lineage)
+        if place is None:
+            return made
+        return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=place.key, offset=lineage.offset)
+
+    def stat(self) -> dict[str, int]:
+        """Counts of what was made."""
+        with self._lock:
+            return {
+                "num_media": self._made.cost,
+                "num_processed": self._num_processed,
+                "num_recomputed": self._num_recomputed,
+                "num_quarantined": len(self.quarantine),
+                "processed_bytes": self._processed_bytes,
+                "pixel_bytes": self._pixel_bytes,
+            }
+
+    def _make_derived(self, ref: Ref, allocate: Allocate) -> Ref:
+        lineage = ref.lineage
+        assert lineage is not None and lineage.recipe is not None
+        place = self._place(ref, lineage)
+        if place is not None and place.file.is_local:
+            result = self._pool.run(file_job(lineage, place), allocate)
+        else:
+            result = self._run_on_resident_source(ref, place, allocate)
+        key = place.key if place else source_name(lineage.source)
+        if result.bad:
+            formats = place.formats if place else ()
+            self._put_in_quarantine(ref, lineage, (ref.name, formats), key, result.bad, is_lasting=result.is_lasting)
+            raise QuarantinedError
+        if result.failed or result.slab is None:
+            raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
+        return self._publish(ref, result)
+
+    def _place(self, ref: Ref, lineage: Lineage) -> Place | None:
+        """Where the source lies in a shard; None if it belongs to no dataset, or to one that only its home has."""
+        if not lineage.dataset:
+            return None
+        try:
+            return self._datasets.locate(lineage)
+        except DatasetError:
+            if self._remote.can_fetch(ref):
+                return None
+            raise
+
+    def _run_on_resident_source(self, ref: Ref, place: Place | None, allocate: Allocate) -> Result:
+        """The source lies in the arena: put there by hand, or just fetched from a remote shard or its home."""
+        lineage = ref.lineage
+        assert lineage is not None
+        name = source_name(lineage.source)
+        leased = self._store.lease_one(name)
+        if leased is None:
+            source = source_ref(lineage, ref.node)
+            if place is None and self._remote.can_fetch(source):
+                self._fetch([source], time.monotonic() + SOURCE_TIMEOUT_S)
+            else:
+                self._make_source(source, allocate)
+            leased = self._store.lease_one(name)
+        if leased is None:
+            raise MissingObjectError(f"{name} was evicted again at once; start the node with more --memory")
+        try:
+            formats = place.formats if place else ()
+            label = f"{lineage.shard} {place.key}" if place else name
+            slab, file = leased.entry.slab, leased.entry.file
+            if slab is not None:
+                job = source_job(lineage, label, None, slab.offset, slab.nbytes, formats)
+            else:
+                assert file is not None
+                job = source_job(lineage, label, str(file.path), file.offset, leased.entry.ref.nbytes, formats)
+            return self._pool.run(job, allocate)
+        finally:
+            self._store.end_leases([leased.lease], INTERNAL_SESSION)
+
+    def _make_source(self, ref: Ref, allocate: Allocate) -> Ref:
+        lineage = ref.lineage
+        if lineage is None or not lineage.dataset:
+            self._remote.check_home(ref)
+            raise MissingObjectError(f"{ref.name} is not resident and belongs to no dataset; put it again")
+        place = self._datasets.locate(lineage)
+        data = place.file.read(place.offset, place.nbytes)
+        if content_digest(data) != lineage.source:
+            raise ChecksumError(
+                f"{lineage.shard} {place.key}: the bytes are not those that were ingested; the shard changed: "
+                "ingest it again"
+            )
+        slab = allocate(len(data))
+        self._store.view(slab)[:] = np.frombuffer(data, np.uint8)
+        made = replace(ref, node=self._node_id)
+        return self._store.seal(slab, made, is_held=False, digest=lineage.source).ref
+
+    def _publish(self, ref: Ref, result: Result) -> Ref:
+        assert result.slab is not None and result.meta is not None
+        meta = {**result.meta, "checksum": result.checksum}
+        made = replace(ref, node=self._node_id, shape=result.shape, nbytes=result.slab.nbytes, meta=meta)
+        before = self._made.get(ref.name)
+        try:
+            for claim in [ref, before.ref] if before else [ref]:
+                check_claim(claim, made)
+        except ChecksumError:
+            self._store.abort(result.slab)
+            raise
+        with self._lock:
+            self._num_processed += 1
+            self._num_recomputed += before is not None
+            self._processed_bytes += made.nbytes
+            self._pixel_bytes += result.pixel_bytes
+            self._made.put(ref.name, _Made(made, result.format))
+        return self._store.seal(result.slab, made, is_held=False, digest=result.checksum).ref
+
+    def _put_in_quarantine(
+        self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str, *, is_lasting: bool = True
+    ) -> BadMedia:
+        log.warning("bad media: %s %s: %s", lineage.shard or "put by hand", key, reason)
+        bad = BadMedia(
+            dataset=lineage.dataset, shard=lineage.shard, key=key, reason=reason, name=ref.name, offset=lineage.offset
+        )
+        self.quarantine.put(wanted, bad, is_lasting=is_lasting)
+        return bad

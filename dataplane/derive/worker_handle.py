@@ -1,0 +1,196 @@
+"""One worker process of the pool, seen from the node: a job goes out, a result comes back, in JSON over a socket pair.
+
+For a job the worker says `read` when it has the bytes, then `need` (how many bytes the result takes; it waits for the
+place), then `done`; or `bad`, or `failed`.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from dataplane.core.errors import OutOfSpaceError
+from dataplane.media.limits import MediaLimits
+from dataplane.storage.entries import Slab
+
+START_TIMEOUT_S = 60.0
+READ_TIMEOUT_S = 120.0
+_CRASHES = (-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """One medium and what to make of it."""
+
+    label: str
+    """How people find the medium: shard and key."""
+    path: str | None
+    """A local file; None when the bytes lie in the arena."""
+    offset: int
+    nbytes: int
+    digest: str
+    formats: tuple[str, ...]
+    recipe: Mapping[str, Any]
+    no_links: bool = False
+    """Whether `path` must lead to the file without links."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """The job as the worker reads it."""
+        return {
+            "label": self.label,
+            "path": self.path,
+            "offset": self.offset,
+            "nbytes": self.nbytes,
+            "digest": self.digest,
+            "formats": list(self.formats),
+            "recipe": dict(self.recipe),
+            "no_links": self.no_links,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What a worker made, still unsealed in `slab`; or why there is nothing."""
+
+    slab: Slab | None = None
+    shape: tuple[int, ...] = ()
+    meta: Mapping[str, Any] | None = None
+    checksum: str = ""
+    pixel_bytes: int = 0
+    format: str = ""
+    """What the source is, by Pillow's name or that of its container."""
+    bad: str = ""
+    """The medium is at fault."""
+    is_lasting: bool = True
+    """So it is however often it is tried; False where the machine may be at fault, its memory or its load."""
+    failed: str = ""
+    """The bytes could not be had; another try may go well."""
+
+
+class WorkerDiedError(Exception):
+    """A worker ended in the middle of a job."""
+
+    def __init__(self, text: str, code: int | None = None) -> None:
+        super().__init__(text)
+        self.is_crash = code in _CRASHES
+        """The decoder itself crashed; whatever else ends a worker may be the machine's fault."""
+
+
+class WorkerOverdueError(WorkerDiedError):
+    """A worker took longer than it may; `result` says whose fault that is."""
+
+    def __init__(self, result: Result) -> None:
+        super().__init__(result.bad or result.failed)
+        self.result = result
+
+
+class PoolProcess:
+    """One child process and the node's end of its socket. Not thread-safe, but for `close`."""
+
+    def __init__(self, segment: Path, limits: MediaLimits) -> None:
+        ours, theirs = socket.socketpair()
+        command = [sys.executable, "-m", "dataplane.derive.worker_main", str(segment), str(theirs.fileno())]
+        with theirs:
+            self._process = subprocess.Popen(
+                [*command, json.dumps(limits.to_dict())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                cwd=Path(__file__).resolve().parents[2],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+            )
+        self.pid = self._process.pid
+        self._connection = Connection(ours.detach())
+        self._limits = limits
+        self._start_s = START_TIMEOUT_S
+        """What the first job has more: the worker is still starting."""
+
+    def run(self, job: Job, allocate: Callable[[int], Slab], abort: Callable[[Slab], None]) -> Result:
+        """The result of a job. Raises WorkerDiedError when the process is gone, and what `allocate` raises."""
+        slab: Slab | None = None
+        try:
+            self._send(job.to_dict())
+            frame = self._read_source()
+            if "read" in frame:
+                frame = self._decode()
+            if "need" in frame:
+                try:
+                    slab = allocate(frame["need"])
+                except OutOfSpaceError:
+                    self._send({"offset": None})
+                    self._decode()
+                    raise
+                self._send({"offset": slab.offset})  # waiting for room was not the medium's fault: its time begins anew
+                frame = self._decode()
+        except WorkerDiedError:
+            self.close()  # it must be gone before its slab can be anyone else's
+            if slab is not None:
+                abort(slab)
+            raise
+        if "done" in frame:
+            return _result(frame["done"], slab)
+        if slab is not None:
+            abort(slab)
+        return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
+
+    def close(self) -> None:
+        """End the process; safe to call twice."""
+        if self._process.poll() is None:
+            self._process.kill()
+        self._process.wait()
+        self._connection.close()
+
+    def _read_source(self) -> dict[str, Any]:
+        allowed_s = READ_TIMEOUT_S + self._start_s
+        frame = self._receive(allowed_s)
+        self._start_s = 0.0
+        if frame is None:
+            raise WorkerOverdueError(Result(failed=f"its bytes could not be read in {allowed_s:.0f} s"))
+        return frame
+
+    def _decode(self) -> dict[str, Any]:
+        allowed_s = self._limits.max_decode_seconds
+        frame = self._receive(allowed_s)
+        if frame is None:
+            reason = f"not decoded in {allowed_s:g} s, which is the limit of this node"
+            raise WorkerOverdueError(Result(bad=reason, is_lasting=False))
+        return frame
+
+    def _send(self, frame: Mapping[str, Any]) -> None:
+        try:
+            self._connection.send_bytes(json.dumps(frame).encode())
+        except OSError as error:
+            raise self._death() from error
+
+    def _receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next frame; None if none comes in time."""
+        try:
+            if not self._connection.poll(timeout_s):
+                return None
+            return json.loads(self._connection.recv_bytes())
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+
+    def _death(self) -> WorkerDiedError:
+        try:
+            code = self._process.wait(timeout=5)
+            return WorkerDiedError(f"worker {self._process.pid} ended with code {code}", code)
+        except subprocess.TimeoutExpired:
+            return WorkerDiedError(f"worker {self._process.pid} closed its socket")
+
+
+def _result(done: Mapping[str, Any], slab: Slab | None) -> Result:
+    return Result(
+        slab=slab,
+        shape=tuple(done["shape"]),
+        meta=done["meta"],
+        checksum=done["checksum"],
+        pixel_bytes=done["pixel_bytes"],
+        format=done["format"],
+    )

@@ -1,0 +1,152 @@
+"""A worker of the node's pool: decodes one medium at a time and writes the result straight into the node's arena.
+
+Started as `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It answers on the socket FD with JSON frames:
+for a job `read`, `need` (how many bytes; it waits for the offset and writes) and `done`; or `bad` (the medium is at
+fault) or `failed` (the bytes cannot be read, or are not those of the digest). It ends when the socket does.
+"""
+
+import ctypes
+import json
+import math
+import mmap
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from dataplane.core.digests import content_digest
+from dataplane.core.process import keep_freed_memory, limit_memory, signal_on_parent_death
+from dataplane.datasets.range_files import read_local
+from dataplane.media.images import decode_image
+from dataplane.media.kinds import UndecodableError
+from dataplane.media.limits import MediaLimits
+from dataplane.media.recipes import parse_recipe
+from dataplane.media.recipes.kernel import Kernel, Plan
+from dataplane.media.videos import Video
+
+Frame = Mapping[str, Any]
+
+EAGER_BYTES = 4 << 30
+"""How much of the arena a worker enters into its page table when it starts: 2 MB of table per GiB."""
+_BYTES_PER_PIXEL = 48
+"""Of the biggest medium: 16-bit grey passes through 64-bit integers; a video decoder keeps up to 16 frames at 1.5."""
+_BASE_BYTES = 4 << 30
+"""Libraries, threads' stacks, memory that malloc keeps, frames of a chunk and what the kernels make of them."""
+_FAULT_IN_BYTES = 4 << 20
+_MADV_POPULATE_WRITE = 23
+
+
+def main(segment: str, fd: int, limits: MediaLimits) -> None:
+    """Serve jobs until the node closes its end of the socket."""
+    keep_freed_memory(32 << 20, 256 << 20)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal_on_parent_death(signal.SIGTERM)
+    arena = map_segment(Path(segment))
+    limit_memory(allowed_bytes(limits))
+    threading.Thread(target=fault_in, args=(arena[:EAGER_BYTES],), name="fault in", daemon=True).start()
+    Image.init()  # now, not when the first medium is decoded: its time is limited
+    connection = Connection(fd)
+    while True:
+        try:
+            job = json.loads(connection.recv_bytes())
+            send(connection, run_job(connection, arena, job, limits))
+        except (EOFError, BrokenPipeError, ConnectionResetError):
+            return
+
+
+def allowed_bytes(limits: MediaLimits) -> int:
+    """What a worker may map beside the arena: enough for any medium within the limits, and an end for all others."""
+    return _BASE_BYTES + 4 * limits.max_media_bytes + _BYTES_PER_PIXEL * limits.max_image_pixels
+
+
+def map_segment(path: Path) -> np.ndarray:
+    """The node's arena, writable; the node that started this process names it."""
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    try:
+        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written
+        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags), np.uint8)
+    finally:
+        os.close(fd)
+
+
+def fault_in(arena: np.ndarray) -> None:
+    """Enter the arena into this process's page table, which costs many times more page by page, in the writing."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    for at in range(0, arena.nbytes, _FAULT_IN_BYTES):
+        part = arena[at : at + _FAULT_IN_BYTES]
+        if libc.madvise(ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(part.nbytes), _MADV_POPULATE_WRITE):
+            return  # a kernel before 5.14: pages come one by one
+
+
+def send(connection: Connection, frame: Frame) -> None:
+    """One JSON frame."""
+    connection.send_bytes(json.dumps(frame).encode())
+
+
+def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: MediaLimits) -> Frame:
+    """Read, check, decode, ask for room, compute; returns the last frame of the job."""
+    kernel = parse_recipe(job["recipe"])
+    if job["nbytes"] > limits.max_media_bytes:
+        return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
+    try:
+        data = _read_source(arena, job)
+    except (OSError, MemoryError) as error:
+        return {"failed": f"cannot read {job['path']}: {error}"}
+    if content_digest(data, on_one_core=True) != job["digest"]:
+        return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
+    send(connection, {"read": True})
+    try:
+        source, found = _decode(kernel.medium, data, tuple(job["formats"]), limits)
+        plan = _plan(kernel, source)
+        nbytes = math.prod(plan.shape)
+        send(connection, {"need": nbytes})
+        offset = json.loads(connection.recv_bytes())["offset"]
+        if offset is None:
+            return {"failed": "no room"}
+        out = arena[offset : offset + nbytes]
+        plan.write(out)
+    except UndecodableError as error:
+        return {"bad": str(error)}
+    except MemoryError:
+        return {"bad": f"it takes more than the {allowed_bytes(limits)} bytes that a worker of this node may use"}
+    done = {
+        "shape": plan.shape,
+        "meta": {**plan.meta, "medium": kernel.medium},
+        "checksum": content_digest(out, on_one_core=True),  # the others have workers of their own
+        "pixel_bytes": plan.pixel_bytes,
+        "format": found,
+    }
+    return {"done": done}
+
+
+def _decode(medium: str, data: bytes, formats: tuple[str, ...], limits: MediaLimits) -> tuple[Any, str]:
+    if medium == "image":
+        return decode_image(data, formats, limits)
+    video = Video(data, formats, limits)
+    return video, video.format
+
+
+def _plan(kernel: Kernel, source: Any) -> Plan:
+    try:
+        return kernel.plan(source)
+    except UndecodableError:
+        raise
+    except ValueError as error:
+        raise UndecodableError(f"cannot be made into {kernel.kernel}: {error}") from error
+
+
+def _read_source(arena: np.ndarray, job: Frame) -> bytes:
+    if job["path"] is None:
+        return arena[job["offset"] : job["offset"] + job["nbytes"]].tobytes()
+    return read_local(job["path"], job["offset"], job["nbytes"], no_links=job["no_links"])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), MediaLimits(**json.loads(sys.argv[3])))

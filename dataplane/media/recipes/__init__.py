@@ -1,0 +1,55 @@
+"""Recipes: pure data that says how a derived object is made of a source, and the kernels that do it.
+
+A recipe can only name a kernel of this table; nothing in it is imported, run or opened.
+"""
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from dataplane.core.errors import BadRequestError
+from dataplane.media.recipes.frames import Frames
+from dataplane.media.recipes.kernel import Kernel
+from dataplane.media.recipes.qwen_vl_patches import QwenVLPatches
+from dataplane.media.recipes.qwen_vl_video_patches import QwenVLVideoPatches
+from dataplane.media.recipes.rgb import Rgb
+from dataplane.media.recipes.tiles import Tiles
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
+
+KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Tiles] | type[Frames] | type[Rgb]] = {
+    "qwen_vl_patches": QwenVLPatches,
+    "qwen_vl_video_patches": QwenVLVideoPatches,
+    "tiles": Tiles,
+    "frames": Frames,
+    "rgb": Rgb,
+}
+VERSION = 1
+"""Of all kernels so far. A kernel whose results change gets the next number, and keeps the old one beside it."""
+
+
+def parse_recipe(data: Mapping[str, Any]) -> Kernel:
+    """The checked recipe. Raises BadRequestError that names every field that is unknown or out of range."""
+    if not isinstance(data, Mapping):
+        raise BadRequestError(f"a recipe is {type(data).__name__}; wanted a JSON object with a kernel")
+    kernel = data.get("kernel")
+    if not isinstance(kernel, str) or kernel not in KERNELS:
+        raise BadRequestError(f"recipe.kernel is {kernel!r}; wanted one of {', '.join(KERNELS)}")
+    if (version := data.get("version", VERSION)) != VERSION:
+        raise BadRequestError(
+            f"recipe.version is {repr(version)[:60]}; this node runs version {VERSION} of {kernel}: its other versions "
+            "give other bytes; ask a node that has it, or make the recipe anew for this version"
+        )
+    try:
+        return KERNELS[kernel].model_validate(dict(data))
+    except ValidationError as error:
+        raise BadRequestError("; ".join(_words(item, kernel) for item in error.errors())) from error
+
+
+def _words(problem: "ErrorDetails", kernel: str) -> str:
+    where = f"recipe.{'.'.join(map(str, problem['loc'])) or kernel}"
+    if problem["type"] == "missing":
+        return f"{where} is missing; docs/dataplane-media.md lists the fields of {kernel}"
+    return f"{where} is {repr(problem['input'])[:60]}: {problem['msg']}"

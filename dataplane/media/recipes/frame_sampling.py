@@ -1,0 +1,132 @@
+"""Which frames of a video are taken: by rate or by count, out of a range of it. Pure data and pure arithmetic.
+
+The rules are those of transformers' processors. `qwen2_vl` (also Qwen2.5-VL): a multiple of the temporal patch size,
+evenly from the first frame on. `qwen3_vl`: any number, evenly from the first frame to the last.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from dataplane.media.recipes.kernel import MAX_FRAMES, Recipe
+
+MAX_SECONDS = 1e6
+_TIME_SLACK = 1e-6
+"""Of a frame: 0.3 s at 10 frames a second is frame 3, whatever 0.3 * 10 is in floating point."""
+
+
+class _Range(Recipe):
+    rule: Literal["qwen2_vl", "qwen3_vl"]
+    start_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
+    end_s: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
+    """Frames from `start_s` on and before `end_s` are looked at; None means up to the end."""
+
+    @model_validator(mode="after")
+    def _check_range(self) -> Self:
+        if self.end_s is not None and self.end_s <= self.start_s:
+            raise ValueError(f"end_s {self.end_s} is not after start_s {self.start_s}")
+        return self
+
+
+class SampleByFps(_Range):
+    """So many frames a second, within bounds."""
+
+    by: Literal["fps"]
+    fps: float = Field(gt=0, le=1000)
+    min_frames: int = Field(default=4, ge=1, le=MAX_FRAMES)
+    max_frames: int = Field(default=768, ge=1, le=MAX_FRAMES)
+
+    @model_validator(mode="after")
+    def _check_frames(self) -> Self:
+        if self.min_frames > self.max_frames:
+            raise ValueError(f"min_frames {self.min_frames} is above max_frames {self.max_frames}; swap or widen them")
+        return self
+
+
+class SampleByCount(_Range):
+    """So many frames."""
+
+    by: Literal["count"]
+    num_frames: int = Field(ge=1, le=MAX_FRAMES)
+
+
+Sampling = Annotated[SampleByFps | SampleByCount, Field(discriminator="by")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """The frames that are taken of one video."""
+
+    indices: tuple[int, ...]
+    fps: float
+    """Frames a second of the sample."""
+    video_fps: float
+    total_num_frames: int
+
+    @property
+    def timestamps(self) -> list[float]:
+        """Seconds, per frame: index / average rate, as the processors have it."""
+        return [index / self.video_fps for index in self.indices]
+
+    def grid_timestamps(self, temporal: int) -> list[float]:
+        """Seconds, per `temporal` frames: midway from the first to the last, as Qwen3-VL writes into its prompt."""
+        padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % temporal)]
+        times = [index / self.video_fps for index in padded]
+        return [(times[at] + times[at + temporal - 1]) / 2 for at in range(0, len(times), temporal)]
+
+    def meta(self) -> dict[str, Any]:
+        """What a scheduler and an engine must know of it; JSON-safe."""
+        return {
+            "fps": self.fps,
+            "video_fps": self.video_fps,
+            "duration": self.total_num_frames / self.video_fps,
+            "total_num_frames": self.total_num_frames,
+            "frame_indices": list(self.indices),
+            "timestamps": self.timestamps,
+        }
+
+
+def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> Sample:
+    """The frames to take of a video of `total` frames. ValueError if the range holds none."""
+    first = math.ceil(sampling.start_s * video_fps - _TIME_SLACK)
+    stop = total if sampling.end_s is None else min(total, math.ceil(sampling.end_s * video_fps - _TIME_SLACK))
+    if first >= stop:
+        raise ValueError(
+            f"no frame from {sampling.start_s} s to {sampling.end_s or 'the end'}: it has {total / video_fps:.4g} s"
+        )
+    num_there = stop - first
+    if sampling.rule == "qwen2_vl":
+        indices = _sample_qwen2_vl(sampling, num_there, video_fps, multiple)
+    else:
+        indices = _sample_qwen3_vl(sampling, num_there, video_fps)
+    return Sample(
+        indices=tuple(first + index for index in indices),
+        fps=len(indices) / num_there * video_fps,
+        video_fps=video_fps,
+        total_num_frames=total,
+    )
+
+
+def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> list[int]:
+    """As Qwen2VLVideoProcessor.sample_frames; where that fails for want of frames, all there are."""
+    if isinstance(sampling, SampleByCount):
+        wanted = round(sampling.num_frames / multiple) * multiple
+    else:
+        most = math.floor(min(sampling.max_frames, total) / multiple) * multiple
+        rate = total / video_fps * sampling.fps
+        wanted = math.floor(min(max(rate, sampling.min_frames), most, total) / multiple) * multiple
+    num_frames = wanted if 0 < wanted <= total else total
+    return [at * total // num_frames for at in range(num_frames)]
+
+
+def _sample_qwen3_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float) -> list[int]:
+    """As Qwen3VLVideoProcessor.sample_frames."""
+    if isinstance(sampling, SampleByCount):
+        num_frames = sampling.num_frames
+    else:
+        rate = int(total / video_fps * sampling.fps)
+        num_frames = min(max(rate, sampling.min_frames), sampling.max_frames, total)
+    return np.linspace(0, total - 1, num_frames).round().astype(int).tolist()

@@ -1,0 +1,54 @@
+"""The sampled frames of a video and nothing else, as [T, height, width, 3] uint8."""
+
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from PIL import Image
+from pydantic import Field, model_validator
+
+from dataplane.media.recipes.frame_sampling import Sampling, sample
+from dataplane.media.recipes.kernel import RESAMPLE, Medium, Plan, Recipe, Resample
+from dataplane.media.recipes.rgb import MAX_SIDE
+from dataplane.media.videos import Video
+
+
+class Frames(Recipe):
+    """The recipe, closed and range-checked."""
+
+    medium: ClassVar[Medium] = "video"
+
+    kernel: Literal["frames"]
+    version: Literal[1]
+    sampling: Sampling
+    multiple: int = Field(default=1, ge=1, le=8)
+    """To which multiple the rule `qwen2_vl` rounds the number of frames; a model's temporal patch size."""
+    height: int | None = Field(default=None, ge=1, le=MAX_SIDE)
+    width: int | None = Field(default=None, ge=1, le=MAX_SIDE)
+    """To what frames are resized, both or none; None leaves them as they are."""
+    resample: Resample = "bicubic"
+
+    @model_validator(mode="after")
+    def _check_size(self) -> Self:
+        if (self.height is None) != (self.width is None):
+            raise ValueError(f"height is {self.height} and width {self.width}; give both or none")
+        return self
+
+    def plan(self, source: Video) -> Plan:
+        """The sampled frames. ValueError if the range holds none."""
+        taken = sample(self.sampling, source.num_frames, source.fps, self.multiple)
+        height, width = self.height or source.height, self.width or source.width
+        shape = (len(taken.indices), height, width, 3)
+
+        def write(out: np.ndarray) -> None:
+            for target, frame in zip(out.reshape(shape), source.frames(taken.indices), strict=True):
+                if frame.shape == target.shape:
+                    target[:] = frame
+                else:
+                    target[:] = np.asarray(Image.fromarray(frame).resize((width, height), RESAMPLE[self.resample]))
+
+        return Plan(
+            shape=shape,
+            meta={**taken.meta(), "source_size": [source.height, source.width]},
+            pixel_bytes=len(taken.indices) * source.height * source.width * 3,
+            write=write,
+        )

@@ -1,0 +1,57 @@
+"""The patches that Qwen-VL models take of an image: resize with Pillow, cut with one numpy copy, keep uint8.
+
+Bit-equal to transformers' Qwen2VLImageProcessorPil with do_rescale=False and do_normalize=False, after the same
+conversion to RGB. An image is one frame, repeated `temporal_patch_size` times; videos have a kernel of their own.
+
+Axes: N patches in merge-block order, D = 3 * temporal_patch_size * patch_size^2 values of a patch.
+"""
+
+from typing import ClassVar, Literal, Self
+
+import numpy as np
+from PIL import Image
+from pydantic import Field, model_validator
+
+from dataplane.media.recipes.kernel import MAX_PIXELS, RESAMPLE, Medium, Plan, Recipe, Resample
+from dataplane.media.recipes.patches import repeat_frame, write_frame
+from dataplane.media.recipes.resizing import check_bounds, resize_image
+
+
+class QwenVLPatches(Recipe):
+    """The recipe, closed and range-checked."""
+
+    medium: ClassVar[Medium] = "image"
+
+    kernel: Literal["qwen_vl_patches"]
+    version: Literal[1]
+    patch_size: int = Field(ge=1, le=64)
+    merge_size: int = Field(ge=1, le=8)
+    temporal_patch_size: int = Field(ge=1, le=8)
+    min_pixels: int = Field(ge=1, le=MAX_PIXELS)
+    max_pixels: int = Field(ge=1, le=MAX_PIXELS)
+    resample: Resample
+
+    @model_validator(mode="after")
+    def _check_bounds(self) -> Self:
+        check_bounds(self.min_pixels, self.max_pixels)
+        return self
+
+    def plan(self, source: Image.Image) -> Plan:
+        """Patches of an RGB image. ValueError for an extreme aspect ratio."""
+        patch, merge = self.patch_size, self.merge_size
+        height, width = resize_image(source.height, source.width, patch * merge, self.min_pixels, self.max_pixels)
+        rows, columns = height // patch, width // patch
+
+        def write(out: np.ndarray) -> None:
+            image = source
+            if image.size != (width, height):
+                image = image.resize((width, height), RESAMPLE[self.resample])
+            write_frame(image, out, patch, merge, self.temporal_patch_size, 0)
+            repeat_frame(out, patch, self.temporal_patch_size, 0, range(1, self.temporal_patch_size))
+
+        return Plan(
+            shape=(rows * columns, 3 * self.temporal_patch_size * patch**2),
+            meta={"grid_thw": [1, rows, columns], "num_tokens": rows * columns // merge**2},
+            pixel_bytes=source.width * source.height * 3,
+            write=write,
+        )

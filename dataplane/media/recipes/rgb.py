@@ -1,0 +1,48 @@
+"""The pixels of an image and nothing else, as [height, width, 3] uint8: for whoever has a processor of their own."""
+
+from typing import ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from dataplane.media.recipes.kernel import RESAMPLE, Medium, Plan, Recipe, Resample
+
+MAX_SIDE = 1 << 16
+
+
+class Rgb(Recipe):
+    """The recipe, closed and range-checked."""
+
+    medium: ClassVar[Medium] = "image"
+
+    kernel: Literal["rgb"]
+    version: Literal[1]
+    max_side: int | None = Field(default=None, ge=1, le=MAX_SIDE)
+    """Where an image's longer side is longer, it is shrunk to this; None leaves every image as it is."""
+    resample: Resample = "bicubic"
+
+    def plan(self, source: Image.Image) -> Plan:
+        """The image, shrunk where it must be."""
+        width, height = shrink(source.width, source.height, self.max_side)
+
+        def write(out: np.ndarray) -> None:
+            image = source
+            if image.size != (width, height):
+                image = image.resize((width, height), RESAMPLE[self.resample])
+            out.reshape(height, width, 3)[:] = np.asarray(image)
+
+        return Plan(
+            shape=(height, width, 3),
+            meta={"source_size": [source.height, source.width]},
+            pixel_bytes=source.width * source.height * 3,
+            write=write,
+        )
+
+
+def shrink(width: int, height: int, max_side: int | None) -> tuple[int, int]:
+    """Width and height with the longer one at most `max_side`, the ratio about kept, none below 1."""
+    longest = max(width, height)
+    if max_side is None or longest <= max_side:
+        return width, height
+    return max(1, round(width * max_side / longest)), max(1, round(height * max_side / longest))

@@ -1,0 +1,94 @@
+"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, answers JSON."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dataplane.core.json_body import MAX_BODY_BYTES, SMALL_BODY_BYTES, take, take_list, take_refs, take_timeout_s
+from dataplane.core.refs import Ref
+from dataplane.core.rights import Right
+from dataplane.server import flight_info, scope_actions
+from dataplane.server.auth import Caller
+from dataplane.server.services import Services
+
+Body = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A verb, what runs it, the right that it needs, and the line that ListActions shows."""
+
+    run: Callable[[Services, Body, Caller], dict[str, Any]]
+    right: Right
+    text: str
+    max_bytes: int = SMALL_BODY_BYTES
+    """Of its body; those with lists may be long."""
+
+
+def _stat(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    return services.stat()
+
+
+def _release(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    return {"num_released": services.store.release(take_list(body, "release", "names", str))}
+
+
+def _ingest(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    return services.datasets.ingest(take(body, "ingest", "dataset", str)).to_dict()
+
+
+def _samples(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    indices = take_list(body, "samples", "indices", int)
+    samples = services.datasets.samples(take(body, "samples", "dataset", str), indices)
+    return {"samples": [sample.to_dict() for sample in samples]}
+
+
+def _derive(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    deadline = time.monotonic() + take_timeout_s(body, "derive")
+    refs = take_refs(body, "derive")
+    scope = take(body, "derive", "scope", str, type(None), default=None)
+    made = services.deriver.derive(refs, take(body, "derive", "recipe", dict), deadline)
+    if scope is not None:
+        scope_actions.put_made_into_scope(services, made, scope, deadline)
+    return {"results": [{"ref": item.to_dict()} if isinstance(item, Ref) else {"bad": item.to_dict()} for item in made]}
+
+
+def _prefetch(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    refs = take_refs(body, "prefetch")
+    return {"num_taken": services.deriver.prefetch(refs, take(body, "prefetch", "recipe", dict))}
+
+
+def _quarantine(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    return {"bad": [bad.to_dict() for bad in services.deriver.quarantine()]}
+
+
+def _end_leases(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    leases = take_list(body, "end_leases", "leases", int)
+    services.store.end_leases(leases, take(body, "end_leases", "session", str))
+    return {}
+
+
+def _bytes(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    return services.byte_keys.offer(caller) if services.byte_keys is not None else {}
+
+
+ACTIONS: Mapping[str, Action] = {
+    "stat": Action(_stat, Right.READ, "{} -> counts and bytes"),
+    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}', MAX_BODY_BYTES),
+    "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
+    "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}', MAX_BODY_BYTES),
+    "derive": Action(
+        _derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media', MAX_BODY_BYTES
+    ),
+    "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}', MAX_BODY_BYTES),
+    "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
+    "close_scope": Action(scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
+    "move_to_scope": Action(
+        scope_actions.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}', MAX_BODY_BYTES
+    ),
+    "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
+    "renew": Action(flight_info.renew, Right.READ, '{"lease", "lease_s"} -> {"expires"}: a lease of GetFlightInfo'),
+    "bytes": Action(_bytes, Right.READ, '{} -> {"port", "key"} of a byte connection, or {} where there is none'),
+    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
+}

@@ -1,0 +1,187 @@
+"""How a node is guarded: where it may listen, its certificate, and the gate that every Flight call passes.
+
+Rights belong to verbs and are checked where the verbs are (`flight_server.py`); here a token becomes a right.
+"""
+
+import ipaddress
+import logging
+import ssl
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.flight as fl
+
+from dataplane.core.errors import BadRequestError, UnauthenticatedError
+from dataplane.core.flight_errors import to_flight
+from dataplane.core.process import TRIMMER
+from dataplane.core.rights import Right
+from dataplane.core.token_file import TokenFile
+from dataplane.server.meter import Meter
+
+GATE = "gate"
+"""The key of the gate among a server's middleware."""
+MAX_HEADER_CHARS = 4096
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Security:
+    """What the owner of a node decides about who may come in."""
+
+    token_file: Path | None = None
+    """Bearer tokens and their rights; without it everyone who reaches the node is admin."""
+    tls_cert: Path | None = None
+    """The node's certificate chain, PEM; with it the node speaks TLS only."""
+    tls_key: Path | None = None
+    tls_ca: Path | None = None
+    """Mutual TLS: clients must show a certificate that this one signed."""
+    is_insecure: bool = False
+    """Listen beyond loopback with neither tokens nor TLS."""
+
+    @property
+    def scheme(self) -> str:
+        """Of the node's address."""
+        return "grpc+tls" if self.tls_cert else "grpc"
+
+    def check_host(self, host: str) -> None:
+        """Raise BadRequestError for an address that would leave the node open to strangers."""
+        if is_loopback(host):
+            return
+        if not (self.token_file or self.tls_cert or self.is_insecure):
+            raise BadRequestError(
+                f"host is {host!r}, which other machines may reach, and anyone there could read and fill this node; "
+                "add --token-file FILE and --tls-cert CERT --tls-key KEY (or --insecure on a network of your own)"
+            )
+        if not self.tls_cert:
+            log.warning("tokens and data cross the network in the clear: add --tls-cert and --tls-key")
+        if not (self.token_file or self.tls_ca):
+            log.warning(
+                "whoever reaches %s may do everything: add --token-file, or --tls-ca for client certificates", host
+            )
+
+    def server_options(self) -> dict[str, Any]:
+        """The TLS arguments of a Flight server. BadRequestError if the files do not fit together."""
+        if self.tls_cert is None:
+            given = " and ".join(["--tls-key"] * bool(self.tls_key) + ["--tls-ca"] * bool(self.tls_ca))
+            if given:
+                raise BadRequestError(
+                    f"{given} without --tls-cert: a node without a certificate speaks no TLS; add --tls-cert and "
+                    "--tls-key, the node's own"
+                )
+            return {}
+        if self.tls_key is None:
+            raise BadRequestError("--tls-cert needs its private key: add --tls-key")
+        _check_certificates(self.tls_cert, self.tls_key, self.tls_ca)
+        options: dict[str, Any] = {"tls_certificates": [(self.tls_cert.read_bytes(), self.tls_key.read_bytes())]}
+        if self.tls_ca is not None:
+            options |= {"verify_client": True, "root_certificates": self.tls_ca.read_bytes()}
+        return options
+
+    def ssl_context(self) -> ssl.SSLContext | None:
+        """The same TLS for a socket of Python's own; None without a certificate."""
+        if self.tls_cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.tls_cert, self.tls_key)
+        if self.tls_ca is not None:
+            context.load_verify_locations(self.tls_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def is_wildcard(host: str) -> bool:
+    """Whether it means every address of this machine, and so is none that others could use."""
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def host_in_uri(host: str) -> str:
+    """An address as URIs spell it: IPv6 in brackets."""
+    return f"[{host}]" if ":" in host else host
+
+
+class Caller(fl.ServerMiddleware):
+    """Who makes a call; the verb asks it for its right."""
+
+    def __init__(self, right: Right, tokens: TokenFile | None = None, token: str = "") -> None:
+        super().__init__()
+        self.right = right
+        self._tokens = tokens
+        self._token = token
+
+    def check_again(self) -> None:
+        """Raise if the token has expired, is no longer in the file, or lost its right: for streams that stay open."""
+        if self._tokens is not None and self._tokens.right_of(self._token) < self.right:
+            raise UnauthenticatedError("the token shown has fewer rights than when this stream began; open a new one")
+
+
+class Gate(fl.ServerMiddlewareFactory):
+    """Sees the headers of every call before its verb runs; without a good token the verb never does."""
+
+    def __init__(self, tokens: TokenFile | None, meter: Meter) -> None:
+        super().__init__()
+        self._tokens = tokens
+        self._meter = meter
+
+    def start_call(self, info: fl.CallInfo, headers: dict[str, list[Any]]) -> Caller:
+        """The caller, or a Flight error that says what its token lacks."""
+        if self._tokens is None:
+            return Caller(Right.ADMIN)
+        try:
+            token = bearer(headers.get("authorization", []))
+            return Caller(self._tokens.right_of(token), self._tokens, token)
+        except UnauthenticatedError as error:
+            self._meter.count_error("gate", type(error).__name__)
+            TRIMMER.soon()  # its message has arrived, whatever its size
+            raise to_flight(error) from None
+
+
+def caller_of(context: fl.ServerCallContext) -> Caller:
+    """Who made this call."""
+    caller = context.get_middleware(GATE)
+    assert isinstance(caller, Caller)
+    return caller
+
+
+def right_of(context: fl.ServerCallContext) -> Right:
+    """The right of whoever made this call."""
+    return caller_of(context).right
+
+
+def bearer(shown: Sequence[Any]) -> str:
+    """The token of authorization headers; empty if there are none. UnauthenticatedError for other kinds."""
+    if not shown:
+        return ""
+    scheme, _, token = str(shown[0])[:MAX_HEADER_CHARS].partition(" ")
+    if scheme.lower() != "bearer" or len(shown) > 1:
+        raise UnauthenticatedError("the authorization header is no bearer token; wanted 'Bearer TOKEN', once")
+    return token.strip()
+
+
+def _check_certificates(cert: Path, key: Path, ca: Path | None) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key, password="")
+    except (OSError, ValueError) as error:
+        raise BadRequestError(
+            f"--tls-cert {cert} and --tls-key {key} make no TLS server ({error}); wanted PEM files, the key that of "
+            "the certificate and without a passphrase"
+        ) from error
+    try:
+        if ca is not None:
+            context.load_verify_locations(ca)
+    except (OSError, ValueError) as error:
+        raise BadRequestError(f"--tls-ca {ca} holds no certificates ({error}); wanted a PEM file") from error

@@ -1,0 +1,117 @@
+"""How much a node lets its callers ask for at once; what goes beyond gets an error that says so."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from dataplane.core.errors import BadRequestError, OverloadedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallLimits:
+    """What the owner of a node decides about its callers."""
+
+    max_calls: int = 1024
+    """DoGet, DoPut and DoAction calls at the same time."""
+    max_streams: int = 4096
+    """DoExchange streams at the same time; every reader holds two or more, every writer one."""
+    max_leases: int = 1 << 20
+    """Leases of all readers together; the node keeps about 300 bytes for each."""
+    max_message_bytes: int = 256 << 20
+    """A record batch of a DoPut."""
+
+    def check(self) -> None:
+        """BadRequestError for limits under which a node could not work."""
+        for name, value, least in (
+            ("max-calls", self.max_calls, 1),
+            ("max-streams", self.max_streams, 2),
+            ("max-leases", self.max_leases, 1),
+            ("max-message", self.max_message_bytes, 8 << 20),
+        ):
+            if value < least:
+                raise BadRequestError(f"{name} is {value}; wanted at least {least}")
+
+    def check_leases(self, num_leases: int, num_asked: int) -> None:
+        """OverloadedError if a node with so many leases cannot grant those asked for."""
+        if num_leases + num_asked > self.max_leases:
+            raise OverloadedError(
+                f"this node has {num_leases} leases and was asked for {num_asked} more, {self.max_leases} are its "
+                "limit; drop views, ask for less at once, or start it with a higher --max-leases"
+            )
+
+
+class ByteBudget:
+    """Bytes of requests that are being answered. Thread-safe; small ones are not counted."""
+
+    def __init__(self, limit: int, least: int) -> None:
+        self._limit = limit
+        self._least = least
+        self._lock = threading.RLock()  # finalisers give bytes back, whatever thread they come up in
+        self._num_taken = 0
+
+    @contextmanager
+    def held(self, nbytes: int) -> Iterator[None]:
+        """Hold so many bytes. OverloadedError, at once, if they are not left."""
+        self.take(nbytes)
+        try:
+            yield
+        finally:
+            self.give_back(nbytes)
+
+    def take(self, nbytes: int) -> None:
+        """Take bytes until `give_back`. OverloadedError, at once, if they are not left."""
+        if nbytes < self._least:
+            return
+        with self._lock:
+            if self._num_taken + nbytes > self._limit:
+                raise OverloadedError(
+                    f"this node is answering requests of {self._num_taken} bytes and got one of {nbytes} more, "
+                    f"{self._limit} are its limit; try again later, or ask for less at once"
+                )
+            self._num_taken += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """The reverse of `take`."""
+        if nbytes >= self._least:
+            with self._lock:
+                self._num_taken -= nbytes
+
+
+BODIES = ByteBudget(128 << 20, 64 << 10)
+"""JSON bodies of this process's callers: parsed, each may take some twenty times its size."""
+
+
+class Slots:
+    """Counts what goes on at once. Thread-safe."""
+
+    def __init__(self, limit: int, what: str, flag: str) -> None:
+        self._limit = limit
+        self._what = what
+        self._flag = flag
+        self._lock = threading.RLock()  # finalisers give slots back, whatever thread they come up in
+        self._num_taken = 0
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold one slot. OverloadedError, at once, if there is none."""
+        self.take()
+        try:
+            yield
+        finally:
+            self.give_back()
+
+    def take(self) -> None:
+        """Take one slot until `give_back`. OverloadedError, at once, if there is none."""
+        with self._lock:
+            if self._num_taken >= self._limit:
+                raise OverloadedError(
+                    f"this node has {self._num_taken} {self._what} open, as many as it may; close some, try again "
+                    f"later, or start it with a higher {self._flag}"
+                )
+            self._num_taken += 1
+
+    def give_back(self) -> None:
+        """The reverse of `take`."""
+        with self._lock:
+            self._num_taken -= 1

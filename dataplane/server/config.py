@@ -1,0 +1,161 @@
+"""What a node's owner asked for, checked before anything is made: each message names the flag of `serve` to change."""
+
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from dataplane.client.connect import Credentials
+from dataplane.client.download import NUM_STREAMS
+from dataplane.core.errors import BadRequestError
+from dataplane.core.hosts import check_id, default_host_id, new_node_id
+from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
+from dataplane.server.auth import Security, is_wildcard
+from dataplane.server.call_limits import CallLimits
+from dataplane.server.scope_owners import GRACE_S
+from dataplane.storage.arena import SHM_DIR
+from dataplane.storage.numa import NumaPolicy
+
+DEFAULT_SPILL_BYTES = 10 << 30
+MIN_MEMORY_BYTES = 1 << 20
+MIN_SPILL_BYTES = 1 << 20
+
+_ADDRESS = re.compile(r"(?:grpc|grpc\+tcp|grpc\+tls|grpcs)://(?:\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+):([0-9]{1,5})/?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """What the owner of a node decides."""
+
+    memory_bytes: int
+    """The byte budget; taken from `/dev/shm` at once."""
+    host: str = "127.0.0.1"
+    port: int = 0
+    """0 takes any free port."""
+    peer_port: int = 0
+    """From which other nodes take bytes, unless this one speaks TLS; 0 takes any free port."""
+    roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Dataset id to paths, globs or any fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face folder."""
+    media_roots: Sequence[Path] = ()
+    """Folders, besides those of `roots`, into which paths in JSON lines and tables may lead."""
+    num_workers: int = 1
+    limits: MediaLimits = DEFAULT_LIMITS
+    """What a medium may be before it is refused."""
+    shm_dir: Path = SHM_DIR
+    node_id: str = field(default_factory=new_node_id)
+    """What refs name; a node that is started again with the same id is the same home."""
+    peers: Mapping[str, str] = field(default_factory=dict)
+    """Addresses of other nodes by id, from which objects are fetched."""
+    directory: Path | None = None
+    """A folder that only this user may write, in which nodes find each other."""
+    advertise: str = ""
+    """The address that others use; empty where they use the one that this node listens on."""
+    peer_credentials: Credentials | None = None
+    """What this node shows other nodes; None shows what its environment says."""
+    num_streams: int = NUM_STREAMS
+    """Connections over which a big object comes from another node."""
+    host_id: str = field(default_factory=default_host_id)
+    """Readers, writers and nodes share memory only where their host ids are equal."""
+    security: Security = field(default_factory=Security)
+    """Who may come in."""
+    spill_dir: Path | None = None
+    """Where objects go that have no room in memory, and durable ones; None keeps everything in memory."""
+    spill_bytes: int = DEFAULT_SPILL_BYTES
+    """What the files there may take."""
+    numa: NumaPolicy | None = None
+    """Where the arena's pages lie; None leaves it to the kernel."""
+    scope_grace_s: float = GRACE_S
+    """How long a client whose connection broke may take to come back before its scopes close."""
+    call_limits: CallLimits = field(default_factory=CallLimits)
+    """How much callers may ask for at once."""
+    metrics_port: int | None = None
+    """Of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
+
+
+def check_config(config: NodeConfig) -> None:
+    """Raise BadRequestError for the first thing under which the node could not work as its owner means."""
+    _check_host(config.host)
+    config.security.check_host(config.host)
+    config.security.server_options()
+    config.call_limits.check()
+    _check_range("--port", config.port, 0, 65_535)
+    _check_peer_port(config)
+    _check_range("--workers", config.num_workers, 1, 1024)
+    _check_range("--peer-streams", config.num_streams, 1, 64)
+    if config.memory_bytes < MIN_MEMORY_BYTES:
+        raise BadRequestError(f"--memory is {config.memory_bytes} bytes; wanted at least 1MiB, for example 1GiB")
+    if config.spill_dir is not None and config.spill_bytes < MIN_SPILL_BYTES:
+        raise BadRequestError(
+            f"--spill-size is {config.spill_bytes} bytes; wanted at least 1MiB, or no --spill {config.spill_dir}"
+        )
+    for folder in config.media_roots:
+        _check_folder("--media-root", folder)
+    _check_peers(config)
+
+
+def check_address(flag: str, uri: str) -> None:
+    """Raise BadRequestError unless `uri` names a host and a port that a Flight client can connect to."""
+    match = _ADDRESS.fullmatch(uri)
+    if match is None or not 0 < int(match[1]) <= 65_535:
+        raise BadRequestError(f"{flag} gives the address {uri!r}; wanted grpc://HOST:PORT or grpc+tls://HOST:PORT")
+
+
+def _check_host(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else str(error)
+        raise BadRequestError(
+            f"--host is {host!r}, which is no address ({what}); wanted one of this machine's, such as 127.0.0.1"
+        ) from error
+
+
+def _check_peer_port(config: NodeConfig) -> None:
+    port = config.peer_port
+    _check_range("--peer-port", port, 0, 65_535)
+    if port and config.security.tls_cert is not None:
+        raise BadRequestError(
+            f"--peer-port is {port}, but its bytes are in the clear, and with --tls-cert nothing goes in the "
+            "clear: leave --peer-port out; other nodes fetch over Flight"
+        )
+    if port and port in (config.port, config.metrics_port):
+        raise BadRequestError(f"--peer-port is {port}, as is --port or --metrics-port; wanted one of its own")
+
+
+def _check_peers(config: NodeConfig) -> None:
+    try:
+        check_id(config.node_id, "node id")
+        check_id(config.host_id, "host id")
+    except ValueError as error:
+        raise BadRequestError(f"{error}; change --node-id or --host-id") from error
+    if config.advertise:
+        check_address("--advertise", config.advertise)
+    elif config.directory is not None and is_wildcard(config.host):
+        raise BadRequestError(
+            f"--directory {config.directory} would tell other nodes {config.host}, which is no address to connect to; "
+            "add --advertise grpc://HOST:PORT with one of this machine's (and --port), or choose another --host"
+        )
+    for node_id, uri in config.peers.items():
+        check_address(f"--peer {node_id}=...", uri)
+        if node_id == config.node_id:
+            raise BadRequestError(
+                f"--peer {node_id}={uri} has the id of this node itself; wanted another node's, or another --node-id"
+            )
+    shown = config.peer_credentials
+    if shown is not None and shown.token_file is not None:
+        try:
+            shown.shown_token()
+        except BadRequestError as error:
+            raise BadRequestError(f"--peer-token-file (or DATAPLANE_TOKEN_FILE): {error}") from error
+
+
+def _check_range(flag: str, value: int, least: int, most: int) -> None:
+    if not least <= value <= most:
+        raise BadRequestError(f"{flag} is {value}; wanted {least} to {most}")
+
+
+def _check_folder(flag: str, folder: Path) -> None:
+    if not folder.is_dir():
+        found = "is no folder" if folder.exists() else "does not exist"
+        raise BadRequestError(f"{flag} {folder} {found}; wanted a folder that is there when the node starts")

@@ -1,0 +1,224 @@
+"""The three DoExchange streams of a node: a reader's session, its resolve requests, and a writer's put in place.
+
+Leases and unsealed slabs belong to a stream: when the stream ends, because its owner closed it or because the kernel
+closed the connection of a process that died, they end with it. Requests and answers are JSON in the metadata of a
+message; locators are a record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
+"""
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.core.errors import BadRequestError, DataPlaneError, OutOfSpaceError
+from dataplane.core.json_body import dump, take, take_list, take_refs, take_timeout_s
+from dataplane.core.lineage import check_claim
+from dataplane.core.locators import Locators
+from dataplane.core.refs import Ref
+from dataplane.core.rights import Right
+from dataplane.core.schemas import LOCATORS
+from dataplane.server import do_exchange_put, scope_actions
+from dataplane.server.request_stream import Messages
+from dataplane.server.services import Services
+from dataplane.storage.entries import Leased
+from dataplane.storage.store import INTERNAL_SESSION
+
+LOOK_AHEAD = 64
+"""Of objects that are being made, so many may be leased in one go when the first of them is there."""
+
+log = logging.getLogger(__name__)
+
+
+def session(
+    services: Services,
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
+) -> None:
+    """Hold a reader's leases for as long as this stream is open. Waits for: the end of the stream."""
+    token = secrets.token_hex(16)
+    services.store.open_session(token)
+    try:
+        writer.write_metadata(pa.py_buffer(dump({"session": token, **services.hello()})))
+        for _ in Messages(services, reader, context, "session"):
+            pass
+    finally:
+        services.store.end_session(token)
+
+
+def resolve(
+    services: Services,
+    context: fl.ServerCallContext,
+    body: Mapping[str, Any],
+    reader: fl.MetadataRecordBatchReader,
+    writer: fl.MetadataRecordBatchWriter,
+) -> None:
+    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each; with `"as": "json"` as JSON.
+
+    Names that are not resident get offset -1; refs are made again first, all or none. The leases belong to the session
+    named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases. The leases of an answer that
+    may never have arrived (writing it failed, or the stream broke before the next message) end here.
+    """
+    own = take(body, "resolve", "session", str, default="")
+    token = own or secrets.token_hex(16)
+    if not own:
+        services.store.open_session(token)
+    requests = Messages(services, reader, context, "resolve")
+    try:
+        writer.begin(LOCATORS)
+        if not own:
+            writer.write_metadata(pa.py_buffer(dump(services.hello())))
+        for request in requests:
+            if "end" in request:
+                services.store.end_leases(take_list(request, "resolve", "end", int), token)
+            if "names" not in request and "refs" not in request:
+                continue
+            try:
+                leased = _lease_all(services, request, token)
+            except BadRequestError:
+                raise
+            except DataPlaneError as error:
+                writer.write_metadata(pa.py_buffer(dump(requests.refusal(error))))
+            else:
+                requests.unconfirmed = [item.lease for item in leased if item]
+                if request.get("as") == "json":
+                    writer.write_metadata(pa.py_buffer(_locate(leased).to_json()))
+                else:
+                    found = _locate(leased)
+                    metadata = dump({"files": list(found.files)}) if found.files else b""
+                    writer.write_with_metadata(found.to_batch(), pa.py_buffer(metadata))
+    finally:
+        services.store.end_leases(requests.unconfirmed, token)
+        if not own:
+            services.store.end_session(token)
+
+
+def lease_made(
+    services: Services, ref: Ref, deadline: float, token: str = INTERNAL_SESSION, *, is_local: bool = False
+) -> Leased:
+    """A lease on an object that is made again if it is not resident. Raises what makes that impossible."""
+    services.deriver.drop_stale([ref])
+    while True:
+        leased = services.store.lease([ref.name], token)[0]
+        if leased is not None:
+            return as_claimed(services, ref, leased, token)
+        if time.monotonic() > deadline:
+            raise OutOfSpaceError(
+                f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
+                "not fit the node: drop views, or start the node with more --memory"
+            )
+        services.deriver.make_resident([ref], deadline, is_local=is_local)
+
+
+def _locate(leased: Sequence[Leased | None]) -> Locators:
+    """Where each object lies, what it is, and the lease that keeps it there."""
+    refs = [item.entry.ref if item else None for item in leased]
+    files = [item.entry.file for item in leased if item and item.entry.slab is None and item.entry.file]
+    segments: list[int] = []
+    offsets: list[int] = []
+    num_files = 0
+    for item in leased:
+        place = (item.entry.slab or item.entry.file) if item else None
+        is_in_file = item is not None and item.entry.slab is None
+        num_files += is_in_file
+        segments.append(num_files if is_in_file else 0)
+        offsets.append(place.offset if place else -1)
+    return Locators(
+        segment=segments,
+        offset=offsets,
+        nbytes=[ref.nbytes if ref else 0 for ref in refs],
+        dtype=[ref.dtype if ref else "bool" for ref in refs],
+        shape=[ref.shape if ref else () for ref in refs],
+        generation=[ref.generation if ref else 0 for ref in refs],
+        lease=[item.lease if item else 0 for item in leased],
+        files=[file.describe() for file in files],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """A stream verb and the right that it needs."""
+
+    run: Callable[
+        [
+            Services,
+            fl.ServerCallContext,
+            Mapping[str, Any],
+            fl.MetadataRecordBatchReader,
+            fl.MetadataRecordBatchWriter,
+        ],
+        None,
+    ]
+    right: Right
+
+
+EXCHANGES: Mapping[str, Exchange] = {
+    "session": Exchange(session, Right.READ),
+    "resolve": Exchange(resolve, Right.READ),
+    "put": Exchange(do_exchange_put.put, Right.WRITE),
+    "scopes": Exchange(scope_actions.keep_open, Right.WRITE),
+}
+
+
+def as_claimed(services: Services, ref: Ref, leased: Leased, token: str = INTERNAL_SESSION) -> Leased:
+    """The lease, unless the ref claims another checksum: that is its bearer's error, and nobody else's."""
+    try:
+        check_claim(ref, leased.entry.ref)
+    except DataPlaneError:
+        services.store.end_leases([leased.lease], token)
+        raise
+    return leased
+
+
+def _lease_all(services: Services, request: Mapping[str, Any], token: str) -> Sequence[Leased | None]:
+    if "names" in request:
+        names = take_list(request, "resolve", "names", str)
+        services.call_limits.check_leases(services.store.num_leases, len(names))
+        found = services.store.lease(names, token)
+        services.meter.count_found(len(found) - found.count(None), 0)  # a miss is what is then asked for as a whole ref
+        return found
+    refs = take_refs(request, "resolve")
+    services.call_limits.check_leases(services.store.num_leases, len(refs))
+    deadline = time.monotonic() + take_timeout_s(request, "resolve")
+    services.deriver.drop_stale(refs)
+    leased: list[Leased] = []
+    try:
+        ordered: list[Leased | None] = list(services.store.lease([ref.name for ref in refs], token))
+        leased += [item for item in ordered if item]
+        for ref, item in zip(refs, ordered, strict=True):
+            if item:
+                check_claim(ref, item.entry.ref)
+        missing = [at for at, item in enumerate(ordered) if item is None]
+        services.meter.count_found(len(refs) - len(missing), len(missing))
+        services.deriver.start([refs[at] for at in missing], deadline)
+        window: list[int] = []
+        waiting = iter(missing)
+        while window := window + list(islice(waiting, LOOK_AHEAD - len(window))):
+            found = _lease_next(services, [refs[at] for at in window], deadline, token)
+            leased += [item for item in found if item]
+            for at, item in zip(window, found, strict=True):
+                if item:
+                    check_claim(refs[at], item.entry.ref)
+                    ordered[at] = item
+            window = [at for at in window if ordered[at] is None]
+    except BaseException:
+        services.store.end_leases([item.lease for item in leased], token)
+        raise
+    return ordered
+
+
+def _lease_next(services: Services, refs: Sequence[Ref], deadline: float, token: str) -> list[Leased | None]:
+    """Wait for the first to be made; a lease of it, and of what else was made meanwhile."""
+    first = lease_made(services, refs[0], deadline, token)
+    try:
+        return [first, *services.store.lease([ref.name for ref in refs[1:]], token)]
+    except BaseException:
+        services.store.end_leases([first.lease], token)
+        raise

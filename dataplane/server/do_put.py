@@ -1,0 +1,133 @@
+"""DoPut: the one column of a stream of batches becomes an object. What comes over Flight is always verified."""
+
+import threading
+import time
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.flight as fl
+
+from dataplane.core.errors import BadRequestError, NodeTimeoutError
+from dataplane.core.overdue import OVERDUE
+from dataplane.core.refs import Ref
+from dataplane.core.schemas import ITEM_BYTES, reading
+from dataplane.server.publish import PutRequest, seal
+from dataplane.server.services import Services
+from dataplane.storage.entries import Slab
+from dataplane.storage.store import Store
+
+
+def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
+    """Store what the descriptor announces and the stream brings."""
+    request = PutRequest.from_descriptor(descriptor)
+    with reading("the schema of DoPut"):
+        dtype = _column_dtype(reader.schema)
+    deadline = time.monotonic() + request.timeout_s
+    slab = _receive(reader, request, dtype, services, deadline)
+    services.meter.count_bytes(received=slab.nbytes)
+    return seal(services.store, slab, request, dtype, services.node_id)
+
+
+def _column_dtype(schema: pa.Schema) -> str:
+    """The numpy name of the one column of a DoPut."""
+    if len(schema) != 1:
+        raise BadRequestError(f"DoPut with {len(schema)} columns ({', '.join(schema.names)}); wanted exactly one")
+    kind = schema.field(0).type
+    name = {"halffloat": "float16", "float": "float32", "double": "float64"}.get(str(kind), str(kind))
+    if name == "bool" or name not in ITEM_BYTES:
+        raise BadRequestError(f"DoPut with a column of {kind}; wanted numbers of fixed width, such as uint8")
+    return name
+
+
+def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> Iterator[np.ndarray]:
+    """The bytes of each batch."""
+    while True:
+        with reading("a batch of DoPut"):
+            try:
+                batch = reader.read_chunk().data
+            except StopIteration:
+                return
+            if batch is None:
+                continue
+            batch.validate()  # its buffers may be shorter than its length, and counting nulls reads them
+            column = batch.column(0)
+        if column.null_count:
+            raise BadRequestError(f"DoPut with {column.null_count} nulls; wanted numbers only")
+        if column.nbytes > max_bytes:
+            raise BadRequestError(
+                f"DoPut with a batch of {column.nbytes} bytes; wanted at most {max_bytes} a batch: send more batches"
+            )
+        start = column.offset * item
+        yield np.frombuffer(column.buffers()[1], np.uint8)[start : start + len(column) * item]
+
+
+def _receive(
+    reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, services: Services, deadline: float
+) -> Slab:
+    """The stream's bytes in a new slab: straight in where the size was announced, gathered first where not."""
+    store = services.store
+    chunks = _chunks(reader, ITEM_BYTES[dtype], services.call_limits.max_message_bytes)
+    nbytes = request.announced_bytes
+    if nbytes is None:
+        gathered, total = [], 0
+        for chunk in chunks:
+            gathered.append(chunk)
+            total += len(chunk)
+            if total > store.segment.capacity:
+                raise BadRequestError(f"DoPut of more than {total} bytes; this node has {store.segment.capacity}")
+        nbytes, chunks = total, iter(gathered)
+    arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
+    try:
+        with OVERDUE.cut(deadline, arriving.give_up):  # Arrow has no way to end the read of a client that stopped
+            for chunk in chunks:
+                arriving.add(chunk)
+            return arriving.finished()
+    except BaseException:
+        arriving.give_up()
+        raise
+
+
+class _Arriving:
+    """A slab that is being filled, until it is full or given up. Thread-safe."""
+
+    def __init__(self, store: Store, slab: Slab) -> None:
+        self._store = store
+        self._slab = slab
+        self._lock = threading.Lock()
+        self._at = 0
+        self._is_ours = True
+
+    def add(self, chunk: np.ndarray) -> None:
+        """The next bytes."""
+        with self._lock:
+            self._check_ours()
+            if self._at + len(chunk) > self._slab.nbytes:
+                raise BadRequestError(f"DoPut announced {self._slab.nbytes} bytes and sent more; announce what is sent")
+            self._store.view(self._slab)[self._at : self._at + len(chunk)] = chunk
+            self._at += len(chunk)
+
+    def finished(self) -> Slab:
+        """The slab, whole; it is the caller's then."""
+        with self._lock:
+            self._check_ours()
+            if self._at != self._slab.nbytes:
+                raise BadRequestError(
+                    f"DoPut announced {self._slab.nbytes} bytes and sent {self._at}; announce what is sent"
+                )
+            self._is_ours = False
+            return self._slab
+
+    def give_up(self) -> None:
+        """Give the slab back, unless that is done, or it is whole."""
+        with self._lock:
+            if self._is_ours:
+                self._is_ours = False
+                self._store.abort(self._slab)
+
+    def _check_ours(self) -> None:
+        if not self._is_ours:
+            raise NodeTimeoutError(
+                f"DoPut had brought {self._at} of {self._slab.nbytes} bytes, and no end, at its deadline; put it "
+                "again, with a longer timeout_s"
+            )

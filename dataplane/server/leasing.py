@@ -1,0 +1,126 @@
+"""Leases on what a DoGet or another node asks for; what is not resident is made first, where that may be done.
+
+Shared by Flight streams (`gets.py`) and byte connections (`byte_answers.py`): both send bytes under a lease.
+"""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Self
+
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, DataPlaneError, MissingObjectError, NodeTimeoutError, OutOfSpaceError
+from dataplane.core.json_body import take, take_timeout_s
+from dataplane.core.refs import Ref
+from dataplane.server import do_exchange
+from dataplane.server.services import Services
+from dataplane.storage.entries import Leased
+from dataplane.storage.store import INTERNAL_SESSION, Store
+
+HEARTBEAT_S = 5.0
+"""Who waits for an object to be made hears from this node so often."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class How:
+    """What may be done for an object that is not resident, and until when."""
+
+    deadline: float
+    """Monotonic."""
+    is_local: bool
+    """No other node is asked."""
+    is_made: bool
+    """False gives only what is resident here."""
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any], what: str) -> Self:
+        """Out of `timeout_s`, `local` and `make` of a ticket."""
+        return cls(
+            deadline=time.monotonic() + take_timeout_s(body, what),
+            is_local=take(body, what, "local", bool, default=False),
+            is_made=take(body, what, "make", bool, default=True),
+        )
+
+
+def start_missing(services: Services, refs: Sequence[Ref], how: How) -> None:
+    """Begin to make what is not resident, side by side."""
+    found = services.store.find_all([ref.name for ref in refs])
+    missing = [ref for ref, entry in zip(refs, found, strict=True) if entry is None]
+    services.deriver.start(missing, how.deadline, is_local=how.is_local)
+
+
+def lease_ref(services: Services, ref: Ref, how: How) -> Leased:
+    """A lease on one object. Waits for: its making, until the deadline. Raises what makes it impossible."""
+    if how.is_made:
+        return do_exchange.lease_made(services, ref, how.deadline, is_local=how.is_local)
+    leased = services.store.lease_one(ref.name)
+    if leased is None:
+        raise MissingObjectError(f"{ref.name} is not resident on node {services.node_id}")
+    return do_exchange.as_claimed(services, ref, leased)
+
+
+def try_lease(services: Services, ref: Ref, how: How) -> Leased | None:
+    """As `lease_ref`, or None when that takes longer than a receiver likes to hear nothing."""
+    soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
+    try:
+        return lease_ref(services, ref, replace(how, deadline=soon))
+    except (NodeTimeoutError, OutOfSpaceError):
+        if time.monotonic() >= how.deadline:
+            raise
+        return None
+
+
+def lease_some(services: Services, refs: Sequence[Ref], how: How) -> list[Leased | DataPlaneError | None]:
+    """For each a lease, what is wrong with it, or None where it is to be asked for again.
+
+    Waits for the first, for `HEARTBEAT_S`, where none is resident.
+    """
+    found: list[Leased | DataPlaneError | None] = list(_resident(services, refs, how))
+    if not any(found):
+        found[0] = _or_error(partial(try_lease, services, refs[0], how))
+        return found
+    for at, leased in enumerate(found):
+        if isinstance(leased, Leased):
+            found[at] = _or_error(partial(do_exchange.as_claimed, services, refs[at], leased))
+    return found
+
+
+def checksum(store: Store, leased: Leased) -> str:
+    """The digest with which a receiver compares an object's bytes; computed at most once."""
+    entry = leased.entry
+    if entry.ref.kind == "source":
+        return entry.ref.name.removeprefix("s/")
+    if not entry.digest:
+        kept = entry.ref.meta.get("checksum") if entry.ref.kind == "derived" else None
+        entry.digest = str(kept) if kept else content_digest(store.content(entry))
+    return entry.digest
+
+
+def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
+    """The bytes that a ticket asks for: all, or `length` from `start` on."""
+    start = take(body, "the ticket", "start", int, default=0)
+    length = take(body, "the ticket", "length", int, default=ref.nbytes - start)
+    if start < 0 or length < 0 or start + length > ref.nbytes:
+        raise BadRequestError(
+            f"the ticket asks for {length} bytes from {start} on of {ref.name}, which has {ref.nbytes}; "
+            "wanted a range inside it"
+        )
+    return start, length
+
+
+def _resident(services: Services, refs: Sequence[Ref], how: How) -> list[Leased | None]:
+    """Leases on those that are resident; on none where a file cannot be read, which asking one by one will say."""
+    if how.is_made:
+        services.deriver.drop_stale(refs)
+    try:
+        return services.store.lease([ref.name for ref in refs], INTERNAL_SESSION)
+    except DataPlaneError:
+        return [None] * len(refs)
+
+
+def _or_error(lease: Callable[[], Leased | None]) -> Leased | DataPlaneError | None:
+    try:
+        return lease()
+    except DataPlaneError as error:
+        return error

@@ -1,0 +1,141 @@
+"""The metrics port of a node: `/metrics` for Prometheus and `/`, a page of plain text for people with curl.
+
+Guarded as the node is: the same certificate, and the same tokens as a bearer header (any right will do). Read-only.
+"""
+
+import contextlib
+import http.server
+import logging
+import socket
+import threading
+import time
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+from dataplane.core.errors import BadRequestError, OverloadedError, UnauthenticatedError
+from dataplane.core.overdue import OVERDUE
+from dataplane.core.token_file import TokenFile
+from dataplane.server.auth import Security, bearer, host_in_uri, is_loopback
+from dataplane.server.call_limits import Slots
+from dataplane.server.prometheus import CONTENT_TYPE, Metrics
+
+REQUEST_TIMEOUT_S = 10.0
+MAX_REQUESTS = 32
+
+log = logging.getLogger(__name__)
+
+
+class MetricsServer:
+    """Serves from threads of its own, from construction until `close`."""
+
+    def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
+        if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
+            raise BadRequestError(
+                f"--metrics-port on {host} would show this node's counts to whoever reaches it; add --token-file, "
+                "--tls-ca or --insecure"
+            )
+        try:
+            self._server = _Server(host, port, metrics, tokens)
+        except OSError as error:
+            raise BadRequestError(f"--metrics-port {port} on {host}: {error}; choose another, 0 takes any") from error
+        context = security.ssl_context()
+        if context is not None:  # each request's thread does its own handshake
+            self._server.socket = context.wrap_socket(
+                self._server.socket, server_side=True, do_handshake_on_connect=False
+            )
+        scheme = "https" if context else "http"
+        self.url = f"{scheme}://{host_in_uri(host)}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(timeout=5)
+
+
+class _Server(http.server.ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self, host: str, port: int, metrics: Metrics, tokens: TokenFile | None) -> None:
+        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.metrics = metrics
+        self.tokens = tokens
+        self.slots = Slots(MAX_REQUESTS, "requests for metrics", "rate of scraping")
+        super().__init__((host, port), _Handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """A slot before a thread: who sends nothing, or no token, may not take threads without end."""
+        try:
+            self.slots.take()
+        except OverloadedError as error:
+            log.debug("a request for metrics from %s is refused: %s", client_address, error)
+            self.shutdown_request(request)
+            return
+        try:
+            super().process_request(request, client_address)
+        except BaseException:
+            self.slots.give_back()
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """In the thread of a request: all of it, the handshake too, within its deadline."""
+        try:
+            with OVERDUE.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
+                super().process_request_thread(request, client_address)
+        finally:
+            self.slots.give_back()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Broken connections and failed handshakes are the other side's."""
+        log.debug("a request for metrics from %s broke", client_address, exc_info=True)
+
+
+class _Handler(http.server.BaseHTTPRequestHandler):
+    server: _Server
+    timeout = REQUEST_TIMEOUT_S
+    server_version = "dataplane"
+    sys_version = ""
+
+    def do_GET(self) -> None:  # the library's name
+        try:
+            if self.server.tokens is not None:
+                self.server.tokens.right_of(bearer(self.headers.get_all("authorization") or []))
+            self._answer()
+        except UnauthenticatedError as error:
+            self._send(HTTPStatus.UNAUTHORIZED, f"{error}\n", [("WWW-Authenticate", "Bearer")])
+
+    def log_message(self, format: str, *args: object) -> None:
+        log.debug(format, *args)
+
+    def _answer(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._send(HTTPStatus.OK, self.server.metrics.prometheus(), [], CONTENT_TYPE)
+        elif path == "/":
+            self._send(HTTPStatus.OK, self.server.metrics.page())
+        else:
+            self._send(HTTPStatus.NOT_FOUND, f"{path[:60]!r} is not here; wanted / or /metrics\n")
+
+    def _send(
+        self,
+        status: HTTPStatus,
+        body: str | bytes,
+        headers: "list[tuple[str, str]] | None" = None,
+        kind: str = "text/plain; charset=utf-8",
+    ) -> None:
+        raw = body.encode() if isinstance(body, str) else body
+        self.send_response(status)
+        for key, value in [*(headers or []), ("Content-Type", kind), ("Content-Length", str(len(raw)))]:
+            self.send_header(key, value)
+        self.end_headers()
+        self.wfile.write(raw)
+
+
+def _cut(request: socket.socket) -> None:
+    """End a connection whose time is over; the thread that reads from it sees the end."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # of the socket: TLS would wait for the other side

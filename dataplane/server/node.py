@@ -1,0 +1,139 @@
+"""A data-plane node: makes the services from a configuration, starts the servers over them, and stops both."""
+
+import logging
+import secrets
+import socket
+import threading
+from typing import Any
+
+from dataplane.cluster.fetcher import PeerFetcher
+from dataplane.cluster.peer_directory import Peers
+from dataplane.core.process import keep_freed_memory
+from dataplane.core.token_file import TokenFile
+from dataplane.datasets.catalog import Datasets
+from dataplane.derive.decode_pool import Pool
+from dataplane.derive.deriver import Deriver
+from dataplane.server.byte_keys import ByteKeys
+from dataplane.server.byte_port import BytePort, listen
+from dataplane.server.config import NodeConfig, check_config
+from dataplane.server.flight_server import FlightServer
+from dataplane.server.meter import Meter
+from dataplane.server.metrics_http import MetricsServer
+from dataplane.server.offers import Offers
+from dataplane.server.prometheus import Metrics
+from dataplane.server.scope_owners import ScopeOwners
+from dataplane.server.services import Services
+from dataplane.storage.arena import Segment, reap_dead_segments
+from dataplane.storage.disk_files import Disk
+from dataplane.storage.store import Store
+
+log = logging.getLogger(__name__)
+
+
+class Node:
+    """Runs in the process that makes it, until `stop`. One per process: it tunes the process's malloc."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        check_config(config)
+        tokens = TokenFile(config.security.token_file) if config.security.token_file else None
+        reap_dead_segments(config.shm_dir)
+        keep_freed_memory()
+        segment = Segment(config.memory_bytes, config.node_id, config.shm_dir, config.numa)
+        self._disk: Disk | None = None
+        self._listener: socket.socket | None = None
+        self._byte_port: BytePort | None = None
+        self._web: MetricsServer | None = None
+        try:
+            if config.spill_dir is not None:
+                self._disk = Disk(config.spill_dir, config.spill_bytes, config.node_id)
+            if config.security.tls_cert is None:  # byte connections are not encrypted
+                self._listener = listen(config.host, config.peer_port, config.port)
+            self.services = self._make_services(config, segment)
+            self._start_servers(config, tokens)
+        except BaseException:
+            segment.unlink()
+            if self._byte_port is not None:
+                self._byte_port.close()
+            if self._listener is not None:
+                self._listener.close()
+            if self._disk is not None:
+                self._disk.close()
+            raise
+
+    @property
+    def uri(self) -> str:
+        """The address at which the node listens."""
+        return self._server.uri
+
+    @property
+    def metrics_url(self) -> str | None:
+        """The address of `/metrics` and of the page for people. None if the node serves neither."""
+        return self._web.url if self._web else None
+
+    def stat(self) -> dict[str, Any]:
+        """Return everything that the node counts."""
+        return self.services.stat()
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Unlink the segment, end the workers, then stop serving; open streams are cut after `grace_s`.
+
+        Views that readers hold stay valid: their memory lives until they drop it.
+        """
+        self._peers.withdraw()
+        self.services.segment.unlink()
+        self.services.scope_owners.close()
+        self.services.offers.close()
+        if self._web is not None:
+            self._web.close()
+        self.services.pool.close()
+        self._fetcher.close()
+        if self._byte_port is not None:
+            self._byte_port.close()
+        stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
+        stopping.start()
+        stopping.join(grace_s)
+        self.services.store.close()
+        if self._disk is not None:
+            self._disk.close()
+
+    # -- private: construction --------------------------------------------------------------------------------------
+
+    def _make_services(self, config: NodeConfig, segment: Segment) -> Services:
+        """Make everything that the servers answer from; nothing listens yet but the socket of the byte port."""
+        store = Store(segment, self._disk)
+        scope_owners = ScopeOwners(store, config.scope_grace_s)
+        for owner in store.disk.recover():
+            scope_owners.expect(owner)
+        datasets = Datasets(config.roots, config.node_id, config.media_roots)
+        pool = Pool(config.num_workers, segment.path, store.abort, config.limits)
+        self._peers = Peers(config.node_id, config.peers, config.directory)
+        self._fetcher = PeerFetcher(
+            store, self._peers, credentials=config.peer_credentials, num_streams=config.num_streams
+        )
+        return Services(
+            node_id=config.node_id,
+            host_id=config.host_id,
+            incarnation=secrets.token_hex(8),
+            segment=segment,
+            store=store,
+            datasets=datasets,
+            pool=pool,
+            deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
+            offers=Offers(store),
+            scope_owners=scope_owners,
+            byte_keys=ByteKeys(self._listener.getsockname()[1]) if self._listener is not None else None,
+            call_limits=config.call_limits,
+            meter=Meter(),
+            numa=str(config.numa or ""),
+        )
+
+    def _start_servers(self, config: NodeConfig, tokens: TokenFile | None) -> None:
+        """Start the servers, and only then tell other nodes the address."""
+        services = self.services
+        if self._listener is not None and services.byte_keys is not None:
+            self._byte_port = BytePort(self._listener, services.byte_keys, services)
+        self._server = FlightServer(config, services, tokens)
+        if config.metrics_port is not None:
+            metrics = Metrics(services.node_id, services.stat, services.meter)
+            self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
+        self._peers.announce(self._server.public_uri, services.host_id, services.incarnation)

@@ -1,0 +1,306 @@
+"""What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place.
+
+The node hashes what lies in the arena, as soon as its writer says that it was written and before anybody can read it:
+that digest names a source and is the generation of a plain object. A writer may do without; its object then gets a
+random generation.
+"""
+
+import math
+import secrets
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow.flight as fl
+from blake3 import blake3
+
+from dataplane.core.digests import content_digest, digest_of, generation_of, source_name
+from dataplane.core.errors import BadRequestError, ChecksumError
+from dataplane.core.json_body import (
+    MAX_META_BYTES,
+    MAX_NUMBER,
+    ONE_OBJECT_BYTES,
+    check_plain_name,
+    dump,
+    parse,
+    take,
+    take_timeout_s,
+)
+from dataplane.core.refs import Kind, Lineage, Ref, check_shape
+from dataplane.core.schemas import ITEM_BYTES, check_array
+from dataplane.storage.disk_files import DiskFile
+from dataplane.storage.entries import Entry, Slab
+from dataplane.storage.store import INTERNAL_SESSION, Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PutRequest:
+    """A checked request to store bytes."""
+
+    kind: Kind
+    name: str
+    """Empty for a source: its digest names it."""
+    dtype: str | None
+    """None takes the dtype of the column that comes."""
+    shape: tuple[int, ...] | None
+    nbytes: int | None
+    meta: Mapping[str, Any]
+    checksum: str
+    """What the writer computed over its bytes; empty if it did not."""
+    timeout_s: float
+    scope: str | None = None
+    """The open scope that it belongs to."""
+    is_durable: bool = False
+    """On disk before it is acknowledged."""
+    is_hashed: bool = True
+    """False where the writer asks the node not to hash a plain object."""
+
+    @property
+    def announced_bytes(self) -> int | None:
+        """How many bytes will come, where the writer said so."""
+        if self.nbytes is None and self.shape is not None and self.dtype is not None:
+            return math.prod(self.shape) * ITEM_BYTES[self.dtype]
+        return self.nbytes
+
+    @classmethod
+    def from_descriptor(cls, descriptor: fl.FlightDescriptor) -> "PutRequest":
+        """Of a path (its only part is the name) or of a JSON command."""
+        if descriptor.descriptor_type == fl.DescriptorType.PATH:
+            if len(descriptor.path) != 1:
+                raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
+            return cls.from_body({"name": descriptor.path[0].decode("utf-8", "replace")})
+        return cls.from_body(parse(descriptor.command, "the descriptor of DoPut", ONE_OBJECT_BYTES))
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":
+        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope, durable, hash."""
+        kind = take(body, "put", "kind", str, default="plain")
+        if kind not in ("plain", "source"):
+            raise BadRequestError(f"put.kind is {kind!r}; wanted plain or source (derived objects are made by derive)")
+        name = take(body, "put", "name", str, default="")
+        if kind == "plain":
+            check_plain_name(name)
+        dtype = take(body, "put", "dtype", str, type(None), default=None)
+        if dtype is not None:
+            check_array(dtype, (), ITEM_BYTES.get(dtype, 0))
+        shape = take(body, "put", "shape", list, type(None), default=None)
+        nbytes = take(body, "put", "nbytes", int, type(None), default=None)
+        if nbytes is not None and not 0 <= nbytes < MAX_NUMBER:
+            raise BadRequestError(f"put.nbytes is {str(nbytes)[:40]}; wanted 0 or more, in 64 bits")
+        if shape is not None:
+            try:
+                check_shape(shape, "put.shape")
+            except ValueError as error:
+                raise BadRequestError(str(error)) from error
+            if math.prod(shape) >= MAX_NUMBER:
+                raise BadRequestError(f"put.shape is {str(shape)[:80]}; no array has so many elements")
+        meta = take(body, "put", "meta", dict, type(None), default=None) or {}
+        if meta and len(dump(meta)) > MAX_META_BYTES:
+            raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")
+        return cls(
+            kind=kind,
+            name="" if kind == "source" else name,
+            dtype="uint8" if kind == "source" else dtype,
+            shape=None if kind == "source" or shape is None else tuple(shape),
+            nbytes=nbytes,
+            meta=meta,
+            checksum=take(body, "put", "checksum", str, default=""),
+            timeout_s=take_timeout_s(body, "put"),
+            scope=take(body, "put", "scope", str, type(None), default=None),
+            is_durable=take(body, "put", "durable", bool, default=False),
+            is_hashed=take(body, "put", "hash", bool, default=True),
+        )
+
+
+def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
+    """Check a written slab and publish it; gives the slab back if that fails.
+
+    The same bytes under the same plain name are the same object again; other bytes are refused.
+    """
+    return seal_all(store, [slab], [request], dtype, node_id, Digests(store, [slab]))[0]
+
+
+class Digests:
+    """The digests of slabs, computed while they are being written where the writer says how far it is."""
+
+    def __init__(self, store: Store, slabs: Sequence[Slab]) -> None:
+        self._store = store
+        self._slabs = slabs
+        self._done: list[str] = []
+        self._hash: blake3 | None = None
+        """Of the slab after those that are done."""
+        self._at = 0
+        """Bytes that are hashed, of all slabs in their order."""
+        self._start = 0
+        """Where among them the slab after those that are done begins."""
+
+    def hash_until(self, nbytes: int) -> None:
+        """Hash what is written by now: the first `nbytes` of all slabs."""
+        total = sum(slab.nbytes for slab in self._slabs)
+        if not self._at <= nbytes <= total:
+            raise BadRequestError(f"put.written is {nbytes} after {self._at}; wanted no less, and at most {total}")
+        while self._at < nbytes:
+            slab = self._slabs[len(self._done)]
+            end = min(slab.nbytes, nbytes - self._start)
+            if self._at == self._start and end == slab.nbytes:
+                self._finish(slab, content_digest(self._store.view(slab)))
+                continue
+            self._hash = self._hash or blake3(max_threads=blake3.AUTO)
+            self._hash.update(self._store.view(slab)[self._at - self._start : end].data)
+            self._at = self._start + end
+            if end == slab.nbytes:
+                self._finish(slab, digest_of(self._hash))
+
+    def take(self, number: int) -> str:
+        """The digest of a slab."""
+        if number < len(self._done):
+            return self._done[number]
+        return content_digest(self._store.view(self._slabs[number]))
+
+    def _finish(self, slab: Slab, digest: str) -> None:
+        self._done.append(digest)
+        self._start += slab.nbytes
+        self._at, self._hash = self._start, None
+
+
+def seal_all(
+    store: Store,
+    slabs: Sequence[Slab],
+    requests: Sequence[PutRequest],
+    dtype: str,
+    node_id: str,
+    digests: Digests,
+) -> list[Ref]:
+    """As `seal`, for many: nothing is published where one of them is refused.
+
+    Only a disk that fills up under durable ones, or a name that is taken this very moment, leaves the first of them.
+    """
+    remaining = deque(slabs)
+    try:
+        described = [
+            _ref(slab, request, request.dtype or dtype, node_id, partial(digests.take, at))
+            for at, (slab, request) in enumerate(zip(slabs, requests, strict=True))
+        ]
+        if len(slabs) > 1:
+            _check_names(store, slabs, described)
+        sealed: list[Entry | None] = [None] * len(slabs)
+        if not any(request.is_durable for request in requests):
+            sealed = store.seal_all_new(slabs, described)
+            remaining = deque(slab for slab, entry in zip(slabs, sealed, strict=True) if entry is None)
+        refs = []
+        for slab, request, (ref, digest), entry in zip(slabs, requests, described, sealed, strict=True):
+            if entry is not None:
+                refs.append(entry.ref)
+                continue
+            refs.append(_publish(store, slab, ref, digest, is_durable=request.is_durable))
+            remaining.popleft()
+        return refs
+    except BaseException:
+        for slab in remaining:
+            store.abort(slab)
+        raise
+
+
+def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
+    """BadRequestError where a name has other content already, or has two here."""
+    first: dict[str, tuple[Slab, Ref]] = {}
+    taken = store.find_all([ref.name for ref, _ in described])
+    for slab, (ref, digest), entry in zip(slabs, described, taken, strict=True):
+        before, there = first.setdefault(ref.name, (slab, ref))
+        is_same = (there.dtype, there.shape) == (ref.dtype, ref.shape)
+        if before is not slab and not (is_same and np.array_equal(store.view(before), store.view(slab))):
+            raise BadRequestError(f"plain object {ref.name!r} comes twice in one put, with two contents; name it once")
+        if entry is not None:
+            _same(store, slab, ref, digest)
+
+
+def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
+    """The ref of the object that has the name then; what is durable is on the disk, under that ref, before."""
+    there = _same(store, slab, ref, digest) if is_durable else None
+    while True:
+        if is_durable:
+            done = _publish_durable(store, slab, ref, digest, there)
+        else:
+            done = _publish_once(store, slab, ref, digest, there, None)
+        if done is not None:
+            return done.ref
+        there = _same(store, slab, ref, digest)
+
+
+def _publish_once(
+    store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None, file: DiskFile | None
+) -> Entry | None:
+    """Under the name, or as the object that is there; None if that changed meanwhile."""
+    if there is None:
+        return store.seal_new(slab, ref, digest, file)
+    return there if store.seal_again(slab, there, digest, file) else None
+
+
+def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None) -> Entry | None:
+    """As `_publish_once`, with a file of its own, or the one of what is there; it goes if nothing was published."""
+    if there is not None and there.is_durable:
+        store.disk.keep([there], slab.scope)
+        try:
+            return _publish_once(store, slab, ref, digest, there, None)
+        finally:
+            store.disk.let_go([there], slab.scope)
+    file = store.disk.write_durable(slab, store.view(slab), ref if there is None else there.ref, digest)
+    done = None
+    try:
+        done = _publish_once(store, slab, ref, digest, there, file)
+    finally:
+        if done is None:
+            store.disk.discard(slab, file)
+    return done
+
+
+def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> tuple[Ref, str]:
+    """The ref of what lies in the slab, and the digest of its bytes; empty if they are not hashed."""
+    shape = check_array(dtype, request.shape, slab.nbytes)
+    is_source = request.kind == "source"
+    is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)
+    digest = hashed() if is_hashed else ""
+    if request.checksum and digest != request.checksum:
+        raise ChecksumError(
+            f"{request.name or 'the source'} arrived with checksum {digest}; sent was {request.checksum}"
+        )
+    lineage = None
+    if is_source:
+        lineage = Lineage(dataset="", shard="", offset=0, nbytes=slab.nbytes, source=digest, recipe=None)
+    ref = Ref(
+        name=source_name(digest) if is_source else request.name,
+        kind=request.kind,
+        dtype=dtype,
+        shape=shape,
+        nbytes=slab.nbytes,
+        node=node_id,
+        lineage=lineage,
+        meta=request.meta,
+        generation=0 if is_source else generation_of(digest) if digest else secrets.randbits(63) or 1,
+    )
+    return ref, digest
+
+
+def _same(store: Store, slab: Slab, ref: Ref, digest: str) -> Entry | None:
+    """The object that has the name, None if it was just released; BadRequestError where its content is another."""
+    leased = store.lease_one(ref.name)
+    if leased is None:
+        return None
+    there = leased.entry
+    try:
+        is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and (
+            there.digest == digest
+            if there.digest and digest
+            else np.array_equal(store.content(there), store.view(slab))
+        )
+    finally:
+        store.end_leases([leased.lease], INTERNAL_SESSION)
+    if not is_same:
+        raise BadRequestError(
+            f"plain object {ref.name!r} exists with other content ({there.ref.nbytes} bytes, {there.ref.dtype} "
+            f"{list(there.ref.shape)}); objects are immutable: release it first, or choose another name"
+        )
+    return there

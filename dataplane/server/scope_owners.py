@@ -1,0 +1,65 @@
+"""The node's side of scopes: who keeps them open, and the actions that open, close and fill them.
+
+A scope that is not kept belongs to the clients that opened it. Each such client holds a stream; when it breaks, the
+client has a grace period to come back, and then its scopes close.
+"""
+
+import logging
+import threading
+
+from dataplane.core.deadlines import Deadlines
+from dataplane.storage.store import Store
+
+GRACE_S = 30.0
+"""How long a client whose stream broke may take to come back."""
+
+log = logging.getLogger(__name__)
+
+
+class ScopeOwners:
+    """Which clients are there. Thread-safe."""
+
+    def __init__(self, store: Store, grace_s: float = GRACE_S) -> None:
+        self.grace_s = grace_s
+        self._store = store
+        self._lock = threading.Lock()
+        self._num_streams: dict[str, int] = {}
+        self._timers = Deadlines(self._end, "scope-owners")
+
+    def arrive(self, owner: str) -> None:
+        """A stream of this client is open."""
+        with self._lock:
+            self._num_streams[owner] = self._num_streams.get(owner, 0) + 1
+            self._timers.cancel(owner)
+
+    def depart(self, owner: str, *, is_final: bool) -> None:
+        """A stream of this client ended: for good, or it may come back."""
+        with self._lock:
+            self._num_streams[owner] -= 1
+            if self._num_streams[owner]:
+                return
+            del self._num_streams[owner]
+        if is_final:
+            self._end(owner)
+        else:
+            self.expect(owner)
+
+    def expect(self, owner: str) -> None:
+        """Close the scopes of a client unless it is there, or comes within the grace period."""
+        with self._lock:
+            if owner in self._num_streams or owner in self._timers:
+                return
+            self._timers.set(owner, self.grace_s)
+
+    def close(self) -> None:
+        """Close nothing any more."""
+        self._timers.close()
+
+    def _end(self, owner: str) -> None:
+        with self._lock:
+            self._timers.cancel(owner)
+            if owner in self._num_streams:
+                return
+        names = self._store.scopes.leave(owner)
+        if names:
+            log.warning("closed %d scope(s) of a client that is gone: %s", len(names), ", ".join(names)[:200])

@@ -1,0 +1,76 @@
+"""What the verbs of a node answer from: its store, its datasets, what makes objects, and its counts.
+
+The node makes these once, before its servers start. Every handler gets them as its first argument.
+"""
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from dataplane.datasets.catalog import Datasets
+from dataplane.derive.decode_pool import Pool
+from dataplane.derive.deriver import Deriver
+from dataplane.server.byte_keys import ByteKeys
+from dataplane.server.call_limits import CallLimits
+from dataplane.server.meter import Meter
+from dataplane.server.offers import Offers
+from dataplane.server.scope_owners import ScopeOwners
+from dataplane.storage.arena import Segment
+from dataplane.storage.store import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Services:
+    """The parts of one node. Each part is thread-safe."""
+
+    node_id: str
+    """The name of the node in refs."""
+    host_id: str
+    """The machine. Readers map this node's memory only where their own host id is equal."""
+    incarnation: str
+    """A random name of this start of the node, so that clients notice a restart."""
+    segment: Segment
+    store: Store
+    datasets: Datasets
+    pool: Pool
+    deriver: Deriver
+    offers: Offers
+    scope_owners: ScopeOwners
+    byte_keys: ByteKeys | None
+    """Keys for byte connections. None with TLS, because byte connections are not encrypted."""
+    call_limits: CallLimits
+    meter: Meter
+    numa: str = ""
+    """The NUMA policy of the arena, as its owner wrote it."""
+    started: float = field(default_factory=time.monotonic)
+    """The time of the start, in seconds of the monotonic clock."""
+
+    @property
+    def segments(self) -> list[dict[str, Any]]:
+        """Path, size, device and inode of each segment, which readers need for mapping it."""
+        return [self.segment.describe()]
+
+    def hello(self) -> dict[str, Any]:
+        """Return the first message of a stream: which node answers, since which start, and where its memory is."""
+        return {
+            "node": self.node_id,
+            "incarnation": self.incarnation,
+            "host": self.host_id,
+            "segments": self.segments,
+        }
+
+    def stat(self) -> dict[str, Any]:
+        """Return everything that the node counts."""
+        return {
+            "node": self.node_id,
+            "incarnation": self.incarnation,
+            "host": self.host_id,
+            "uptime_s": round(time.monotonic() - self.started, 3),
+            "num_workers": self.pool.num_workers,
+            "segments": [{**segment, "numa": self.numa} for segment in self.segments],
+            **self.store.stat(),
+            **self.deriver.stat(),
+            "num_timed_leases": len(self.offers),
+            **self.meter.stat(),
+            "datasets": self.datasets.stat(),
+        }

@@ -1,0 +1,97 @@
+"""Places of a store for what will be written: evicts and spills to make room, and waits for it. Thread-safe."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from dataplane.core.errors import OutOfSpaceError
+from dataplane.core.units import format_bytes
+from dataplane.storage.allocator import slab_bytes
+from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.entries import Leased, Slab
+from dataplane.storage.object_table import Residents
+from dataplane.storage.scopes import Scope
+from dataplane.storage.store_lock import Room
+
+
+class StoreAllocation:
+    """Shares the store's lock and its residents; leases of `session` keep what is being spilled."""
+
+    def __init__(self, residents: Residents, room: Room, disk: StoreDisk, session: str) -> None:
+        self._residents = residents
+        self._room = room
+        self._disk = disk
+        self._session = session
+
+    def allocate(self, sizes: Sequence[int], deadline: float, scope: str | None) -> list[Slab]:
+        """See `Store.allocate_many`."""
+        wanted = sum(map(slab_bytes, sizes))
+        capacity = self._residents.allocator.capacity
+        if wanted > capacity:
+            what = "an object" if len(sizes) == 1 else f"{len(sizes)} objects"
+            raise OutOfSpaceError(
+                f"{what} of {format_bytes(sum(sizes))} can never fit a node of {format_bytes(capacity)}; start the "
+                "node with more --memory"
+            )
+        slabs: list[Slab] = []
+        try:
+            while to_write := self._fill(slabs, sizes, deadline, scope):
+                self._disk.spill(to_write, self._session)
+        except BaseException:
+            with self._room:
+                for slab in slabs:
+                    self._residents.give_up(slab)
+                self._room.changed()
+            raise
+        return slabs
+
+    def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
+        """Append slabs until there is one for each size, or return what has to be written to disk before the next."""
+        wanted = sum(map(slab_bytes, sizes))
+        with self._room:
+            were_seen = bool(slabs)
+            while len(slabs) < len(sizes):
+                opened = self._residents.scopes.find(scope) if scope is not None else None
+                if opened is not None:
+                    opened.check_ever_fits(wanted)
+                found = self._find_place(sizes[len(slabs)], opened)
+                if isinstance(found, Slab):
+                    slabs.append(found)
+                    continue
+                if found:
+                    return found
+                if found is not None:
+                    continue
+                nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
+                while slabs:
+                    self._residents.give_up(slabs.pop())
+                if were_seen:  # else nobody saw them: waking others for that would go on in circles
+                    self._room.changed()
+                were_seen = False
+                shortage = partial(self._describe_shortage, nbytes)
+                if opened is not None and not has_room:
+                    shortage = partial(opened.describe_shortage, wanted)
+                self._room.wait(deadline, shortage, self._residents.spill.paused_until)
+        return []
+
+    def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
+        """A slab; what is to be written to disk first (if nothing, ask again); None if nothing can be done now."""
+        wanted = slab_bytes(nbytes)
+        if scope is not None and not scope.has_room(wanted):
+            return None
+        offset = self._residents.allocator.allocate(nbytes)
+        if offset is None:
+            return self._residents.make_room(nbytes, self._session)
+        if scope is not None:
+            scope.used_bytes += wanted
+        return Slab(offset, nbytes, scope)
+
+    def _describe_shortage(self, nbytes: int) -> str:
+        residents, allocator = self._residents, self._residents.allocator
+        return (
+            f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} "
+            f"free_bytes={allocator.capacity - allocator.used_bytes} "
+            f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
+            f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
+            f"evictable_bytes={residents.room_bytes} budget_bytes={allocator.capacity}; release plain objects, "
+            f"drop views, close scopes, or start the node with more --memory{residents.spill.describe()}"
+        )

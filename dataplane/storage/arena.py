@@ -1,0 +1,154 @@
+"""A shared-memory segment: one pre-faulted file in `/dev/shm` that a node owns for as long as it lives.
+
+The file is private to the user (0600) and carries a run-unique name. Its owner holds an exclusive lock on it, which the
+kernel drops when the owner dies however it dies; that is how a later node knows which segments it may reap.
+"""
+
+import fcntl
+import logging
+import mmap
+import os
+import secrets
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from dataplane.core.errors import OutOfSpaceError
+from dataplane.core.shared_files import PREFIX, SHM_DIR, identity
+from dataplane.core.units import format_bytes
+from dataplane.storage.numa import NumaPolicy
+
+_CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_PREFAULT_STEP = 256 * 1024 * 1024
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14; mmap has no name for it in Python 3.11
+
+log = logging.getLogger(__name__)
+
+
+class Segment:
+    """A mapped, writable segment of its owner. `path` is what readers open, read-only."""
+
+    def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR, numa: NumaPolicy | None = None) -> None:
+        """Reserve and touch `capacity` bytes now, so that nothing faults or runs out later.
+
+        Where `shm_dir` is missing or too small it takes memory that has no name in any folder, and says so. Raises
+        OutOfSpaceError where there is not that much memory either.
+        """
+        shortage = _shortage(capacity, shm_dir)
+        self.capacity = capacity
+        self._named: Path | None = None
+        if shortage:
+            _check_memory(capacity, shortage)
+            log.warning(
+                "%s; the node takes memory outside of it instead, which workers in other containers cannot map (they "
+                "copy over Flight): give the container a larger /dev/shm (docker run --shm-size), or ask for less "
+                "with --memory",
+                shortage,
+            )
+            self._fd = os.memfd_create(f"{PREFIX}{node_id}", os.MFD_CLOEXEC)
+            self.path = Path(f"/proc/{os.getpid()}/fd/{self._fd}")
+        else:
+            self.path, self._fd = _create_locked(shm_dir, node_id)
+            self._named = self.path
+        try:
+            os.ftruncate(self._fd, capacity)
+            self.map = mmap.mmap(self._fd, capacity)
+            self.bytes = np.frombuffer(self.map, np.uint8)
+            self.address = self.bytes.__array_interface__["data"][0]
+            if numa is not None:
+                numa.apply(self.address, capacity)
+            os.posix_fallocate(self._fd, 0, capacity)
+            _prefault(self.map, capacity)
+        except BaseException as error:
+            self.unlink()
+            if not isinstance(error, OSError):
+                raise
+            raise OutOfSpaceError(
+                f"{self.path.parent} could not give {format_bytes(capacity)} ({error.strerror}); "
+                "ask for less with --memory, or give the container a larger /dev/shm (docker run --shm-size)"
+            ) from error
+        self._identity = identity(self._fd)
+
+    def describe(self) -> dict[str, Any]:
+        """What readers need to map it, and to be sure that it is this one."""
+        return {"path": str(self.path), "nbytes": self.capacity, **self._identity}
+
+    def unlink(self) -> None:
+        """Remove the file and let go of the lock. Memory stays with those who still map it."""
+        if self._named is not None:
+            self._named.unlink(missing_ok=True)
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
+    """Unlink this user's segments whose owner is dead; returns their names."""
+    reaped = []
+    for path in shm_dir.glob(f"{PREFIX}{os.getuid()}-*"):
+        try:
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink(missing_ok=True)
+            reaped.append(path.name)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+    if reaped:
+        log.warning("removed %d segment(s) that dead nodes left in %s", len(reaped), shm_dir)
+    return reaped
+
+
+def _shortage(capacity: int, shm_dir: Path) -> str:
+    """Why the segment cannot be a file there; empty if it can."""
+    if not shm_dir.is_dir():
+        return f"{shm_dir} does not exist; wanted {format_bytes(capacity)} there"
+    stat = os.statvfs(shm_dir)
+    free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    if capacity <= free:
+        return ""
+    return f"{shm_dir} has {format_bytes(free)} free of {format_bytes(total)}; wanted {format_bytes(capacity)}"
+
+
+def _check_memory(capacity: int, shortage: str) -> None:
+    """Say it before the kernel ends somebody for it."""
+    available = psutil.virtual_memory().available
+    limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
+    if limit.isdigit():
+        available = min(available, int(limit))
+    if capacity > available:
+        raise OutOfSpaceError(
+            f"{shortage}, and the machine has only {format_bytes(available)} of memory available: ask for less with "
+            "--memory, or give the container a larger /dev/shm (docker run --shm-size)"
+        )
+
+
+def _create_locked(shm_dir: Path, node_id: str) -> tuple[Path, int]:
+    """Create a file and lock it; another one if a reaper, which removes by name, took it between the two."""
+    while True:
+        path = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.exists() and path.stat().st_ino == os.fstat(fd).st_ino:
+                return path, fd
+        except BlockingIOError:
+            pass
+        os.close(fd)
+        path.unlink(missing_ok=True)
+
+
+def _prefault(segment: mmap.mmap, capacity: int) -> None:
+    """Touch every page; on kernels without the call the first writer does it page by page."""
+    for start in range(0, capacity, _PREFAULT_STEP):
+        try:
+            segment.madvise(_POPULATE_WRITE, start, min(_PREFAULT_STEP, capacity - start))
+        except OSError:
+            log.info("this kernel has no MADV_POPULATE_WRITE; pages fault in on first use")
+            return

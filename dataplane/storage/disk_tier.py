@@ -1,0 +1,168 @@
+"""The disk tier of a store: spilling, durable files, and taking over what an earlier node left. Thread-safe.
+
+Files are written and checked without the store's lock; who writes one holds a lease, or a slab that is not sealed yet.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from dataplane.core.digests import content_digest
+from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
+from dataplane.core.refs import Ref
+from dataplane.storage.arena import Segment
+from dataplane.storage.disk_files import Disk, DiskFile, charge_bytes
+from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.group_commit import sync_directory
+from dataplane.storage.object_table import Residents
+from dataplane.storage.scopes import Scope
+from dataplane.storage.store_lock import Room
+
+log = logging.getLogger(__name__)
+
+
+class StoreDisk:
+    """Shares the store's lock and its residents."""
+
+    def __init__(self, residents: Residents, room: Room, disk: Disk | None, segment: Segment) -> None:
+        self._residents = residents
+        self._room = room
+        self._disk = disk
+        self._segment = segment
+
+    def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
+        """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
+
+        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+        """
+        if self._disk is None:
+            raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
+        with self._room:
+            if not self._residents.reserve_file(ref.nbytes):
+                spill = self._residents.spill
+                raise OutOfSpaceError(
+                    f"the spill budget has no room for {ref.name}: wanted_bytes={ref.nbytes} "
+                    f"spilled_bytes={spill.used_bytes} spill_budget_bytes={spill.budget_bytes}; release objects, or "
+                    "start the node with more --spill-size"
+                )
+        try:
+            return self._disk.write_durable(ref, digest, data, slab.scope)
+        except BaseException:
+            with self._room:
+                self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
+            raise
+
+    def discard(self, slab: Slab, file: DiskFile) -> None:
+        """A durable file whose object was not sealed after all."""
+        with self._room:
+            self._residents.spill.used_bytes -= file.charge_bytes
+        if self._disk is not None:
+            self._disk.discard(file, slab.scope)
+
+    def keep(self, entries: Iterable[Entry], scope: Scope | None) -> None:
+        """Durable objects are kept by `scope`, or held, also after a restart; on the disk when this returns.
+
+        OutOfSpaceError where the disk refuses, and nothing is kept that was not.
+        """
+        if self._disk is None:
+            return
+        wanted = [entry for entry in entries if entry.is_durable]
+        try:
+            folders = {self._disk.keep(entry.file.path, scope) for entry in wanted if entry.file is not None}
+            for folder in folders:
+                sync_directory(folder)
+        except OSError as error:
+            self.let_go(wanted, scope)
+            raise OutOfSpaceError(f"the disk does not note who keeps an object ({error}); look at it") from error
+
+    def let_go(self, entries: Iterable[Entry], scope: Scope | None) -> None:
+        """The reverse of `keep`, for those that did not come to be kept."""
+        with self._room:
+            for entry in entries:
+                if not (entry.is_held if scope is None else scope in entry.scopes):
+                    self._residents.spill.let_go(entry, scope)
+
+    def recover(self) -> set[str]:
+        """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
+        owners: set[str] = set()
+        with self._room:
+            if self._disk is None:
+                return owners
+            for found in self._disk.recover():
+                if found.ref.name in self._residents.entries:  # a second one was never acknowledged
+                    log.warning("%s has two files; the younger one, %s, goes", found.ref.name, found.file.path)
+                    self._disk.forget(found.file)
+                    continue
+                scopes = []
+                for state in found.scopes:
+                    scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
+                    scope.owners.update(state["owners"])
+                    owners.update(state["owners"])
+                    scopes.append(scope)
+                self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
+        return owners
+
+    def spill(self, victims: Sequence[Leased], session: str) -> None:
+        """Spill objects, without the lock; each is leased while it is written."""
+        remaining = deque(victims)
+        try:
+            while remaining:
+                leased = remaining[0]
+                file = self._write(leased.entry)
+                remaining.popleft()
+                self._end_spill(leased, file, session)
+        finally:
+            for leased in remaining:
+                self._end_spill(leased, None, session)
+
+    def is_whole(self, entry: Entry) -> bool:
+        """Whether a leased object's file is what was written; else the object is dropped, a durable file set aside.
+
+        False if it can be made again; ChecksumError if that is not so; OverloadedError if it cannot be told now.
+        """
+        assert self._disk is not None and entry.file is not None
+        try:
+            self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
+        except ChecksumError as error:
+            log.error("%s is lost: %s", entry.ref.name, error)
+            self._set_aside(entry.file)
+            with self._room:
+                if not entry.is_dropped:
+                    self._residents.drop(entry)
+                    self._room.changed()
+            if entry.ref.kind == "plain" or entry.is_held:
+                raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
+            return False
+        return True
+
+    def _write(self, entry: Entry) -> DiskFile | None:
+        """A file of an object that is to be spilled; None where that failed, in whatever way: it stays in memory."""
+        slab = entry.slab
+        assert self._disk is not None and slab is not None
+        data = self._segment.bytes[slab.offset : slab.offset + slab.nbytes]
+        try:
+            entry.digest = entry.digest or content_digest(data)
+            return self._disk.write(entry.ref, entry.digest, data)
+        except Exception as error:
+            with self._room:
+                self._residents.spill.failed(error)
+            return None
+
+    def _end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
+        with self._room:
+            self._residents.end_spill(leased, file, session)
+            self._room.changed()
+
+    def map(self, entry: Entry) -> np.ndarray:
+        """The bytes of a spilled object, read-only."""
+        assert self._disk is not None and entry.file is not None
+        return self._disk.map(entry.file, entry.ref.nbytes)
+
+    def _set_aside(self, file: DiskFile) -> None:
+        assert self._disk is not None
+        try:
+            self._disk.set_aside(file)
+        except OSError as error:  # to forget the object now would be to remove the file
+            raise OverloadedError(f"{file.path} is damaged and cannot be set aside now ({error})") from error

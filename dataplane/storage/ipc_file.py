@@ -1,0 +1,68 @@
+"""Objects as Arrow IPC files with one uint8 column, whose bytes begin at a multiple of 4 KiB, so that a mapping of the
+file is the object. Any Arrow reader opens them; what we say about the object stands in the schema's metadata as JSON.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dataplane.core.errors import ChecksumError
+
+ALIGN = 4096
+OVERHEAD_BYTES = 16 * 1024
+"""At most what a file takes besides its body, for metadata of ordinary size."""
+_KEY = b"dataplane"
+_PAD = b"pad"
+
+
+def write_ipc(path: Path, data: np.ndarray, about: Mapping[str, Any]) -> int:
+    """Write a new file and give where its body begins. OSError where the disk does not take it."""
+    text = json.dumps(about, separators=(",", ":"))
+    schema = _schema(text, 0)
+    for _ in range(8):
+        missing = -_body_offset(schema) % ALIGN
+        if not missing:
+            break
+        schema = _schema(text, len(schema.metadata[_PAD]) + missing)
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(_batch(schema, pa.py_buffer(data)))
+    offset, nbytes, _ = read_ipc(path)
+    assert nbytes == data.nbytes and (offset % ALIGN == 0 or not nbytes), (offset, nbytes)
+    return offset
+
+
+def read_ipc(path: Path) -> tuple[int, int, dict[str, Any]]:
+    """Where the body begins, its bytes, and what was said about it. ChecksumError for anything but such a file."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            whole = source.read_buffer()
+            file = pa.ipc.open_file(whole)
+            about = json.loads(file.schema.metadata[_KEY])
+            column = file.get_batch(0).column(0)
+            offset = column.buffers()[1].address - whole.address if len(column) else 0
+            return offset, len(column), about
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError, IndexError) as error:
+        raise ChecksumError(
+            f"{path} is no whole Arrow file of an object ({str(error)[:120]}); it was damaged"
+        ) from error
+
+
+def _schema(text: str, pad: int) -> pa.Schema:
+    return pa.schema([("data", pa.uint8())], metadata={_KEY: text, _PAD: " " * pad})
+
+
+def _batch(schema: pa.Schema, data: pa.Buffer) -> pa.RecordBatch:
+    return pa.record_batch([pa.Array.from_buffers(pa.uint8(), data.size, [None, data])], schema=schema)
+
+
+def _body_offset(schema: pa.Schema) -> int:
+    """Where the body of a file of this schema begins: found out with one of a few bytes."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(_batch(schema, pa.py_buffer(bytes(64))))
+    whole = sink.getvalue()
+    return pa.ipc.open_file(whole).get_batch(0).column(0).buffers()[1].address - whole.address

@@ -1,0 +1,299 @@
+"""Which objects are resident, which of them may be evicted, and what else they hold on to: leases and scopes.
+
+Bookkeeping without waiting; the store's lock guards all of it. An object may leave the arena when nobody leases it, it
+is in no open scope, and it is not held or has a place on disk. What is lost for good is only what may be lost.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable
+
+from dataplane.core.refs import Ref
+from dataplane.storage.allocator import Allocator, fits, slab_bytes
+from dataplane.storage.disk_files import DiskFile, charge_bytes
+from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.eviction import choose_victims
+from dataplane.storage.leases import Leases
+from dataplane.storage.scopes import Scope, Scopes
+from dataplane.storage.spill_budget import Spill
+
+
+class Residents:
+    """The sealed objects of a node by name, and the order in which they would be evicted."""
+
+    def __init__(self, capacity: int, spill: Spill) -> None:
+        self.spill = spill
+        self.allocator = Allocator(capacity)
+        self.entries: dict[str, Entry] = {}
+        self.leases: Leases[Entry] = Leases()
+        self.scopes = Scopes()
+        self.num_evicted = 0
+        self.scoped_bytes = 0
+        self.evictable_bytes = 0
+        """Of what could leave the arena, some of it perhaps only to disk."""
+        self._evictable: OrderedDict[str, Entry] = OrderedDict()
+
+    # -- coming and going ------------------------------------------------------------------------------------------
+
+    def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str, file: DiskFile | None = None) -> Entry:
+        """A written slab becomes an object; the slab's scope, which keeps `file` already, becomes its scope."""
+        entry = Entry(ref, slab, is_held, digest, file=file)
+        self.entries[ref.name] = entry
+        if slab.scope is not None:
+            self._enter(entry, slab.scope)
+        self.file(entry)
+        return entry
+
+    def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
+        """The same object came again: its slab is given back; its scope, its hold and its first durable file count."""
+        if file is not None:
+            self.spill.adopt(entry, file)
+        self._hand_over(slab, entry)
+        if is_held:
+            self.hold(entry)
+        self.refile(entry)
+        self.allocator.free(slab.offset, slab.nbytes)
+
+    def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
+        """A durable object of an earlier node."""
+        entry = self.entries[ref.name] = Entry(ref, None, is_held, digest, file=file)
+        self.spill.used_bytes += file.charge_bytes
+        for scope in scopes:
+            scope.used_bytes += entry.slab_bytes
+            self._enter(entry, scope)
+        return entry
+
+    def hold(self, entry: Entry) -> None:
+        """Somebody put it by hand: it stays until it is released."""
+        entry.is_held = True
+        self.spill.keep(entry, None)
+        self.refile(entry)
+
+    def let_go(self, entry: Entry) -> None:
+        """The reverse of `hold`."""
+        entry.is_held = False
+        self.spill.let_go(entry, None)
+        self.refile(entry)
+
+    def give_up(self, slab: Slab) -> None:
+        """Give back a slab that was not sealed."""
+        if slab.scope is not None:
+            slab.scope.used_bytes -= slab_bytes(slab.nbytes)
+        self.allocator.free(slab.offset, slab.nbytes)
+
+    def drop(self, entry: Entry) -> None:
+        """Forget the name now, and the bytes when nobody leases them."""
+        del self.entries[entry.ref.name]
+        self.unfile(entry)
+        for scope in list(entry.scopes):
+            self.leave(entry, scope)
+        self.spill.forget(entry)
+        entry.is_dropped = True
+        if not self.leases.count(entry):
+            self._free(entry)
+
+    def settle(self, unleased: Iterable[Entry]) -> None:
+        """The last lease of these has ended."""
+        for entry in unleased:
+            if entry.is_dropped:
+                self._free(entry)
+            else:
+                self.file(entry)
+
+    # -- scopes ----------------------------------------------------------------------------------------------------
+
+    def join(self, entry: Entry, scope: Scope) -> None:
+        """Put an object into a scope, which keeps its durable file already; it cannot be evicted any more."""
+        if scope in entry.scopes:
+            return
+        scope.used_bytes += entry.slab_bytes
+        self._enter(entry, scope)
+
+    def leave(self, entry: Entry, scope: Scope) -> None:
+        """Take an object out of a scope, and nothing else."""
+        if scope not in entry.scopes:
+            return
+        self.spill.let_go(entry, scope)
+        entry.scopes.discard(scope)
+        scope.members.discard(entry.ref.name)
+        scope.used_bytes -= entry.slab_bytes
+        if not entry.scopes:
+            self.scoped_bytes -= entry.slab_bytes
+
+    def close_scope(self, scope: Scope) -> tuple[int, int]:
+        """Close a scope: number and bytes of the plain objects that ended with it. The others may be evicted again."""
+        self.scopes.close(scope.name)
+        num_dropped = dropped_bytes = 0
+        for name in sorted(scope.members):
+            entry = self.entries[name]
+            self.leave(entry, scope)
+            if entry.ref.kind == "plain" and not entry.scopes and not entry.is_held:
+                num_dropped += 1
+                dropped_bytes += entry.ref.nbytes
+                self.drop(entry)
+            else:
+                self.refile(entry)
+        self.spill.forget_scope(scope)
+        return num_dropped, dropped_bytes
+
+    # -- eviction --------------------------------------------------------------------------------------------------
+
+    def file(self, entry: Entry) -> None:
+        """Put an entry at the young end of the eviction order, or of that of the files, if it may go from there."""
+        name = entry.ref.name
+        if self._is_evictable(entry):
+            if name not in self._evictable:
+                self._evictable[name] = entry
+                self.evictable_bytes += entry.slab_bytes
+        elif entry.slab is None and entry.may_be_lost and not entry.is_dropped and not self.leases.count(entry):
+            self.spill.add_losable(entry)
+
+    def unfile(self, entry: Entry) -> None:
+        """Take an entry out of these orders."""
+        self.spill.remove_losable(entry)
+        if self._evictable.pop(entry.ref.name, None) is not None:
+            self.evictable_bytes -= entry.slab_bytes
+
+    def refile(self, entry: Entry) -> None:
+        """Something that decides whether an entry may go has changed."""
+        if not self._is_evictable(entry):
+            self.unfile(entry)
+        self.file(entry)
+
+    def make_oldest(self, entry: Entry) -> None:
+        """Nobody wants it any more: let it go first."""
+        for order in (self._evictable, self.spill.losable):
+            if entry.ref.name in order:
+                order.move_to_end(entry.ref.name, last=False)
+
+    def make_room(self, nbytes: int, session: str) -> list[Leased] | None:
+        """Let go of what makes one long enough range, old objects before young ones; None if nothing can be done.
+
+        What has to be written to disk first comes back with a lease of `session`; `end_spill` ends it.
+        """
+        victims = self._choose(nbytes)
+        to_write = []
+        has_gone = False
+        for entry in victims:
+            if entry.file is not None:
+                self.unfile(entry)
+                self._leave_arena(entry)
+                has_gone = True
+            elif self._reserve_file(entry):
+                self.unfile(entry)
+                to_write.append(Leased(entry, self.leases.grant(entry, session)))
+            elif entry.may_be_lost:
+                self.drop(entry)
+                self.num_evicted += 1
+                has_gone = True
+        return to_write if to_write or has_gone else None
+
+    def end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
+        """An object was written to `file`, or could not be; it leaves the arena unless somebody wants it there."""
+        entry = leased.entry
+        unleased = self.leases.end([leased.lease], session)
+        if file is None or entry.is_dropped or entry.scopes or not unleased:
+            self.spill.take_back(entry, file)
+            self.settle(unleased)
+            if file is None and unleased and entry.may_be_lost and not entry.is_dropped:
+                self.drop(entry)
+                self.num_evicted += 1
+            return
+        if entry.file is not None:  # it became durable meanwhile
+            self.spill.take_back(entry, file)
+        else:
+            entry.file = file
+        self._leave_arena(entry)
+
+    def reserve_file(self, nbytes: int) -> bool:
+        """Room in the spill budget for another file; the oldest that may be lost make it."""
+        while not self.spill.reserve(nbytes):
+            if not self.spill.losable:
+                return False
+            self.drop(next(iter(self.spill.losable.values())))
+            self.num_evicted += 1
+        return True
+
+    # -- numbers ---------------------------------------------------------------------------------------------------
+
+    @property
+    def leased_bytes(self) -> int:
+        """Bytes of the arena that leases keep."""
+        return sum(entry.slab_bytes for entry in self.leases.targets() if entry.slab is not None)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of objects that stay until somebody releases them."""
+        return sum(entry.slab_bytes for entry in self.entries.values() if entry.is_held and entry.slab)
+
+    @property
+    def room_bytes(self) -> int:
+        """Of `evictable_bytes` what can go now: it may be lost, has a file, or the disk has room for its file."""
+        free = to_write = 0
+        takes_bytes = self.spill.takes_bytes
+        for entry in self._evictable.values():
+            if entry.may_be_lost or entry.file is not None:
+                free += entry.slab_bytes
+            elif charge_bytes(entry.ref.nbytes) <= takes_bytes:
+                to_write += entry.slab_bytes
+        return free + min(to_write, takes_bytes)
+
+    # -- private ---------------------------------------------------------------------------------------------------
+
+    def _choose(self, nbytes: int) -> list[Entry]:
+        free = self.allocator.capacity - self.allocator.used_bytes
+        if not self._evictable or slab_bytes(nbytes) > free + self.evictable_bytes:
+            return []
+        slabs: list[Slab] = []
+        entries: list[Entry] = []
+        takes_bytes = self.spill.takes_bytes
+        for entry in self._evictable.values():
+            if entry.slab is None or not (
+                entry.may_be_lost or entry.file or charge_bytes(entry.ref.nbytes) <= takes_bytes
+            ):
+                continue
+            if not entries and fits(*self.allocator.room_around(entry.slab.offset, entry.slab.nbytes), nbytes):
+                return [entry]
+            slabs.append(entry.slab)
+            entries.append(entry)
+        ranges = [(slab.offset, slab.offset + slab_bytes(slab.nbytes)) for slab in slabs]
+        chosen = choose_victims(self.allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
+        return [entries[at] for at in chosen]
+
+    def _reserve_file(self, entry: Entry) -> bool:
+        return self.spill.is_on and self.reserve_file(entry.ref.nbytes)
+
+    def _leave_arena(self, entry: Entry) -> None:
+        assert entry.slab is not None and entry.file is not None
+        self.allocator.free(entry.slab.offset, entry.slab.nbytes)
+        entry.slab = None
+        self.file(entry)
+
+    def _is_evictable(self, entry: Entry) -> bool:
+        if entry.slab is None or entry.scopes or entry.is_dropped or self.leases.count(entry):
+            return False
+        return not entry.is_held or entry.file is not None or self.spill.disk is not None
+
+    def _hand_over(self, slab: Slab, entry: Entry) -> None:
+        """What was reserved for the slab now counts for the object, or not at all if it counted already."""
+        scope = slab.scope
+        if scope is None:
+            return
+        if scope in entry.scopes:
+            scope.used_bytes -= slab_bytes(slab.nbytes)
+        else:
+            self.spill.keep(entry, scope)
+            self._enter(entry, scope)
+
+    def _enter(self, entry: Entry, scope: Scope) -> None:
+        if not entry.scopes:
+            self.scoped_bytes += entry.slab_bytes
+        entry.scopes.add(scope)
+        scope.members.add(entry.ref.name)
+        self.unfile(entry)
+
+    def _free(self, entry: Entry) -> None:
+        """Its bytes go: nobody can look at them any more."""
+        if entry.slab is not None:
+            self.allocator.free(entry.slab.offset, entry.slab.nbytes)
+            entry.slab = None
+        self.spill.remove(entry)

@@ -1,0 +1,101 @@
+"""Scopes: named groups of objects that end together, such as those of a step or of an epoch, each with a quota.
+
+Bookkeeping only; the store's lock guards it. An object may be in several scopes and counts in each. Who keeps a scope
+open (a client's connection, or nobody) is in `scope_owners.py`.
+"""
+
+from dataclasses import dataclass, field
+
+from dataplane.core.errors import BadRequestError, MissingObjectError, OutOfSpaceError
+from dataplane.core.units import format_bytes
+
+MAX_SCOPES = 10_000
+
+
+@dataclass(slots=True, eq=False)
+class Scope:
+    """An open scope."""
+
+    name: str
+    quota_bytes: int | None
+    """None is bounded by the node's memory alone."""
+    is_kept: bool
+    """Only closed when somebody says so, not when its clients are gone."""
+    owners: set[str] = field(default_factory=set)
+    """Who opened it; the last one that goes closes it, unless it is kept."""
+    used_bytes: int = 0
+    """Of its objects and of the places that are being written for it."""
+    members: set[str] = field(default_factory=set)
+    """Names of its objects."""
+    is_open: bool = True
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether `nbytes` more stay within the quota."""
+        return self.quota_bytes is None or self.used_bytes + nbytes <= self.quota_bytes
+
+    def check_ever_fits(self, nbytes: int) -> None:
+        """Raise OutOfSpaceError where the whole quota is too small."""
+        if self.quota_bytes is not None and nbytes > self.quota_bytes:
+            raise OutOfSpaceError(self.describe_shortage(nbytes))
+
+    def describe_shortage(self, nbytes: int) -> str:
+        """Why `nbytes` more cannot be had."""
+        return (
+            f"scope {self.name!r} has no room for {format_bytes(nbytes)}: wanted_bytes={nbytes} "
+            f"used_bytes={self.used_bytes} quota_bytes={self.quota_bytes}; release objects of it, move them to "
+            "another scope, or open it with a larger quota"
+        )
+
+
+class Scopes:
+    """The open scopes of a node, by name."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[str, Scope] = {}
+
+    def __len__(self) -> int:
+        return len(self._scopes)
+
+    def open(self, name: str, quota_bytes: int | None, is_kept: bool, owner: str) -> Scope:
+        """Open a scope, or join one that is open with the same quota."""
+        scope = self._scopes.get(name)
+        if scope is None:
+            if len(self._scopes) >= MAX_SCOPES:
+                raise BadRequestError(f"{MAX_SCOPES} scopes are open; close some before {name!r}")
+            scope = self._scopes[name] = Scope(name, quota_bytes, is_kept)
+        elif scope.quota_bytes != quota_bytes:
+            raise BadRequestError(
+                f"scope {name!r} is open with quota_bytes={scope.quota_bytes}, asked for was {quota_bytes}: close it "
+                "first, or ask for the same"
+            )
+        scope.is_kept |= is_kept
+        if owner:
+            scope.owners.add(owner)
+        return scope
+
+    def find(self, name: str) -> Scope:
+        """The open scope of this name; MissingObjectError if there is none."""
+        scope = self._scopes.get(name)
+        if scope is None:
+            raise MissingObjectError(
+                f"scope {name!r} is not open on this node: it was never opened, was closed, or its client was gone for "
+                "too long; open it with open_scope"
+            )
+        return scope
+
+    def close(self, name: str) -> Scope:
+        """Take a scope away; its objects are its caller's business."""
+        scope = self.find(name)
+        del self._scopes[name]
+        scope.is_open = False
+        return scope
+
+    def leave(self, owner: str) -> list[Scope]:
+        """`owner` is gone: the scopes that nobody keeps open any more."""
+        orphans = []
+        for scope in self._scopes.values():
+            if owner in scope.owners:
+                scope.owners.discard(owner)
+                if not scope.owners and not scope.is_kept:
+                    orphans.append(scope)
+        return orphans

@@ -1,0 +1,290 @@
+"""The objects of one node: writing, reading, leases, scopes, and back-pressure when there is no room.
+
+Thread-safe. It moves no bytes itself: a writer allocates a slab, writes into it and seals it under a name. An object
+that can be made again (its lineage names a dataset, or it is derived) is evicted, least recently used first, when room
+is wanted, nobody leases it and it is in no open scope. A *held* object (plain, or a source that somebody put by hand)
+stays until it is released, and a plain object in scopes until the last of them closes.
+"""
+
+import secrets
+import threading
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from queue import SimpleQueue
+
+import numpy as np
+
+from dataplane.core.errors import MissingObjectError, StreamLostError
+from dataplane.core.refs import Ref
+from dataplane.storage.allocation import StoreAllocation
+from dataplane.storage.arena import Segment
+from dataplane.storage.disk_files import Disk, DiskFile
+from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.object_table import Residents
+from dataplane.storage.scopes import Scope
+from dataplane.storage.spill_budget import Spill
+from dataplane.storage.store_lock import Room
+from dataplane.storage.store_scopes import StoreScopes
+
+INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
+"""A secret: whoever knew it could end leases that the node itself relies on."""
+
+
+class Store:
+    """All sealed objects of a node, over one segment."""
+
+    def __init__(self, segment: Segment, disk: Disk | None = None) -> None:
+        self.segment = segment
+        self._room = Room()
+        self._residents = Residents(segment.capacity, Spill(disk, self._room.later))
+        self._residents.leases.open_session(INTERNAL_SESSION)
+        self._num_own_sessions = 1
+        self.disk = StoreDisk(self._residents, self._room, disk, segment)
+        self._allocation = StoreAllocation(self._residents, self._room, self.disk, INTERNAL_SESSION)
+        self.scopes = StoreScopes(self._residents, self._room, self.disk)
+        self._ended: SimpleQueue[int | None] = SimpleQueue()
+        self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
+        self._reclaimer.start()
+
+    def close(self) -> None:
+        """Stop the thread that takes back internal leases."""
+        self._ended.put(None)
+        self._reclaimer.join(timeout=5)
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def allocate(self, nbytes: int, deadline: float, scope: str | None = None) -> Slab:
+        """A slab for `nbytes`; evicts, then waits for leases, holds and scopes to end, until `deadline` (monotonic).
+
+        Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
+        numbers, MissingObjectError if the scope is not open.
+        """
+        return self.allocate_many([nbytes], deadline, scope)[0]
+
+    def allocate_many(self, sizes: Sequence[int], deadline: float, scope: str | None = None) -> list[Slab]:
+        """As `allocate`, all or none. It holds none while it waits, so that no two who want many block one another."""
+        return self._allocation.allocate(sizes, deadline, scope)
+
+    def abort(self, slab: Slab) -> None:
+        """Give back a slab that was not sealed."""
+        with self._room:
+            self._residents.give_up(slab)
+            self._room.changed()
+
+    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
+        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
+
+        An object that is sealed into a scope is not held besides.
+        """
+        return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
+
+    def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
+        """As `seal`, of many, each with its ref and its digest. If it raises, nothing is done."""
+        with self._room:
+            for slab in slabs:
+                self._check_open(slab)
+            sealed = []
+            for slab, (ref, digest) in zip(slabs, described, strict=True):
+                entry = self._residents.entries.get(ref.name)
+                is_kept = is_held and slab.scope is None
+                if entry is None:
+                    entry = self._residents.publish(slab, ref, is_held=is_kept, digest=digest)
+                else:
+                    self._residents.again(slab, entry, is_held=is_kept)
+                sealed.append(entry)
+            self._room.changed()
+            return sealed
+
+    def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
+        """Publish an object if its name is free; None, and nothing done, if it is taken. `file` has this very ref."""
+        with self._room:
+            self._check_open(slab)
+            entry = self._publish_new(slab, ref, digest, file)
+            self._room.changed()
+            return entry
+
+    def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
+        """As `seal_new`, of many, each with its ref and its digest. If it raises, nothing is done."""
+        with self._room:
+            for slab in slabs:
+                self._check_open(slab)
+            pairs = zip(slabs, described, strict=True)
+            sealed = [self._publish_new(slab, ref, digest) for slab, (ref, digest) in pairs]
+            self._room.changed()
+            return sealed
+
+    def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
+        """Give back a slab that holds the same as `entry`, which joins its scope and takes its durable file over.
+
+        False, and nothing done, if the entry was dropped, or has a durable file by now and needs none.
+        """
+        with self._room:
+            self._check_open(slab)
+            if entry.is_dropped or (file is not None and entry.is_durable):
+                return False
+            entry.digest = entry.digest or digest
+            self._residents.again(slab, entry, is_held=slab.scope is None, file=file)
+            self._room.changed()
+            return True
+
+    def view(self, slab: Slab) -> np.ndarray:
+        """The slab's bytes, writable: for the node itself only."""
+        return self.segment.bytes[slab.offset : slab.offset + slab.nbytes]
+
+    # -- reading ---------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Entry | None:
+        """The entry of a name that is resident now (it may be evicted a moment later: lease it)."""
+        return self.find_all([name])[0]
+
+    def find_all(self, names: Sequence[str]) -> list[Entry | None]:
+        """As `find`, of many."""
+        with self._room:
+            return [self._residents.entries.get(name) for name in names]
+
+    def content(self, entry: Entry) -> np.ndarray:
+        """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
+        if entry.slab is None:
+            return self.disk.map(entry)
+        data = self.view(entry.slab)
+        data.flags.writeable = False
+        return data
+
+    def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
+        """Lease what is resident of `names`, None in the place of the rest."""
+        residents = self._residents
+        with self._room:
+            if not residents.leases.has_session(session):
+                raise StreamLostError(
+                    f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
+                    "make a new Reader"
+                )
+            entries = [residents.entries.get(name) for name in names]
+            found = [entry for entry in entries if entry is not None]
+            for entry in found:
+                residents.unfile(entry)
+            numbers = iter(residents.leases.grant_all(found, session))
+        granted = [None if entry is None else Leased(entry, next(numbers)) for entry in entries]
+        return self._check_files(granted, session)
+
+    def lease_one(self, name: str) -> Leased | None:
+        """A lease of the node itself; end it with `end_leases`, from a finaliser with `end_later`."""
+        return self.lease([name], INTERNAL_SESSION)[0]
+
+    def lease_entry(self, entry: Entry) -> Leased:
+        """Another lease of the node itself on an object that is leased, whatever became of its name."""
+        with self._room:
+            return Leased(entry, self._residents.leases.grant(entry, INTERNAL_SESSION))
+
+    def resident(self, prefix: str, limit: int) -> list[Ref]:
+        """Up to `limit` objects that are resident now and whose names begin with `prefix`."""
+        with self._room:
+            found = (entry.ref for name, entry in self._residents.entries.items() if name.startswith(prefix))
+            return list(islice(found, limit))
+
+    @property
+    def num_leases(self) -> int:
+        """Leases of all readers, and of the node itself."""
+        return len(self._residents.leases)
+
+    def open_session(self, session: str, *, is_reader: bool = True) -> None:
+        """Begin a session: a reader's, or one of the node's own."""
+        with self._room:
+            self._num_own_sessions += not is_reader
+            self._residents.leases.open_session(session)
+
+    def end_session(self, session: str) -> None:
+        """End a reader's session and every lease it still has."""
+        with self._room:
+            self._residents.settle(self._residents.leases.end_session(session))
+            self._room.changed()
+
+    def end_leases(self, leases: Iterable[int], session: str) -> None:
+        """End leases of a session; numbers that are not its own are ignored."""
+        with self._room:
+            self._residents.settle(self._residents.leases.end(leases, session))
+            self._room.changed()
+
+    def end_later(self, lease: int) -> None:
+        """End an internal lease from a finaliser: never blocks."""
+        self._ended.put(lease)
+
+    def release(self, names: Iterable[str]) -> int:
+        """Drop plain objects and let the others be evicted first; returns how many names were resident.
+
+        A leased object goes when its last lease ends, but its name is free at once.
+        """
+        count = 0
+        with self._room:
+            for name in names:
+                entry = self._residents.entries.get(name)
+                if entry is None:
+                    continue
+                count += 1
+                if entry.ref.kind == "plain":
+                    self._residents.drop(entry)
+                else:
+                    self._residents.let_go(entry)
+                    self._residents.make_oldest(entry)
+            self._room.changed()
+        return count
+
+    def stat(self) -> dict[str, int]:
+        """Counts and bytes, all taken at one moment."""
+        residents = self._residents
+        with self._room:
+            return {
+                "used_bytes": residents.allocator.used_bytes,
+                "budget_bytes": self.segment.capacity,
+                "largest_free_bytes": residents.allocator.largest_free_bytes,
+                "evictable_bytes": residents.evictable_bytes,
+                "leased_bytes": residents.leased_bytes,
+                "scoped_bytes": residents.scoped_bytes,
+                "num_objects": len(residents.entries),
+                "num_leases": len(residents.leases),
+                "num_readers": residents.leases.num_sessions - self._num_own_sessions,
+                "num_scopes": len(residents.scopes),
+                "num_evicted": residents.num_evicted,
+                "spilled_bytes": residents.spill.used_bytes,
+                "spill_budget_bytes": residents.spill.budget_bytes,
+                "num_spilled": sum(entry.slab is None for entry in residents.entries.values()),
+                "num_durable": sum(entry.is_durable for entry in residents.entries.values()),
+            }
+
+    def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
+        """The leases, without those of files that were damaged; none if one is lost for good, or cannot be read."""
+        for at, leased in enumerate(granted):
+            if leased is None or leased.entry.slab is not None:
+                continue
+            try:
+                is_whole = self.disk.is_whole(leased.entry)
+            except BaseException:
+                self.end_leases([item.lease for item in granted if item is not None], session)
+                raise
+            if not is_whole:
+                self.end_leases([leased.lease], session)
+                granted[at] = None
+        return granted
+
+    # -- private: the lock is held ---------------------------------------------------------------------------------
+
+    def _publish_new(self, slab: Slab, ref: Ref, digest: str, file: DiskFile | None = None) -> Entry | None:
+        if ref.name in self._residents.entries:
+            return None
+        return self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
+
+    def _check_open(self, slab: Slab) -> None:
+        scope: Scope | None = slab.scope
+        if scope is not None and not scope.is_open:
+            raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
+
+    def _reclaim(self) -> None:
+        """Consumes `end_later`, what has gathered at once; ends with `close`."""
+        while (lease := self._ended.get()) is not None:
+            leases = [lease]
+            while not self._ended.empty() and (lease := self._ended.get()) is not None:
+                leases.append(lease)
+            self.end_leases(leases, INTERNAL_SESSION)
+            if lease is None:
+                return

@@ -1,0 +1,93 @@
+"""The scopes of a store: opening, filling and closing them, and waiting for room in their quotas. Thread-safe."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.entries import Entry
+from dataplane.storage.object_table import Residents
+from dataplane.storage.scopes import Scope
+from dataplane.storage.store_lock import Room
+
+
+class StoreScopes:
+    """Shares the store's lock and its residents."""
+
+    def __init__(self, residents: Residents, room: Room, disk: StoreDisk) -> None:
+        self._residents = residents
+        self._room = room
+        self._disk = disk
+
+    def open(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
+        """Open a scope, or join one that is open with the same quota; `owner` keeps it open (see `Scope`)."""
+        with self._room:
+            opened = self._residents.scopes.open(name, quota_bytes, is_kept, owner)
+        disk = self._residents.spill.disk
+        if disk is not None:
+            disk.update_scope(opened)
+
+    def close(self, name: str) -> tuple[int, int]:
+        """Close a scope; number and bytes of the plain objects that ended with it. MissingObjectError if not open."""
+        with self._room:
+            ended = self._residents.close_scope(self._residents.scopes.find(name))
+            self._room.changed()
+            return ended
+
+    def leave(self, owner: str) -> list[str]:
+        """`owner` is gone: close the scopes that nobody keeps open any more; their names."""
+        with self._room:
+            orphans = self._residents.scopes.leave(owner)
+            for scope in orphans:
+                self._residents.close_scope(scope)
+            self._room.changed()
+            return [scope.name for scope in orphans]
+
+    def join(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
+        """Put objects into a scope besides whatever else keeps them; returns the names that are not resident.
+
+        Waits for: room in the quota, and the disk where some are durable. All of them join, or none.
+        """
+        return self._enter(names, scope, deadline, source=scope)
+
+    def move(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None) -> list[str]:
+        """As `join`, and out of the scope `source`, or out of their hold where there is no source."""
+        return self._enter(names, scope, deadline, source=source)
+
+    def _enter(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None) -> list[str]:
+        kept: set[Entry] = set()
+        kept_in: Scope | None = None
+        try:
+            while True:
+                with self._room:
+                    opened, entries = self._wait_for_room(names, scope, deadline)
+                    left = self._residents.scopes.find(source) if source is not None else None
+                    if opened is not kept_in:  # closed, and opened anew
+                        kept, kept_in = set(), opened
+                    to_keep = [entry for entry in entries if entry.is_durable and entry not in kept]
+                    if not to_keep:
+                        self._transfer(entries, opened, left)
+                        return [name for name in names if name not in self._residents.entries]
+                self._disk.keep(to_keep, opened)
+                kept.update(to_keep)
+        finally:
+            self._disk.let_go(kept, kept_in)
+
+    def _wait_for_room(self, names: Sequence[str], scope: str, deadline: float) -> tuple[Scope, list[Entry]]:
+        residents = self._residents
+        while True:
+            opened = residents.scopes.find(scope)
+            entries = [residents.entries[name] for name in set(names) if name in residents.entries]
+            wanted = sum(entry.slab_bytes for entry in entries if opened not in entry.scopes)
+            opened.check_ever_fits(wanted)
+            if opened.has_room(wanted):
+                return opened, entries
+            self._room.wait(deadline, partial(opened.describe_shortage, wanted))
+
+    def _transfer(self, entries: Sequence[Entry], into: Scope, left: Scope | None) -> None:
+        for entry in entries:
+            self._residents.join(entry, into)
+            if left is None:
+                self._residents.let_go(entry)
+            elif left is not into:
+                self._residents.leave(entry, left)
+        self._room.changed()
