@@ -43,7 +43,7 @@ from benchmarks.published import Prompt, draw, to_samples
 from benchmarks.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folder
 from benchmarks.torch_flops import count
 from models.flops import Operations, count_operations
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.distributed import init_distributed

@@ -140,7 +140,7 @@ def _rank(rank: int, store: str, job: dict[str, Any], answers: Any) -> None:
     import torch
     import torch.distributed as dist
 
-    from models.parallel import Parallel
+    from models.layout.parallel import Parallel
     from yatt_mm.training.adam_settings import AdamSettings
     from yatt_mm.training.distributed import init_distributed
     from yatt_mm.training.engine import TrainEngine

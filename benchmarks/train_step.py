@@ -80,7 +80,7 @@ def main() -> None:
 
 def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str, Any]:
     """One row. Runs in a process of its own."""
-    import models.megatron  # noqa: F401  makes this process ready for transformers' models
+    import models.compat.megatron_core  # noqa: F401  makes this process ready for transformers' models
     from benchmarks.peaks import measured_peak
     from benchmarks.small_model import build_folder
     from models.flops import count_operations
@@ -162,7 +162,7 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
 def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     import torch
 
-    from models.parallel import Parallel
+    from models.layout.parallel import Parallel
     from yatt_mm.training.adam_settings import AdamSettings
     from yatt_mm.training.distributed import init_distributed
     from yatt_mm.training.engine import TrainEngine

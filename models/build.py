@@ -9,19 +9,19 @@ from typing import Any
 
 import torch
 
-from models.checkpoint_files import CheckpointFiles
-from models.cutting import Shapes
+from models.compat.megatron_core import parallel_state
 from models.freeze import Part, freeze
-from models.media_tokens import TokenLayout
-from models.megatron import parallel_state
-from models.mrope import MRope
-from models.parallel import Parallel
-from models.parallel_settings import Recompute, set_recompute
+from models.layout.parallel import Parallel
+from models.layout.parallel_settings import Recompute, set_recompute
 from models.registry import load_family, load_recipe
-from models.vision import VisionTower
+from models.sequence.media_tokens import TokenLayout
+from models.sequence.mrope import MRope
+from models.vision.tower import VisionTower
 from models.vlm import VisionLanguageModel
-from models.weight_source import ShardedWeights
-from models.weights import WeightTable, check_finite, check_names
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.export import ShardedWeights
+from models.weights.load import WeightTable, check_finite, check_names
+from models.weights.slicing import Shapes
 
 VOCAB_MULTIPLE = 8
 """Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""

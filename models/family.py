@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from models.checkpoint_files import CheckpointFiles
-from models.media_tokens import TokenLayout
-from models.megatron import TransformerConfig
-from models.parallel import Parallel
-from models.vision import VisionTower
-from models.weights import Rule
+from models.compat.megatron_core import TransformerConfig
+from models.layout.parallel import Parallel
+from models.sequence.media_tokens import TokenLayout
+from models.vision.tower import VisionTower
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.load import Rule
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

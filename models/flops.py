@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # they import torch
     from models.freeze import Part
-    from models.parallel_settings import Recompute
+    from models.layout.parallel_settings import Recompute
 
 Grid = tuple[int, int, int]
 """(t, h, w) of an image or video, in patches."""

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from models.core_attention import PackedParams
-from models.decoder import Decoder, block_spec, mark_experts, mark_tensor_parallel
-from models.gather import gather_rows
-from models.logprob import Head, linear_logprob
-from models.megatron import MegatronModule, ModelType, TransformerConfig, parallel_state, tensor_parallel
-from models.mrope import MRope
-from models.packing import PackedBatch
-from models.vision import VisionTower
+from models.compat.megatron_core import MegatronModule, ModelType, TransformerConfig, parallel_state, tensor_parallel
+from models.decoder.core_attention import PackedParams
+from models.decoder.decoder import Decoder, block_spec, mark_experts, mark_tensor_parallel
+from models.decoder.logprob import Head, linear_logprob
+from models.layout.gather import gather_rows
+from models.sequence.mrope import MRope
+from models.sequence.packing import PackedBatch
+from models.vision.tower import VisionTower
 
 
 class VisionLanguageModel(MegatronModule):

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from yatt_mm.config_file import explain, read_tree
 from yatt_mm.config_sections import (
     AlgorithmSection,

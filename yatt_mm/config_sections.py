@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from models.media_recipes import VideoSampling
+from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.genrm.section import JudgeSection
 from yatt_mm.placement import Role

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataplane.client.client import Client
 from dataplane.core.refs import BadMedia, Ref
 from dataplane.media.kinds import MediaKind
-from models.media_recipes import MediaRecipes
+from models.recipes.media_recipes import MediaRecipes
 
 DERIVE_CHUNK = 64
 """Media per call to the data plane, so that each is well within its deadline."""

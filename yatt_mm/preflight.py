@@ -9,8 +9,8 @@ from typing import Any
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.roots import WANTED, find_dataset_files
-from models.media_recipes import load_recipes
-from models.parallel import check_engine_layout, check_layout
+from models.layout.parallel import check_engine_layout, check_layout
+from models.recipes.media_recipes import load_recipes
 from models.registry import FAMILIES
 from yatt_mm.config import Config
 from yatt_mm.errors import ConfigError

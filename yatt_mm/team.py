@@ -12,7 +12,7 @@ from typing import Any
 import ray
 
 from models.flops import count_operations
-from models.media_recipes import load_recipes
+from models.recipes.media_recipes import load_recipes
 from models.registry import read_config
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.cluster import Devices, reserved_devices

@@ -21,10 +21,10 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedM
 from dataplane.media.recipes import parse_recipe
 from dataplane.media.videos import Video
 from examples.motion.data import DIRECTIONS, FPS, NUM_FRAMES, QUESTION, Clip, Split
-from models.media_recipes import VideoSampling, load_recipes
-from models.media_tokens import TokenLayout, media_spans
-from models.mrope import mrope_positions
+from models.recipes.media_recipes import VideoSampling, load_recipes
 from models.registry import load_recipe
+from models.sequence.media_tokens import TokenLayout, media_spans
+from models.sequence.mrope import mrope_positions
 from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
 from yatt_mm.rollout.requests import MediaTokens
 

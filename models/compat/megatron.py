@@ -1,6 +1,6 @@
 """Prepares this process for megatron-core: on the CPU the import hook, without TE or Apex an optimizer of ours.
 
-Everything else reaches megatron through `models.megatron`, which calls `prepare` before its first import.
+Everything else reaches megatron through `models.compat.megatron_core`, which calls `prepare` before its first import.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def install() -> None:
     if PACKAGE in sys.modules:
         raise RuntimeError(
             f"{PACKAGE} was imported before the hook that makes it run without CUDA; "
-            "import it through models.megatron, or call models.compat.megatron.prepare() first"
+            "import it through models.compat.megatron_core, or call models.compat.megatron.prepare() first"
         )
     sys.meta_path.insert(0, _Finder())
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import InternVLConfig
 
-from models.decoder_config import decoder_config
-from models.megatron import TransformerConfig
-from models.parallel import Parallel
+from models.compat.megatron_core import TransformerConfig
+from models.decoder.config import decoder_config
+from models.layout.parallel import Parallel
 
 DECODERS = ("qwen2", "qwen3")
 """InternVL3's decoder, and InternVL3.5's."""

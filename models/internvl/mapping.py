@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import InternVLConfig
 
-from models.checkpoint_files import CheckpointFiles
-from models.rules import Prefixes, end_rules, layer_rules
-from models.weights import Rule
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.load import Rule
+from models.weights.rules import Prefixes, end_rules, layer_rules
 
 TOWER_PREFIXES = ("model.", "")
 """Before `vision_tower` and `multi_modal_projector`, which are one module here as well."""

@@ -8,7 +8,7 @@ from models.family import Family
 from models.internvl.config import merge_size, transformer_config
 from models.internvl.mapping import rules
 from models.internvl.tower import Tower, make_visual
-from models.media_tokens import TokenLayout
+from models.sequence.media_tokens import TokenLayout
 
 
 def token_layout(hf_config: InternVLConfig) -> TokenLayout:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.processor_file import pixel_affine, read_processor, resample_filter
+from models.recipes.processor_file import pixel_affine, read_processor, resample_filter
 from models.registry import read_config
 
 __all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]

@@ -13,8 +13,8 @@ from transformers import InternVLConfig, InternVLVisionModel
 from transformers.models.internvl.modeling_internvl import InternVLMultiModalProjector
 
 from models.internvl.config import merge_size
-from models.mrope import Grid
-from models.vision import VisionTower
+from models.sequence.mrope import Grid
+from models.vision.tower import VisionTower
 
 
 class Visual(torch.nn.Module):

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from transformers import Qwen2_5_VLConfig
 
-from models.decoder_config import decoder_config
-from models.megatron import TransformerConfig
-from models.parallel import Parallel
+from models.compat.megatron_core import TransformerConfig
+from models.decoder.config import decoder_config
+from models.layout.parallel import Parallel
 
 
 def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from transformers import Qwen2_5_VLConfig
 
-from models.checkpoint_files import CheckpointFiles
-from models.rules import Prefixes, end_rules, layer_rules
-from models.weights import Rule
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.load import Rule
+from models.weights.rules import Prefixes, end_rules, layer_rules
 
 
 def rules(hf_config: Qwen2_5_VLConfig, files: CheckpointFiles) -> list[Rule]:

@@ -7,10 +7,10 @@ from typing import Any
 from transformers import Qwen2_5_VLConfig
 
 from models.family import Family
-from models.media_tokens import TokenLayout, qwen_token_layout
 from models.qwen2_5_vl.config import transformer_config
 from models.qwen2_5_vl.mapping import rules
 from models.qwen2_5_vl.tower import Tower, make_visual
+from models.sequence.media_tokens import TokenLayout, qwen_token_layout
 
 
 def token_layout(hf_config: Qwen2_5_VLConfig) -> TokenLayout:

@@ -12,8 +12,8 @@ from transformers import Qwen2_5_VLConfig
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VisionTransformerPretrainedModel
 from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
 
-from models.mrope import Grid
-from models.vision import VisionTower
+from models.sequence.mrope import Grid
+from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen2_5_VLConfig, dtype: torch.dtype) -> Any:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from transformers import Qwen3VLConfig
 
 from models.family import Family
-from models.media_tokens import qwen_token_layout
 from models.qwen3_vl.config import transformer_config
 from models.qwen3_vl.mapping import rules
 from models.qwen3_vl.tower import Tower, make_visual
+from models.sequence.media_tokens import qwen_token_layout
 
 FAMILY = Family(
     config=Qwen3VLConfig,

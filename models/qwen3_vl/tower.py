@@ -11,8 +11,8 @@ from transformers import Qwen3VLConfig
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.vision_utils import get_vision_interpolation_indices_and_weights, get_vision_position_ids
 
-from models.mrope import Grid
-from models.vision import VisionTower
+from models.sequence.mrope import Grid
+from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen3VLConfig, dtype: torch.dtype) -> Any:

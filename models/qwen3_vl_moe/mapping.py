@@ -6,11 +6,11 @@ from typing import Any
 
 from transformers import Qwen3VLMoeConfig
 
-from models.checkpoint_files import CheckpointFiles
-from models.experts import ExpertLayout
 from models.qwen3_vl_moe.config import has_experts
-from models.rules import DECODER, Prefixes, end_rules, layer_rules
-from models.weights import Rule
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.expert_stack import ExpertLayout
+from models.weights.load import Rule
+from models.weights.rules import DECODER, Prefixes, end_rules, layer_rules
 
 
 def rules(hf_config: Qwen3VLMoeConfig, files: CheckpointFiles) -> list[Rule]:

@@ -16,7 +16,7 @@ from examples.motion import warmup
 from examples.motion.data import DIRECTIONS, NUM_FRAMES, QUESTION, Split, make_split, write_shards
 from examples.motion.prepare import TOKENIZER_TEXT, main, read_stamp
 from examples.preparing import STAMP_NAME
-from models.media_recipes import load_recipes
+from models.recipes.media_recipes import load_recipes
 from yatt_mm.config import load_config
 from yatt_mm.control.cursor import Slot
 from yatt_mm.control.messages import RunStart

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from models.media_recipes import VideoSampling
+from models.recipes.media_recipes import VideoSampling
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.messages import JudgeSpec
 from yatt_mm.genrm.section import JudgeSection, judge_spec, num_labels

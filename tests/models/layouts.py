@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 
 LAYOUTS = {
     "tp1": Parallel(),

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from models.megatron import parallel_state
-from models.parallel import Parallel
+from models.compat.megatron_core import parallel_state
+from models.layout.parallel import Parallel
 from tests.models.positions import behind_videos
 from tests.training import jobs
 from tests.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOKEN, Form, make_samples

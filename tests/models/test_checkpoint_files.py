@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.checkpoint_files import INDEX, SINGLE, CheckpointFiles
+from models.weights.checkpoint_files import INDEX, SINGLE, CheckpointFiles
 
 
 @pytest.fixture

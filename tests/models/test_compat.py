@@ -29,7 +29,7 @@ def test_installing_the_hooks_imports_no_torch(tmp_path: Path) -> None:
 
 def test_torch_free_modules_import_no_torch(tmp_path: Path) -> None:
     code = (
-        "import models.parallel, models.registry, models.qwen2_5_vl.recipe, sys;"
+        "import models.layout.parallel, models.registry, models.qwen2_5_vl.recipe, sys;"
         "print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     assert run_python(code, tmp_path).strip() == "False False"

@@ -10,10 +10,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from models.attention import Segments, packed_attention
-from models.context import ContextParallel, places, runs_of, tokens_of
-from models.core_attention import prefix_attention
-from models.parallel import Order
+from models.decoder.core_attention import prefix_attention
+from models.layout.context_parallel import ContextParallel, places, runs_of, tokens_of
+from models.layout.parallel import Order
+from models.sequence.attention import Segments, packed_attention
 
 CPU = torch.device("cpu")
 ORDERS: list[Order] = ["contiguous", "zigzag"]

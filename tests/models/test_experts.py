@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.cutting import Shapes
-from models.experts import ExpertLayout, expert_parts, expert_shapes
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from models.qwen3_vl_moe.mapping import expert_layout
+from models.weights.expert_stack import ExpertLayout, expert_parts, expert_shapes
+from models.weights.slicing import Shapes
 from tests.models.layouts import LAYOUTS
 from tests.training import jobs
 from tests.training.ranks import RankPool

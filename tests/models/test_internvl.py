@@ -15,8 +15,8 @@ from transformers import InternVLConfig, InternVLModel
 from models.internvl.config import transformer_config
 from models.internvl.recipe import patch_recipe
 from models.internvl.tower import Tower, make_visual
-from models.parallel import Parallel
-from models.rules import Prefixes, end_rules
+from models.layout.parallel import Parallel
+from models.weights.rules import Prefixes, end_rules
 from tests.training.tiny import MEAN, STD, build_folder
 
 

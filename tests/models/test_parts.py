@@ -20,17 +20,17 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeModel
 
-from models import logprob
-from models.attention import Segments, packed_attention
 from models.compat.adam import GroupStepAdam
-from models.cutting import Kind, Shapes, common_parts, full_shapes
-from models.media import deal_media, distinct_media, own_media
-from models.media_tokens import TokenLayout, media_spans
-from models.mrope import Grid, mrope_positions
-from models.packing import pack
+from models.decoder import logprob
 from models.qwen2_5_vl.tower import Tower
-from models.rules import Prefixes, layer_rules
-from models.weights import WeightTable
+from models.sequence.attention import Segments, packed_attention
+from models.sequence.distinct_media import deal_media, distinct_media, own_media
+from models.sequence.media_tokens import TokenLayout, media_spans
+from models.sequence.mrope import Grid, mrope_positions
+from models.sequence.packing import pack
+from models.weights.load import WeightTable
+from models.weights.rules import Prefixes, layer_rules
+from models.weights.slicing import Kind, Shapes, common_parts, full_shapes
 from tests.models.positions import behind_videos
 
 IMAGE, VIDEO = 6, 7

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from models.parallel import Parallel, check_layout
+from models.layout.parallel import Parallel, check_layout
+from models.layout.stages import stage_layers
 from models.qwen2_5_vl.recipe import patch_recipe, pixel_affine
 from models.registry import read_config
-from models.stages import stage_layers
 
 TEXT = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256, "num_hidden_layers": 2}
 CONFIG = {"model_type": "qwen2_5_vl", "text_config": TEXT}

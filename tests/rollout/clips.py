@@ -20,7 +20,7 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from dataplane.media.videos import Video
-from models.media_recipes import MediaRecipes, VideoSampling, load_recipes
+from models.recipes.media_recipes import MediaRecipes, VideoSampling, load_recipes
 from tests.dataplane.clips import encode_video, moving
 from yatt_mm.media import derive_media, kind_of
 from yatt_mm.rollout.engine import GenerateRequest

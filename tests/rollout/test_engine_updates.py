@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.rollout.conftest import Prompts, Run, engine_config
 from tests.training import jobs
 from tests.training.ranks import DEADLINE_S, RankPool

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.rollout.conftest import Prompts, Run, engine_config
 from tests.rollout.families import build_served_folder
 from tests.rollout.reference import of_transformers

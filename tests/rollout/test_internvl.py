@@ -16,7 +16,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokeniz
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
 from dataplane.media.recipes import parse_recipe
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from models.registry import load_recipe
 from tests.dataplane.shards import noise
 from tests.rollout.conftest import Run, engine_config

@@ -17,8 +17,8 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from examples.digits.model import VOCAB_SIZE
-from models.media_recipes import MediaRecipes, load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
+from models.recipes.media_recipes import MediaRecipes, load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Prompts, Run
 from yatt_mm.genrm.judge import Judge

@@ -30,8 +30,8 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
-from models.media_recipes import load_recipes
 from models.qwen2_5_vl.recipe import patch_recipe
+from models.recipes.media_recipes import load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Run
 from tests.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
-from models.media_recipes import MediaRecipes
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
+from models.recipes.media_recipes import MediaRecipes
 from tests.rollout import clips
 from tests.rollout.conftest import Run, engine_config
 from tests.rollout.families import build_served_folder

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from models.compat.megatron_core import parallel_state
 from models.freeze import Part
-from models.megatron import parallel_state
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training.tiny import Form, make_samples, with_patches_of
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings

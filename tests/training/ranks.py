@@ -19,7 +19,7 @@ from typing import Any
 
 DEADLINE_S = 300.0
 """For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
-PRELOADED = ["tests.training.jobs", "models.megatron"]
+PRELOADED = ["tests.training.jobs", "models.compat.megatron_core"]
 MAX_THREADS = 150
 """Of one rank. Groups of some jobs are never collected, and each goes on waking its threads a hundred times a second:
 a rank that has so many is started anew."""
@@ -97,7 +97,7 @@ def _collect(pipes: list[Connection]) -> dict[int, tuple[bool, Any]]:
 def _serve(rank: int, pipe: Connection) -> None:
     import torch.distributed as dist
 
-    from models.megatron import parallel_state
+    from models.compat.megatron_core import parallel_state
     from yatt_mm.training.distributed import init_distributed
 
     while True:

@@ -12,7 +12,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from models.freeze import PARTS, Part, part_of
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.models.layouts import LAYOUTS, layouts_for
 from tests.training import jobs
 from tests.training.ranks import RankPool

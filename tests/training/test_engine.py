@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 

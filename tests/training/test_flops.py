@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.torch_flops import count
 from models.flops import TOWERS, count_operations
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from models.registry import FAMILIES
 from tests.training import jobs
 from tests.training.ranks import RankPool

@@ -14,8 +14,8 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from models.megatron import filesystem_async
-from models.parallel import Parallel
+from models.compat.megatron_core import filesystem_async
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from yatt_mm.checkpoints import Checkpoints, find_checkpoint

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models.freeze import Part
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from yatt_mm.training.offload import Holding

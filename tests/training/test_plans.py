@@ -12,9 +12,9 @@ import torch.distributed as dist
 
 from benchmarks.balance import plan_for
 from benchmarks.published import Prompt, draw, to_samples
+from models.compat.megatron_core import parallel_state
 from models.flops import count_operations
-from models.megatron import parallel_state
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import IMAGE_TOKEN, PATCH_VALUES, VOCAB_SIZE

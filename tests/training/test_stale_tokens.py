@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training.ranks import RankPool
 from yatt_mm.control.metrics import Meter, add_update, merge
 from yatt_mm.placement import State

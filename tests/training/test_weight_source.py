@@ -10,8 +10,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models import weight_plan
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
+from models.weights import export_plan
 from tests.training import jobs
 from tests.training.ranks import RankPool
 
@@ -26,7 +26,7 @@ LAYOUTS = {
 def read_weights(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
     """What the source announces, what two passes in small buckets give, and what this rank alone would write."""
     source = jobs.build_engine(model_dir, parallel).weights
-    assert parallel.world_size == 1 or len(list(weight_plan.buckets(source._planned))) > 10
+    assert parallel.world_size == 1 or len(list(export_plan.buckets(source._planned))) > 10
     passes = [[(name, tensor.numpy().copy()) for name, tensor in source] for _ in range(2)]
     kept = list(source)  # all at once: no tensor may lie in memory that the next bucket uses
     announced = [(meta.name, meta.shape, str(meta.dtype)) for meta in source.metadata()]
@@ -43,7 +43,7 @@ def read_weights(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, An
 
 def read_weights_in_small_buckets(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(weight_plan, "BUCKET_BYTES", 4096)
+        patch.setattr(export_plan, "BUCKET_BYTES", 4096)
         return read_weights(rank, model_dir, parallel)
 
 

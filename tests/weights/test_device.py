@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import build_folder

@@ -10,7 +10,7 @@ import pytest
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
-from models.media_recipes import load_recipes
+from models.recipes.media_recipes import load_recipes
 from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs

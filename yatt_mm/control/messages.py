@@ -8,8 +8,8 @@ from typing import Any
 
 from dataplane.core.refs import Ref
 from models.flops import Operations
-from models.media_recipes import MediaRecipes
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
+from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.checkpoints import Checkpoints
 from yatt_mm.control.cursor import Slot
 from yatt_mm.placement import Placement

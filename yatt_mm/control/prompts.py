@@ -8,7 +8,7 @@ from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.refs import BadMedia, Ref, Sample
-from models.media_recipes import MediaRecipes
+from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.config import Config
 from yatt_mm.control.cursor import Slot
 from yatt_mm.control.fields import read_question, take_field, with_field

@@ -20,7 +20,7 @@ import numpy as np
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import BadMedia, Ref
-from models.media_recipes import MediaRecipes, load_recipes
+from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.genrm.verdicts import LabelScore, YesNo
 from yatt_mm.media import derive_media

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from models.safetensors_header import read_header
+from models.weights.safetensors_header import read_header
 
 HEAD = "score.weight"
 """What transformers calls the head of a `...ForSequenceClassification`: a matrix [labels, hidden]."""

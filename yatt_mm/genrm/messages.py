@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from models.media_recipes import VideoSampling
+from models.recipes.media_recipes import VideoSampling
 from yatt_mm.genrm.template import JudgeTemplate
 from yatt_mm.genrm.verdicts import LabelScore, Verdict, YesNo
 from yatt_mm.rollout.messages import GroupRef

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from models.media_recipes import VideoSampling
+from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config_values import Count, Seconds, Section, Size
 from yatt_mm.errors import ConfigError
 from yatt_mm.genrm.labels import read_labels

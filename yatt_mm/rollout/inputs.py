@@ -24,7 +24,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from dataplane.client.torch_view import as_tensor
 from dataplane.media.kinds import MediaKind
-from models.media_recipes import VIDEO_RULES
+from models.recipes.media_recipes import VIDEO_RULES
 from models.registry import load_recipe
 from yatt_mm.rollout.requests import EngineConfig, GenerateRequest, MediaTokens, Medium
 from yatt_mm.rollout.video_times import engine_seconds

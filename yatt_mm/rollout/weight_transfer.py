@@ -19,7 +19,7 @@ from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
-from models.checkpoint_files import CheckpointFiles
+from models.weights.checkpoint_files import CheckpointFiles
 from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
 from yatt_mm.weights.published import Stream, segment_on
 from yatt_mm.weights.segment import MappedSegment, views

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import TYPE_CHECKING
 
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from yatt_mm.cores import pin_to_cores
 from yatt_mm.held_memory import Changed, held_bytes
 from yatt_mm.placement import State

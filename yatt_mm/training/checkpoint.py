@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 
-from models.megatron import (
+from models.compat.megatron_core import (
     AsyncRequest,
     MegatronModule,
     MegatronOptimizer,

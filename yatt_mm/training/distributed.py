@@ -9,8 +9,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from models.megatron import parallel_state, tensor_parallel
-from models.parallel import Parallel
+from models.compat.megatron_core import parallel_state, tensor_parallel
+from models.layout.parallel import Parallel
 
 
 def init_distributed(

@@ -19,16 +19,16 @@ import torch
 import torch.distributed as dist
 
 from models.build import build
-from models.context import ContextParallel
-from models.context_share import cut
+from models.compat.megatron_core import get_forward_backward_func, parallel_state
 from models.freeze import Part
-from models.media import own_media
-from models.megatron import get_forward_backward_func, parallel_state
-from models.packing import PackedBatch, pack
-from models.parallel import Parallel, check_layout
-from models.parallel_settings import Recompute
+from models.layout.context_parallel import ContextParallel
+from models.layout.parallel import Parallel, check_layout
+from models.layout.parallel_settings import Recompute
 from models.registry import read_config
-from models.weight_source import ShardedWeights
+from models.sequence.context_share import cut
+from models.sequence.distinct_media import own_media
+from models.sequence.packing import PackedBatch, pack
+from models.weights.export import ShardedWeights
 from yatt_mm.training import checkpoint
 from yatt_mm.training.adam_settings import AdamSettings
 from yatt_mm.training.distributed import device, init_model_parallel

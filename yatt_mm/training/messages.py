@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from models.freeze import Part
-    from models.parallel_settings import Recompute
+    from models.layout.parallel_settings import Recompute
     from yatt_mm.weights.published import Carrier
 
 

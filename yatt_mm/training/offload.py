@@ -16,7 +16,7 @@ from typing import Protocol
 
 import torch
 
-from models.megatron import DistributedDataParallel, MegatronOptimizer
+from models.compat.megatron_core import DistributedDataParallel, MegatronOptimizer
 from yatt_mm.training.messages import Moved
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import torch
 import torch.distributed as dist
 
-from models.megatron import (
+from models.compat.megatron_core import (
     DistributedDataParallel,
     DistributedDataParallelConfig,
     MegatronModule,
@@ -96,7 +96,7 @@ def finish_gradients(
     if group.size() == 1:
         return
     for model in models:
-        # each tensor-parallel rank encoded other images (models.vision)
+        # each tensor-parallel rank encoded other images (models.vision.tower)
         grads = [
             param.main_grad
             for name, param in model.module.named_parameters()

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from dataplane.client.reader import Reader
-from models.parallel import Parallel
+from models.layout.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.placement import State
 from yatt_mm.rollout import record

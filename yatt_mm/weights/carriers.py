@@ -6,7 +6,7 @@ from typing import Protocol
 
 import torch
 
-from models.weight_source import ShardedWeights
+from models.weights.export import ShardedWeights
 from yatt_mm.weights.device import DevicePublisher
 from yatt_mm.weights.published import Carrier, DeviceSegment, Stream
 from yatt_mm.weights.publisher import SegmentPublisher

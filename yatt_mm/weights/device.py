@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from models.weight_source import ShardedWeights
+from models.weights.export import ShardedWeights
 from yatt_mm.weights import cuda_memory
 from yatt_mm.weights.agreement import together
 from yatt_mm.weights.copies import NonFiniteWeightsError

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from models.weight_source import ShardedWeights
+from models.weights.export import ShardedWeights
 from yatt_mm.weights.agreement import gather, together
 from yatt_mm.weights.copies import copy_finite
 from yatt_mm.weights.writing import SegmentWriter

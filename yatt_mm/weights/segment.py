@@ -49,7 +49,7 @@ class SegmentError(ValueError):
 
 
 class TensorMeta(Protocol):
-    """A tensor that will be written: `models.weight_plan.WeightMeta` is one."""
+    """A tensor that will be written: `models.weights.export_plan.WeightMeta` is one."""
 
     @property
     def name(self) -> str:

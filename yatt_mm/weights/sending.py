@@ -14,7 +14,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 
-from models.weight_source import ShardedWeights
+from models.weights.export import ShardedWeights
 from yatt_mm.weights.agreement import together
 from yatt_mm.weights.copies import check_finite
 from yatt_mm.weights.group import Group

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from safetensors import safe_open
 
-from models.safetensors_header import LENGTH_BYTES, read_header
+from models.weights.safetensors_header import LENGTH_BYTES, read_header
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 import torch
 
-from models.megatron import TransformerConfig
-from models.parallel import Parallel
+from models.compat.megatron_core import TransformerConfig
+from models.layout.parallel import Parallel
 
 Recompute = Literal["none", "full", "selective"]
 """Which activations the backward pass computes again: none, those of whole layers, or attention's alone."""

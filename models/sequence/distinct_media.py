@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from models.mrope import Grid
+from models.sequence.mrope import Grid
 
 
 class HasMedia(Protocol):

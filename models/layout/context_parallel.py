@@ -16,7 +16,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from models.parallel import Comm, Order
+from models.layout.parallel import Comm, Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

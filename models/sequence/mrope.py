@@ -1,6 +1,7 @@
 """M-RoPE: three positions per token (time, height, width), and the frequencies they turn into.
 
-Positions are per sample and numpy, frequencies are torch. Which tokens make a span is `models.media_tokens`' part.
+Positions are per sample and numpy, frequencies are torch. Which tokens make a span is `models.sequence.media_tokens`'
+part.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Weights from a Hugging Face checkpoint into megatron's parameters, by one table of rules.
 
-A family gives the table (`models.<family>.mapping`); `models.cutting` knows how each kind of tensor is cut over the
-ranks; `models.weight_source` goes the other way by the same table.
+A family gives the table (`models.<family>.mapping`); `models.weights.slicing` knows how each kind of tensor is cut over
+the ranks; `models.weights.export` goes the other way by the same table.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from models.checkpoint_files import CheckpointFiles
-from models.cutting import Kind, Shape, Shapes, common_parts, full_shapes
-from models.experts import ExpertLayout, ExpertStack, expert_parts, expert_shapes
-from models.megatron import parallel_state
+from models.compat.megatron_core import parallel_state
+from models.weights.checkpoint_files import CheckpointFiles
+from models.weights.expert_stack import ExpertLayout, ExpertStack, expert_parts, expert_shapes
+from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shapes
 
 Held = torch.Tensor | ExpertStack
 """What a rank holds under one of megatron's names."""

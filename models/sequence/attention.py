@@ -2,7 +2,7 @@
 
 On CUDA one variable-length kernel; on the CPU one scaled_dot_product_attention per distinct segment length, so
 that hundreds of short segments cost a handful of calls. No mask is ever built. Leaves out context parallelism
-(`models.core_attention`).
+(`models.decoder.core_attention`).
 
 T tokens of all segments, H heads, D head size.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from models.weights import Rule
+from models.weights.load import Rule
 
 DECODER = "language_model.decoder.layers.{layer}."
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")

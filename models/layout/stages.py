@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 
-from models.divide import check_divides, divisors, nearest
+from models.layout.divisors import check_divides, divisors, nearest
 
 
 def stage_layers(

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.mrope import Grid, Span
+from models.sequence.mrope import Grid, Span
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

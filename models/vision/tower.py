@@ -24,10 +24,10 @@ import torch
 import torch.distributed as dist
 from transformers import AttentionInterface
 
-from models.attention import vision_attention
-from models.gather import gather_rows
-from models.media import deal_media
-from models.mrope import Grid
+from models.layout.gather import gather_rows
+from models.sequence.attention import vision_attention
+from models.sequence.distinct_media import deal_media
+from models.sequence.mrope import Grid
 
 ATTENTION = "yatt_packed_flash"
 """transformers passes the boundaries of packed images only to implementations with `flash` in their name."""
@@ -91,7 +91,8 @@ class VisionTower(torch.nn.Module):
     def forward(self, images: Sequence[np.ndarray | None], grids: Sequence[Grid]) -> torch.Tensor:
         """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group.
 
-        A rank must be given the images of its own share (`models.media.own_media`); raises ValueError otherwise.
+        A rank must be given the images of its own share (`models.sequence.distinct_media.own_media`); raises ValueError
+        otherwise.
         """
         merged = [t * h * w // self.merge_size**2 for t, h, w in grids]
         shares = deal_media(grids, self.group.size())

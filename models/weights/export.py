@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from models.experts import ExpertStack, copy_whole
-from models.weight_plan import Shards, WeightMeta, buckets, holders, metadata, plan, replica
-from models.weights import Held, WeightTable, global_names
+from models.weights.expert_stack import ExpertStack, copy_whole
+from models.weights.export_plan import Shards, WeightMeta, buckets, holders, metadata, plan, replica
+from models.weights.load import Held, WeightTable, global_names
 
 
 class ShardedWeights:

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from models.divide import check_divides, divisors, nearest
-from models.stages import check_deepstack, stage_layers
+from models.layout.divisors import check_divides, divisors, nearest
+from models.layout.stages import check_deepstack, stage_layers
 
 Order = Literal["contiguous", "zigzag"]
 Comm = Literal["a2a", "allgather"]

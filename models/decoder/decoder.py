@@ -7,8 +7,7 @@ from typing import Any
 
 import torch
 
-from models.core_attention import PackedCoreAttention
-from models.megatron import (
+from models.compat.megatron_core import (
     ColumnParallelLinear,
     GPTModel,
     ModuleSpec,
@@ -22,6 +21,7 @@ from models.megatron import (
     get_transformer_layer_offset,
     set_tensor_model_parallel_attributes,
 )
+from models.decoder.core_attention import PackedCoreAttention
 
 
 class Decoder(GPTModel):
@@ -80,7 +80,8 @@ def uses_transformer_engine() -> bool:
 
 def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpec:
     if uses_transformer_engine():
-        # norms are fused into the linear layers behind them (models.rules has both names); experts stay one by one
+        # norms are fused into the linear layers behind them (models.weights.rules has both names); experts stay one by
+        # one
         fused = get_gpt_layer_with_transformer_engine_spec(num_experts, qk_layernorm=config.qk_layernorm)
         fused.submodules.self_attention.submodules.core_attention = PackedCoreAttention
         return fused

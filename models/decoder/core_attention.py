@@ -1,7 +1,8 @@
 """megatron's core attention for packed streams: causal inside each sequence, on one rank or cut over several.
 
-Under context parallelism a rank holds some tokens of every stream (`models.context_share`). Two ways lead to their
-attention: `a2a` gives each rank all tokens of some heads and back again; `allgather` gives it all keys and values.
+Under context parallelism a rank holds some tokens of every stream (`models.sequence.context_share`). Two ways lead to
+their attention: `a2a` gives each rank all tokens of some heads and back again; `allgather` gives it all keys and
+values.
 
 T tokens of the stream, t of this rank, H query heads, G key/value heads, D head size, R context-parallel ranks.
 """
@@ -15,10 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from models.attention import Segments, packed_attention, varlen_attention
-from models.context import Run
-from models.context_share import Share
-from models.megatron import (
+from models.compat.megatron_core import (
     AttnMaskType,
     MegatronModule,
     PackedSeqParams,
@@ -27,6 +25,9 @@ from models.megatron import (
     parallel_state,
     tensor_parallel,
 )
+from models.layout.context_parallel import Run
+from models.sequence.attention import Segments, packed_attention, varlen_attention
+from models.sequence.packing import Share
 
 
 class PackedParams(PackedSeqParams):

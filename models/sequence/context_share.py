@@ -1,37 +1,17 @@
 """One rank's share of a packed batch under context parallelism.
 
-Leaves out the arithmetic of who holds what (`models.context`) and all communication.
+Leaves out the arithmetic of who holds what (`models.layout.context_parallel`) and all communication.
 T tokens of the stream, t of this rank, K scored tokens of the stream, k of them predicted by this rank's tokens.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import torch
 
-from models.context import ContextParallel, Run, places, runs_of, tokens_of
-
-if TYPE_CHECKING:
-    from models.packing import PackedBatch
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
-    """What attention and the loss must know of a batch that was cut."""
-
-    context: ContextParallel
-    runs: list[Run]
-    """This rank's tokens, as stretches of the stream."""
-    places: torch.Tensor
-    """[T] where each token of the stream stands when the ranks' tokens follow each other."""
-    stream: torch.Tensor
-    """[T] the inverse: the stream position of each token when the ranks' tokens follow each other."""
-    num_scores: list[int]
-    """k of each rank."""
-    score_places: torch.Tensor
-    """[K] where each score stands when the ranks' scores follow each other."""
+from models.layout.context_parallel import ContextParallel, places, runs_of, tokens_of
+from models.sequence.packing import PackedBatch, Share
 
 
 def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:

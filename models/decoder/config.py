@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from models.megatron import TransformerConfig
-from models.parallel import Parallel
-from models.parallel_settings import parallel_settings
+from models.compat.megatron_core import TransformerConfig
+from models.layout.parallel import Parallel
+from models.layout.parallel_settings import parallel_settings
 
 UNFUSED = {
     "bias_activation_fusion": False,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from models.processor_file import resample_filter
+from models.recipes.processor_file import resample_filter
 from models.registry import load_recipe, read_config
 
 DEFAULT_FPS = 2.0

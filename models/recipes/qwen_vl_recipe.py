@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from models.processor_file import pixel_affine, read_processor, resample_filter
+from models.recipes.processor_file import pixel_affine, read_processor, resample_filter
 
 __all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]
 

@@ -11,7 +11,7 @@ from typing import Literal
 
 import torch
 
-from models.cutting import Kind, Shape, Shapes, common_parts, full_shapes
+from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shapes
 
 ExpertLayout = Literal["out_in", "in_out", "named"]
 """out_in, in_out: one tensor for all experts of a layer, [num_experts, out, in] as transformers 5 writes it or

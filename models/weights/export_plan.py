@@ -1,6 +1,6 @@
 """What an export will do, agreed once by all ranks of a model: whose shard is where, and what is moved together.
 
-Left out: moving it (`models.weight_source`).
+Left out: moving it (`models.weights.export`).
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from models.megatron import parallel_state
-from models.weights import Match, WeightTable, global_names, shard_group
+from models.compat.megatron_core import parallel_state
+from models.weights.load import Match, WeightTable, global_names, shard_group
 
 BUCKET_BYTES = 64 * 2**20
 """Of each rank's shards that are moved together; two buckets are under way at a time."""

@@ -1,6 +1,6 @@
 """Samples of a microbatch as one packed stream. The same on every rank of a replica; pixels where there are any.
 
-Leaves out normalising pixels (models.vision) and what is done with the log-probabilities.
+Leaves out normalising pixels (models.vision.tower) and what is done with the log-probabilities.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from models.attention import Segments
-from models.context_share import Share
-from models.media import DistinctMedia, HasMedia, distinct_media
-from models.media_tokens import TokenLayout, media_spans
-from models.mrope import Grid, mrope_positions
+from models.layout.context_parallel import ContextParallel, Run
+from models.sequence.attention import Segments
+from models.sequence.distinct_media import DistinctMedia, HasMedia, distinct_media
+from models.sequence.media_tokens import TokenLayout, media_spans
+from models.sequence.mrope import Grid, mrope_positions
 
 
 class Sample(HasMedia, Protocol):
@@ -33,6 +33,23 @@ class Sample(HasMedia, Protocol):
     @property
     def seconds_per_grid(self) -> tuple[float, ...]:
         """Seconds from one t of a video to the next, per medium (any number for images); empty for one each."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What attention and the loss must know of a batch that was cut."""
+
+    context: ContextParallel
+    runs: list[Run]
+    """This rank's tokens, as stretches of the stream."""
+    places: torch.Tensor
+    """[T] where each token of the stream stands when the ranks' tokens follow each other."""
+    stream: torch.Tensor
+    """[T] the inverse: the stream position of each token when the ranks' tokens follow each other."""
+    num_scores: list[int]
+    """k of each rank."""
+    score_places: torch.Tensor
+    """[K] where each score stands when the ranks' scores follow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,7 +77,7 @@ class PackedBatch:
     visual_rows: torch.Tensor
     """[V] which row of the distinct images' embeddings each of them takes."""
     share: Share | None = None
-    """Of a context-parallel rank: the tensors above are then its part of the stream (models.context_share)."""
+    """Of a context-parallel rank: the tensors above are then its part of the stream (models.sequence.context_share)."""
 
 
 def pack(
