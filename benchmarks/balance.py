@@ -44,13 +44,13 @@ from benchmarks.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folder
 from benchmarks.torch_flops import count
 from models.flops import Operations, count_operations
 from models.layout.parallel import Parallel
-from yatt_mm.training.adam_settings import AdamSettings
+from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.distributed import init_distributed
-from yatt_mm.training.engine import TrainEngine
+from yatt_mm.training.largest_differencing import largest_differencing
+from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, cut, lay_out, num_microbatches
-from yatt_mm.training.partition import largest_differencing
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.training.train_sample import TrainSample
 
 PATHS = ("round_robin", "token_count", "verl", "ours")
 SHRINK = 8

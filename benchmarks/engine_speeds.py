@@ -36,9 +36,9 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from models.registry import load_recipe, read_config
-from yatt_mm.config_values import parse_size
-from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest
-from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
+from yatt_mm.config.values import parse_size
+from yatt_mm.protocol.rollout import GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest
 from yatt_mm.rollout.worker import RolloutWorker
 
 COSTS = ("decode_fixed_s", "decode_per_sequence_s", "prefill_per_token_s", "vision_per_patch_s", "request_s")
@@ -133,16 +133,16 @@ async def measure(
 
 def never_end() -> None:
     """Responses have all their tokens, whatever the model wants to say."""
-    from yatt_mm.rollout import backend  # imports vLLM, which wants the environment that the engine's start prepares
+    from yatt_mm.rollout import vllm_backend
 
-    params_of = backend.params_of
+    params_of = vllm_backend.params_of
 
     def endless(request: GenerateRequest, sample: int) -> Any:
         params = params_of(request, sample)
         params.ignore_eos = True
         return params
 
-    backend.params_of = endless
+    vllm_backend.params_of = endless
 
 
 def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[int]) -> Iterator[PromptTask]:

@@ -30,8 +30,8 @@ from rich.progress import track
 
 from benchmarks.runs import parser, show
 from yatt_mm.simulator.config import parse_simulation
-from yatt_mm.simulator.in_turn import partial_dynamic, partial_static
 from yatt_mm.simulator.results import LayoutResult
+from yatt_mm.simulator.turn_layouts import partial_dynamic, partial_static
 
 NUM_STEPS_SETTLING = 2
 """Steps that do not count: the policy divides by what it measured."""

@@ -29,9 +29,9 @@ from rich.table import Table
 from benchmarks.published import Prompt, draw
 from dataplane.core.refs import Lineage, Ref
 from models.flops import count_operations
-from yatt_mm.rollout.messages import GroupRef
+from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.microbatches import Limits
-from yatt_mm.training.plan import PlannedGroup, plan_step
+from yatt_mm.training.step_plan import PlannedGroup, plan_step
 
 MODEL: dict[str, Any] = {
     "model_type": "qwen2_5_vl",

@@ -141,10 +141,10 @@ def _rank(rank: int, store: str, job: dict[str, Any], answers: Any) -> None:
     import torch.distributed as dist
 
     from models.layout.parallel import Parallel
-    from yatt_mm.training.adam_settings import AdamSettings
+    from yatt_mm.protocol.adam_settings import AdamSettings
     from yatt_mm.training.distributed import init_distributed
-    from yatt_mm.training.engine import TrainEngine
-    from yatt_mm.weights.publisher import SegmentPublisher
+    from yatt_mm.training.megatron_engine import TrainEngine
+    from yatt_mm.weights.segment_publisher import SegmentPublisher
 
     init_distributed(rank=rank, world_size=job["num_ranks"], store_address=store, timeout_s=300)
     optim = AdamSettings(lr=1e-6, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)

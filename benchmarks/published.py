@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.training.train_sample import TrainSample
 
 SHARE_ABOVE = {256: 1324 / 2320, 512: 488 / 2320}
 """Shorter side in pixels -> share of images above it."""

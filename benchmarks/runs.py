@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from yatt_mm.config import load_config
-from yatt_mm.launch import launch
+from yatt_mm.config.run_config import load_config
+from yatt_mm.runtime.launch import launch
 
 
 def parser(description: str) -> argparse.ArgumentParser:

@@ -23,8 +23,8 @@ from rich.progress import track
 
 from benchmarks.runs import parser, show
 from yatt_mm.simulator.config import load_simulation
-from yatt_mm.simulator.in_turn import full, partial_dynamic
 from yatt_mm.simulator.layouts import best_external, best_partial_static
+from yatt_mm.simulator.turn_layouts import full, partial_dynamic
 
 BASE = "configs/simulate/yatt_paper.yaml"
 SWEEPS: dict[str, list[tuple[str, tuple[str, ...]]]] = {

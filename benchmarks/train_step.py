@@ -143,7 +143,7 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
     import numpy as np
 
     from benchmarks.small_model import IMAGE_TOKEN, PATCH_VALUES, VISION_END, VISION_START
-    from yatt_mm.training.samples import TrainSample
+    from yatt_mm.training.train_sample import TrainSample
 
     random = np.random.default_rng(0)
     samples = []
@@ -163,9 +163,9 @@ def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     import torch
 
     from models.layout.parallel import Parallel
-    from yatt_mm.training.adam_settings import AdamSettings
+    from yatt_mm.protocol.adam_settings import AdamSettings
     from yatt_mm.training.distributed import init_distributed
-    from yatt_mm.training.engine import TrainEngine
+    from yatt_mm.training.megatron_engine import TrainEngine
 
     store = f"file://{model_dir.parent / 'store'}"
     init_distributed(rank=0, world_size=1, store_address=store, num_threads=os.cpu_count() or 1)

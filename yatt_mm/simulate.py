@@ -14,7 +14,7 @@ import time
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from yatt_mm.errors import ConfigError, YattError
+from yatt_mm.common.errors import ConfigError, YattError
 from yatt_mm.simulator.config import SimulationConfig, load_simulation
 from yatt_mm.simulator.gantt import draw
 from yatt_mm.simulator.layouts import NAMES, compare

@@ -1,20 +1,13 @@
-"""Train a vision-language model with reinforcement learning: `python -m yatt_mm.train CONFIG [key=value ...]`.
+"""The command `python -m yatt_mm.train CONFIG [key=value ...]`, which trains a vision-language model.
 
-Read `train` first: it is the whole loop, and every controller runs it on its own share of the prompts. What each
-verb does stands in `yatt_mm.control.controller`; which role is awake in a phase, in `yatt_mm.placement`; what is
-started, and stopped again, in `yatt_mm.launch`.
+The loop itself is in `yatt_mm.control.loop`; read it first. What a run starts, and stops again, is in
+`yatt_mm.runtime.launch`.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
-
-from yatt_mm.placement import Phase
-
-if TYPE_CHECKING:
-    from yatt_mm.control.controller import Controller
 
 EXAMPLES = """examples:
   python -m yatt_mm.train configs/digits_cpu.yaml
@@ -24,28 +17,15 @@ EXAMPLES = """examples:
 """
 
 
-def train(controller: Controller) -> None:
-    """Run GRPO (arXiv 2402.03300) from the start, or the checkpoint, to the last step."""
-    controller.resume()
-    for _step in controller.steps():
-        groups = controller.generate()
-        plans = controller.plan(groups)
-        with controller.phase(Phase.TRAIN):
-            controller.update(plans, groups)
-        with controller.phase(Phase.PUBLISH):
-            controller.publish()
-    controller.export()
-
-
 def main(arguments: list[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    from yatt_mm.packages import check_packages_are_ours
+    from yatt_mm.runtime.packages import check_packages_are_ours
 
     check_packages_are_ours()
     from dataplane.core.errors import DataPlaneError
-    from yatt_mm.config import load_config
-    from yatt_mm.errors import ConfigError, YattError
-    from yatt_mm.launch import launch
+    from yatt_mm.common.errors import ConfigError, YattError
+    from yatt_mm.config.run_config import load_config
+    from yatt_mm.runtime.launch import launch
 
     options = _parser().parse_intermixed_args(arguments)
     try:

@@ -25,8 +25,8 @@ from models.recipes.media_recipes import VideoSampling, load_recipes
 from models.registry import load_recipe
 from models.sequence.media_tokens import TokenLayout, media_spans
 from models.sequence.mrope import mrope_positions
-from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
-from yatt_mm.rollout.requests import MediaTokens
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 
 TARGET_ACCURACY = 0.5
 ACCURACY_RANGE = (0.35, 0.75)

@@ -22,9 +22,9 @@ from examples.digits.prepare import Prepared as Digits
 from examples.judge import lessons, teaching
 from examples.judge.prepare import VERSION, prepare, read_stamp
 from examples.preparing import STAMP_NAME
-from yatt_mm.config import load_config
-from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
-from yatt_mm.rollout.requests import MediaTokens
+from yatt_mm.config.run_config import load_config
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 
 ROOT = Path(__file__).parents[2]
 PIECES = ["a", "7", " of", "12"]

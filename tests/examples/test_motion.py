@@ -17,10 +17,9 @@ from examples.motion.data import DIRECTIONS, NUM_FRAMES, QUESTION, Split, make_s
 from examples.motion.prepare import TOKENIZER_TEXT, main, read_stamp
 from examples.preparing import STAMP_NAME
 from models.recipes.media_recipes import load_recipes
-from yatt_mm.config import load_config
-from yatt_mm.control.cursor import Slot
-from yatt_mm.control.messages import RunStart
-from yatt_mm.control.prompts import PromptSource
+from yatt_mm.config.run_config import load_config
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.protocol.control import RunStart, Slot
 
 CONFIG = Path(__file__).parents[2] / "configs" / "motion_cpu.yaml"
 

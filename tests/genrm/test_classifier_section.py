@@ -12,10 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from models.recipes.media_recipes import VideoSampling
-from yatt_mm.errors import ConfigError
-from yatt_mm.genrm.messages import JudgeSpec
-from yatt_mm.genrm.section import JudgeSection, judge_spec, num_labels
-from yatt_mm.genrm.verdicts import LabelScore
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.judge_section import JudgeSection, judge_spec, num_labels
+from yatt_mm.protocol.genrm import JudgeSpec
+from yatt_mm.protocol.verdicts import LabelScore
 
 
 def make_folder(directory: Path, *, num_rows: int, head: str = "score.weight", config: dict[str, Any]) -> Path:

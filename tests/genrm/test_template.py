@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from yatt_mm.genrm.messages import JudgeSpec
-from yatt_mm.genrm.template import JudgeTemplate
+from yatt_mm.protocol.genrm import JudgeSpec
+from yatt_mm.protocol.judge_template import JudgeTemplate
 
 
 def test_question_response_answer_and_fields_are_filled_in_as_they_stand() -> None:

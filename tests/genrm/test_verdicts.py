@@ -7,8 +7,8 @@ from typing import Literal
 
 import pytest
 
-from yatt_mm.genrm.messages import JudgeSpec
-from yatt_mm.genrm.verdicts import JsonScore, LabelScore, RegexScore, YesNo
+from yatt_mm.protocol.genrm import JudgeSpec
+from yatt_mm.protocol.verdicts import JsonScore, LabelScore, RegexScore, YesNo
 
 
 def test_yes_against_no_is_the_share_of_their_probabilities() -> None:

@@ -20,7 +20,7 @@ from models.layout.parallel import Parallel
 from tests.models.positions import behind_videos
 from tests.training import jobs
 from tests.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOKEN, Form, make_samples
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.training.train_sample import TrainSample
 
 LEAST_GRADIENT = 5e-6
 """Below it is rounding alone: a key's bias without RoPE changes nothing. All others are above three times this."""

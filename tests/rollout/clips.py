@@ -22,12 +22,12 @@ from dataplane.core.refs import Ref
 from dataplane.media.videos import Video
 from models.recipes.media_recipes import MediaRecipes, VideoSampling, load_recipes
 from tests.dataplane.clips import encode_video, moving
-from yatt_mm.media import derive_media, kind_of
-from yatt_mm.rollout.engine import GenerateRequest
-from yatt_mm.rollout.media import medium_of, seconds_per_grid, size_of
-from yatt_mm.rollout.prompts import PromptTemplate
-from yatt_mm.rollout.requests import MediaTokens
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.common.media_refs import derive_media, kind_of
+from yatt_mm.rollout.engine_media import medium_of, seconds_per_grid, size_of
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import PromptTemplate
+from yatt_mm.rollout.vllm_engine import GenerateRequest
+from yatt_mm.training.train_sample import TrainSample
 
 SAMPLING = VideoSampling(fps=7.0, min_pixels=28 * 28, max_pixels=2**24)
 QUESTION = "What is in the picture?"

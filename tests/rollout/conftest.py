@@ -17,9 +17,9 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from models.qwen2_5_vl.recipe import patch_recipe
-from yatt_mm.rollout import record
-from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Medium
-from yatt_mm.rollout.messages import GroupRef, PromptTask
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.rollout import GroupRef, PromptTask
+from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest, Medium
 from yatt_mm.rollout.worker import RolloutWorker
 
 T = TypeVar("T")
@@ -132,6 +132,6 @@ def tasks_for(media: tuple[Ref, ...], prefix: str) -> list[PromptTask]:
     ]
 
 
-def stored(reader: Reader, group: GroupRef) -> record.GroupRecord:
+def stored(reader: Reader, group: GroupRef) -> group_record.GroupRecord:
     (view,) = reader.resolve([group.ref])
-    return record.decode(view)
+    return group_record.decode(view)

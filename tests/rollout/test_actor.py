@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from dataplane.core.refs import Ref
-from yatt_mm.errors import PhaseAbortedError
+from yatt_mm.common.errors import PhaseAbortedError
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.actor import RolloutActor
-from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
 from yatt_mm.rollout.worker import RolloutWorker
 
 SAMPLING = Sampling(max_tokens=3)

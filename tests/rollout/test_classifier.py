@@ -18,11 +18,11 @@ from tests.rollout.conftest import Run, engine_config
 from tests.rollout.families import build_served_folder
 from tests.rollout.test_judge import judge_of, make_group, store_group, task_for
 from yatt_mm.genrm.judge import Judge
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
-from yatt_mm.genrm.template import CONVERSATION, JudgeTemplate
-from yatt_mm.genrm.verdicts import LabelScore
-from yatt_mm.rollout.engine import Engine
-from yatt_mm.rollout.messages import GroupRef
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
+from yatt_mm.protocol.judge_template import CONVERSATION, JudgeTemplate
+from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.verdicts import LabelScore
+from yatt_mm.rollout.vllm_engine import Engine
 
 TEXTS = ("3", "7", "it is 7<|im_end|>")
 SPEC = JudgeSpec(name="head", template=JudgeTemplate(CONVERSATION, needs_response=False), verdict=LabelScore())

@@ -14,7 +14,7 @@ from tests.rollout.classifiers import build_classifier
 from tests.rollout.conftest import Run, engine_config
 from tests.rollout.internvl import build_internvl_folder
 from tests.rollout.test_internvl import IMAGES, processed, request_of
-from yatt_mm.rollout.engine import Engine
+from yatt_mm.rollout.vllm_engine import Engine
 
 
 def test_internvl_labels_text_one_tile_and_several(run: Run, tmp_path: Path) -> None:

@@ -14,8 +14,8 @@ from dataplane.core.refs import Ref
 from tests.rollout.conftest import Run, stored, tasks_for
 from tests.rollout.reference import of_transformers
 from tests.rollout.test_engine_updates import save_folder, update
-from yatt_mm.rollout.engine import Engine
-from yatt_mm.rollout.messages import GroupRef, PromptTask, Sampling
+from yatt_mm.protocol.rollout import GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.vllm_engine import Engine
 from yatt_mm.rollout.worker import RolloutWorker
 
 NUM_BEFORE = 5

@@ -13,8 +13,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 from models.qwen2_5_vl.recipe import pixel_affine
 from tests.rollout.conftest import GRID, Prompts, Run
-from yatt_mm.rollout.engine import Engine, GenerateRequest, Medium, Sampled
-from yatt_mm.rollout.requests import EngineAsleepError, EngineError, EngineTimeoutError, MediaDroppedError
+from yatt_mm.rollout.engine_types import EngineAsleepError, EngineError, EngineTimeoutError, MediaDroppedError
+from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest, Medium, Sampled
 
 
 def test_a_group_has_one_sample_for_each_seed(engine: Engine, prompts: Prompts, run: Run) -> None:

@@ -14,10 +14,10 @@ import torch
 from safetensors.torch import load_file
 
 from tests.rollout.conftest import Prompts, Run, engine_config
-from yatt_mm.rollout.engine import Engine, EngineError
-from yatt_mm.rollout.launched import Launched
-from yatt_mm.weights.published import Published
-from yatt_mm.weights.writing import write_segment
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout.engine_process import Launched
+from yatt_mm.rollout.vllm_engine import Engine, EngineError
+from yatt_mm.weights.segment_writer import write_segment
 
 pytestmark = pytest.mark.alone
 

@@ -16,9 +16,9 @@ from models.layout.parallel import Parallel
 from tests.rollout.conftest import Prompts, Run, engine_config
 from tests.training import jobs
 from tests.training.ranks import DEADLINE_S, RankPool
-from yatt_mm.rollout.engine import Engine, EngineError, Sampled
-from yatt_mm.weights.published import Published
-from yatt_mm.weights.writing import write_segment
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout.vllm_engine import Engine, EngineError, Sampled
+from yatt_mm.weights.segment_writer import write_segment
 
 IMAGES = range(12)
 

@@ -14,8 +14,8 @@ from tests.rollout.reference import of_transformers
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import release_experts
-from yatt_mm.rollout.engine import Engine, Sampled
-from yatt_mm.weights.published import Published
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout.vllm_engine import Engine, Sampled
 
 IMAGES = range(3)
 

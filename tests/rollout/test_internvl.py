@@ -24,10 +24,10 @@ from tests.rollout.internvl import build_internvl_folder
 from tests.rollout.test_families import numbers
 from tests.training import jobs
 from tests.training.ranks import RankPool
-from yatt_mm.rollout.engine import Engine, GenerateRequest, Medium, Sampled
-from yatt_mm.rollout.prompts import MediumSize, PromptTemplate
-from yatt_mm.rollout.requests import MediaTokens
-from yatt_mm.weights.published import Published
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
+from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest, Medium, Sampled
 
 QUESTION = "Which number is written here?"
 IMAGES = [[(60, 60)], [(56, 112)], [(150, 70), (40, 40)], []]

@@ -21,15 +21,15 @@ from models.qwen2_5_vl.recipe import patch_recipe
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Prompts, Run
+from yatt_mm.common.media_refs import derive_media
 from yatt_mm.genrm.judge import Judge
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
-from yatt_mm.genrm.template import JudgeTemplate
 from yatt_mm.genrm.traffic import Traffic
-from yatt_mm.genrm.verdicts import RegexScore, YesNo
-from yatt_mm.media import derive_media
-from yatt_mm.rollout import record
-from yatt_mm.rollout.engine import Engine, GenerateRequest
-from yatt_mm.rollout.messages import GroupRef
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
+from yatt_mm.protocol.judge_template import JudgeTemplate
+from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.verdicts import RegexScore, YesNo
+from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest
 
 TEMPLATE = JudgeTemplate("What digit is this? {response} Is this correct? Yes or no.")
 NUM_GROUPS = 8
@@ -62,10 +62,12 @@ def store_group(client: Client, media: tuple[Ref, ...], texts: tuple[str, ...], 
     """A finished group with these answers, under a name that no other test of the session has."""
     empty = np.empty(0)
     samples = tuple(
-        record.SampleRecord(token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop")
+        group_record.SampleRecord(
+            token_ids=empty, logprobs=empty, policy_versions=empty, text=text, finish_reason="stop"
+        )
         for text in texts
     )
-    stored = record.encode(record.GroupRecord(prompt_token_ids=empty, samples=samples))
+    stored = group_record.encode(group_record.GroupRecord(prompt_token_ids=empty, samples=samples))
     return GroupRef(
         slot=slot,
         ref=client.put(stored, name=f"judged/{uuid.uuid4().hex}"),
@@ -118,7 +120,7 @@ def test_yes_and_no_are_read_from_the_distribution_over_prompt_image_and_answer(
         "<|im_end|>\n<|im_start|>assistant\n"
     )
     (view,) = reader.resolve(group.media)
-    from yatt_mm.rollout.media import medium_of
+    from yatt_mm.rollout.engine_media import medium_of
 
     request = GenerateRequest(
         prompt_token_ids=tokenizer(text, add_special_tokens=False)["input_ids"],

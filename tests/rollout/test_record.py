@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yatt_mm.rollout.record import GroupRecord, RecordError, SampleRecord, decode, encode
+from yatt_mm.protocol.group_record import GroupRecord, RecordError, SampleRecord, decode, encode
 
 
 def sample_of(num_tokens: int, text: str) -> SampleRecord:
@@ -61,5 +61,5 @@ def test_foreign_bytes_are_refused_with_what_was_wanted() -> None:
 
 
 def test_reading_records_needs_neither_torch_nor_vllm() -> None:
-    check = "import sys, yatt_mm.rollout.record; assert not {'torch', 'vllm'} & set(sys.modules)"
+    check = "import sys, yatt_mm.protocol.group_record; assert not {'torch', 'vllm'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", check], check=True, timeout=60)

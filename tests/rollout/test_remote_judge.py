@@ -35,12 +35,12 @@ from models.recipes.media_recipes import load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.rollout.conftest import Run
 from tests.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.common.media_refs import derive_media
 from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.traffic import Traffic
-from yatt_mm.genrm.verdicts import RegexScore, YesNo
-from yatt_mm.media import derive_media
-from yatt_mm.rollout.engine import Engine
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.protocol.verdicts import RegexScore, YesNo
+from yatt_mm.rollout.vllm_engine import Engine
 
 START_DEADLINE_S = 500.0
 

@@ -22,11 +22,11 @@ from tests.rollout.conftest import Run, engine_config
 from tests.rollout.families import build_served_folder
 from tests.training import jobs
 from tests.training.ranks import RankPool
-from yatt_mm.media import derive_media
-from yatt_mm.rollout import record
-from yatt_mm.rollout.engine import Engine
-from yatt_mm.rollout.messages import PromptTask, Sampling
+from yatt_mm.common.media_refs import derive_media
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.rollout import PromptTask, Sampling
 from yatt_mm.rollout.video_times import engine_seconds
+from yatt_mm.rollout.vllm_engine import Engine
 from yatt_mm.rollout.worker import RolloutWorker
 
 ORDERS = ((1,), (2,), (0, 1), (1, 0), (2, 3, 1), (0,))
@@ -121,7 +121,7 @@ def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
     group = run(worker.generate(task, Sampling(max_tokens=3)))
     (view,) = reader.resolve([group.ref])
     wanted = clips.of_processor(tiny_dir, qwen2_5, (2, 3, 1))["input_ids"][0].tolist()
-    assert record.decode(view).prompt_token_ids.tolist() == wanted
+    assert group_record.decode(view).prompt_token_ids.tolist() == wanted
     assert group.media == refs and group.num_prompt_tokens == len(wanted)
     assert engine.num_ipc_bytes - before == sum(ref.nbytes for ref in refs), "once for all samples"
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from yatt_mm.rollout.waits import Waits
+from yatt_mm.rollout.engine_waits import Waits
 
 
 def test_a_wait_goes_on_while_anything_is_finished_and_ends_when_nothing_is() -> None:

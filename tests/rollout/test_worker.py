@@ -10,8 +10,8 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from tests.rollout.conftest import Prompts, Run, stored, tasks_for
-from yatt_mm.rollout.attempt import sample_seed
-from yatt_mm.rollout.messages import Sampling
+from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.rollout.continuation import sample_seed
 from yatt_mm.rollout.worker import RolloutWorker
 
 SAMPLING = Sampling(max_tokens=3)

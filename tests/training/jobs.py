@@ -18,13 +18,13 @@ from models.compat.megatron_core import parallel_state
 from models.freeze import Part
 from models.layout.parallel import Parallel
 from tests.training.tiny import Form, make_samples, with_patches_of
-from yatt_mm.training import checkpoint
-from yatt_mm.training.adam_settings import AdamSettings
-from yatt_mm.training.engine import TrainEngine
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training import rank_checkpoint
+from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
-from yatt_mm.training.samples import TrainSample
-from yatt_mm.weights.publisher import SegmentPublisher
-from yatt_mm.weights.sending import Receivers, StreamPublisher
+from yatt_mm.training.train_sample import TrainSample
+from yatt_mm.weights.segment_publisher import SegmentPublisher
+from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
 """Settings that are not the optimizer's."""
@@ -212,13 +212,13 @@ def save_both_ways(
     _steps(engine, 2)
     engine.save(directory / "at once")
     trained = threading.Event()
-    write = checkpoint._write_buckets
+    write = rank_checkpoint._write_buckets
 
     def write_later(*arguments: Any) -> None:
         assert trained.wait(200)
         write(*arguments)
 
-    with mock.patch.object(checkpoint, "_write_buckets", write_later):
+    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
         engine.save(directory / "later", asynchronous=True)
     done = _steps(engine, 2) | {"weights": exported(engine)}
     dist.barrier()
@@ -244,13 +244,13 @@ def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directo
     """What `finish_save` says when a file's place is taken by a folder while the ranks train."""
     engine = build_engine(model_dir, parallel)
     trained = threading.Event()
-    write = checkpoint._write_buckets
+    write = rank_checkpoint._write_buckets
 
     def write_later(*arguments: Any) -> None:
         assert trained.wait(200)
         write(*arguments)
 
-    with mock.patch.object(checkpoint, "_write_buckets", write_later):
+    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
         engine.save(directory / "checkpoint", asynchronous=True)
     dist.barrier()
     if rank == 0:

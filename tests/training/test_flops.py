@@ -16,8 +16,8 @@ from models.registry import FAMILIES
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import FORMS, MODELS, build_folder, make_samples
-from yatt_mm.training.adam_settings import AdamSettings
-from yatt_mm.training.engine import TrainEngine
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training.megatron_engine import TrainEngine
 
 VARIANTS: list[dict[str, Any]] = [
     {"freeze": (), "recompute": "none"},

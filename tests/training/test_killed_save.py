@@ -18,9 +18,9 @@ from models.compat.megatron_core import filesystem_async
 from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
-from yatt_mm.checkpoints import Checkpoints, find_checkpoint
-from yatt_mm.errors import CheckpointError
-from yatt_mm.training.engine import TrainEngine
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint
+from yatt_mm.common.errors import CheckpointError
+from yatt_mm.training.megatron_engine import TrainEngine
 
 TP2 = Parallel(tp=2)
 DEADLINE_S = 120.0

@@ -2,7 +2,7 @@
 
 import pytest
 
-from yatt_mm.training.adam_settings import AdamSettings
+from yatt_mm.protocol.adam_settings import AdamSettings
 
 
 def settings(**changes: float) -> AdamSettings:

@@ -14,13 +14,13 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from tests.training.ranks import RankPool
-from yatt_mm.control.metrics import Meter, add_update, merge
-from yatt_mm.placement import State
-from yatt_mm.rollout import record
-from yatt_mm.rollout.messages import GroupRef
-from yatt_mm.training.adam_settings import AdamSettings
-from yatt_mm.training.messages import TrainSpec, UpdateReport
-from yatt_mm.training.plan import Minibatch, PlannedSample, UpdatePlan
+from yatt_mm.generation.metrics import Meter, add_update, merge
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.training import TrainSpec, UpdateReport
+from yatt_mm.training.step_plan import Minibatch, PlannedSample, UpdatePlan
 from yatt_mm.training.worker import TrainWorker
 
 PROMPT = [20, 21, 22, 23]
@@ -77,12 +77,14 @@ def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np
 
 def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatches: int = 1) -> UpdatePlan:
     samples = tuple(
-        record.SampleRecord(
+        group_record.SampleRecord(
             token_ids=np.array(ids), logprobs=values, policy_versions=np.array(versions), text="", finish_reason="stop"
         )
         for ids, values, versions in zip(RESPONSES, logprobs, VERSIONS, strict=True)
     )
-    ref = client.put(record.encode(record.GroupRecord(prompt_token_ids=np.array(PROMPT), samples=samples)), name=name)
+    ref = client.put(
+        group_record.encode(group_record.GroupRecord(prompt_token_ids=np.array(PROMPT), samples=samples)), name=name
+    )
     group = GroupRef(
         slot=0,
         ref=ref,

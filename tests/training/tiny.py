@@ -28,7 +28,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.training.train_sample import TrainSample
 
 IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 6, 3, 4, 7
 VOCAB_SIZE = 202

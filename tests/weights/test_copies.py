@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from yatt_mm.weights import copies
-from yatt_mm.weights.copies import NonFiniteWeightsError, copy_finite
+from yatt_mm.weights import checked_copy
+from yatt_mm.weights.checked_copy import NonFiniteWeightsError, copy_finite
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -26,7 +26,7 @@ def test_every_finite_value_is_copied_as_it_is(dtype: torch.dtype) -> None:
 def test_a_value_that_is_not_finite_is_refused_with_the_tensors_name(
     dtype: torch.dtype, value: float, at: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(copies, "CHUNK_BYTES", 64)
+    monkeypatch.setattr(checked_copy, "CHUNK_BYTES", 64)
     source = torch.randn(5000).to(dtype)
     source[at] = value
     with pytest.raises(NonFiniteWeightsError, match=r"layer\.3 has values that are not finite"):

@@ -14,11 +14,11 @@ from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import build_folder
-from yatt_mm.weights import cuda_memory
-from yatt_mm.weights.agreement import PublishError
+from yatt_mm.protocol.published import DeviceSegment, Published, segment_on
+from yatt_mm.weights import cuda_ipc
 from yatt_mm.weights.carriers import resolve_carrier
-from yatt_mm.weights.device import DevicePublisher
-from yatt_mm.weights.published import DeviceSegment, Published, segment_on
+from yatt_mm.weights.device_publisher import DevicePublisher
+from yatt_mm.weights.rank_agreement import PublishError
 from yatt_mm.weights.segment import views
 
 CPU = torch.device("cpu")
@@ -30,7 +30,7 @@ def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
     engine = jobs.build_engine(model_dir, parallel)
     shared: list[torch.Tensor] = []
 
-    def share(flat: torch.Tensor) -> tuple[str, cuda_memory.Handle]:
+    def share(flat: torch.Tensor) -> tuple[str, cuda_ipc.Handle]:
         shared.append(flat)
         return f"gpu {rank}", HANDLE
 
@@ -38,7 +38,7 @@ def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
     first = next(engine._model.parameters()).data.view(-1)
     kept = first[0].clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_memory, "share", share)
+        patch.setattr(cuda_ipc, "share", share)
         first[0] = torch.nan
         with pytest.raises((FloatingPointError, PublishError), match="not finite"):
             publisher.publish(1)

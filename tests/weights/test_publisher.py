@@ -13,9 +13,9 @@ from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import build_folder
-from yatt_mm.weights import agreement, publisher
-from yatt_mm.weights.publisher import SegmentPublisher
+from yatt_mm.weights import rank_agreement, segment_publisher
 from yatt_mm.weights.segment import SegmentError, read_segment
+from yatt_mm.weights.segment_publisher import SegmentPublisher
 
 
 def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Path, hosts: int) -> list[str]:
@@ -24,7 +24,7 @@ def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Pat
     host = rank * hosts // parallel.world_size
     raised = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(publisher, "_host", lambda folder: (f"host {host}", 0))
+        patch.setattr(segment_publisher, "_host", lambda folder: (f"host {host}", 0))
         publishing = SegmentPublisher(engine.weights, directory / str(host) / "policy")
     assert publishing.is_shared == (hosts == 1)
     for version, value in enumerate((0.0, torch.nan, 0.0)):
@@ -35,7 +35,7 @@ def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Pat
             last[0] = value
         try:
             publishing.publish(version)
-        except (FloatingPointError, agreement.PublishError) as error:
+        except (FloatingPointError, rank_agreement.PublishError) as error:
             raised.append(f"{type(error).__name__} at version {version}: {error}")
             if rank == 0:
                 with pytest.raises(SegmentError, match="is being written"):

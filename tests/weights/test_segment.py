@@ -12,9 +12,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from yatt_mm.weights import writing
+from yatt_mm.weights import segment_writer
 from yatt_mm.weights.segment import MappedSegment, SegmentError, read_segment
-from yatt_mm.weights.writing import SegmentWriter, write_segment
+from yatt_mm.weights.segment_writer import SegmentWriter, write_segment
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
 
@@ -82,7 +82,7 @@ def test_the_same_model_is_written_in_place_and_another_in_a_new_file(tmp_path: 
 
 def test_a_segment_is_refused_from_the_begin_of_writing_to_its_seal(tmp_path: Path) -> None:
     path = tmp_path / "weights"
-    metas = [writing._Meta("w", torch.float32, (8,))]
+    metas = [segment_writer._Meta("w", torch.float32, (8,))]
     SegmentWriter.prepare(path, metas)
     with pytest.raises(SegmentError, match="its writer died"):
         MappedSegment(path)

@@ -15,11 +15,11 @@ from models.layout.parallel import Parallel
 from tests.training import jobs
 from tests.training.ranks import RankPool
 from tests.training.tiny import build_folder
-from yatt_mm.weights import stream as streams
-from yatt_mm.weights.agreement import PublishError
-from yatt_mm.weights.group import Group, StreamError, reach
-from yatt_mm.weights.published import Stream
-from yatt_mm.weights.sending import Receivers, StreamPublisher
+from yatt_mm.protocol.published import Stream
+from yatt_mm.weights import buckets as streams
+from yatt_mm.weights.rank_agreement import PublishError
+from yatt_mm.weights.stream_group import Group, StreamError, reach
+from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 CPU = torch.device("cpu")
 

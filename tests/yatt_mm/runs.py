@@ -23,7 +23,7 @@ import webdataset
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from yatt_mm.owned import LOCK_FILE
+from yatt_mm.common.owned_dirs import LOCK_FILE
 
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 500.0
@@ -163,7 +163,7 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """True for a folder (`yatt_mm.owned`) of another run that goes on now."""
+    """True for a folder (`yatt_mm.common.owned_dirs`) of another run that goes on now."""
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 
 from dataplane.core.refs import Ref
 from models.flops import count_operations
-from yatt_mm.rollout.messages import GroupRef
+from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.balance import max_over_mean, spread
+from yatt_mm.training.largest_differencing import largest_differencing
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num_microbatches
-from yatt_mm.training.partition import largest_differencing
-from yatt_mm.training.plan import PlannedGroup, StepPlan, plan_step
+from yatt_mm.training.step_plan import PlannedGroup, StepPlan, plan_step
 
 
 def work_group(position: int, rows: list[tuple[int, int]], image: tuple[int, int]) -> WorkGroup:

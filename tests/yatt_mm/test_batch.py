@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from yatt_mm.control.batch import Batches, RoundOutcome
-from yatt_mm.control.cursor import PromptCursor, Slot
-from yatt_mm.sampling import SamplingRule, Tail
+from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
+from yatt_mm.batching.step_batches import Batches, RoundOutcome
+from yatt_mm.protocol.control import Slot
 
 RULE = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=32)
 

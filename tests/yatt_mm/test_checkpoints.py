@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from yatt_mm.checkpoints import Checkpoints, find_checkpoint, read_state
-from yatt_mm.errors import CheckpointError
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
+from yatt_mm.common.errors import CheckpointError
 
 
 def test_a_half_written_checkpoint_does_not_count(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 import ray
 
-from yatt_mm.cluster import Devices, reserved_devices
-from yatt_mm.errors import WorkerError
-from yatt_mm.held_memory import GPUS_VARIABLE
+from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.held_memory import GPUS_VARIABLE
+from yatt_mm.runtime.cluster import Devices, reserved_devices
 
 
 @pytest.fixture

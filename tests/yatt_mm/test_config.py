@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from yatt_mm.config import Config, dump_config, load_config
-from yatt_mm.config_page import reference, reference_page
-from yatt_mm.config_values import parse_size
-from yatt_mm.errors import ConfigError
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.reference_page import reference, reference_page
+from yatt_mm.config.run_config import Config, dump_config, load_config
+from yatt_mm.config.values import parse_size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 
@@ -99,7 +99,7 @@ def test_sizes_are_read(text: object, size: int) -> None:
 def test_the_reference_page_is_up_to_date_and_leaves_nothing_undescribed() -> None:
     assert all(meaning != "None" for _, _, meaning in reference())
     page = Path(__file__).parents[2] / "docs" / "configuration.md"
-    assert page.read_text() == reference_page(), "run: python -m yatt_mm.config_page > docs/configuration.md"
+    assert page.read_text() == reference_page(), "run: python -m yatt_mm.config.reference_page > docs/configuration.md"
 
 
 def test_the_two_configs_with_a_judge_differ_in_their_placement_alone() -> None:

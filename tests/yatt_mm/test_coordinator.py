@@ -13,12 +13,22 @@ from typing import Any
 
 import pytest
 
-from yatt_mm.control.coordinator import Coordinator
-from yatt_mm.control.mover import Division, Mover
-from yatt_mm.errors import WorkerError
-from yatt_mm.held_memory import Changed
-from yatt_mm.placement import MEMORY, Engines, Phase, Placement, Role, State, Unit, full_colocation, partial_colocation
-from yatt_mm.placement_policy import Bounds, Split
+from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.held_memory import Changed
+from yatt_mm.placement.coordinator import Coordinator
+from yatt_mm.placement.policy import Bounds, Split
+from yatt_mm.placement.rebalancer import Division, Mover
+from yatt_mm.protocol.placement_model import (
+    MEMORY,
+    Engines,
+    Phase,
+    Placement,
+    Role,
+    State,
+    Unit,
+    full_colocation,
+    partial_colocation,
+)
 
 FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
 PARTIAL = partial_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})

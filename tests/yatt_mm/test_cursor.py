@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yatt_mm.algorithms.advantages import group_advantages
-from yatt_mm.control.cursor import PromptCursor
-from yatt_mm.errors import ConfigError
+from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.common.errors import ConfigError
 
 
 def test_every_sample_is_drawn_once_an_epoch() -> None:

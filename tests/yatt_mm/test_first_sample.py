@@ -10,9 +10,9 @@ import pytest
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from tests.yatt_mm import runs
-from yatt_mm.config import load_config
-from yatt_mm.errors import ConfigError
-from yatt_mm.first_sample import check_first_sample
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.first_sample import check_first_sample
 
 
 @pytest.fixture(scope="module")

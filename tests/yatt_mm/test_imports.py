@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.rewards.messages", "dataplane.client.client")
+CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.protocol.rewards", "dataplane.client.client")
 
 
 def imported(file: Path) -> set[str]:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt_mm.errors import PlacementError
-from yatt_mm.occupancy import Occupancy
-from yatt_mm.placement import MEMORY, Engines, Phase, Role, State, full_colocation, partial_colocation
+from yatt_mm.common.errors import PlacementError
+from yatt_mm.placement.device_ledger import Occupancy
+from yatt_mm.protocol.placement_model import MEMORY, Engines, Phase, Role, State, full_colocation, partial_colocation
 
 FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
 PARTIAL = partial_colocation(num_devices=3, rollout=Engines(num=3), judges={"judge": Engines(num=3)})

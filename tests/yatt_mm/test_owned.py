@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from yatt_mm.owned import SEMAPHORES, owned_folder, remove_orphans, semaphores_named
+from yatt_mm.common.owned_dirs import SEMAPHORES, owned_folder, remove_orphans, semaphores_named
 
 ROOT = Path(__file__).parents[2]
 OWNER = """
 import sys, time
 from pathlib import Path
-from yatt_mm.owned import owned_folder
+from yatt_mm.common.owned_dirs import owned_folder
 with owned_folder(Path(sys.argv[1]), "yatt-") as folder:
     (folder / "policy-1").write_bytes(bytes(1000))
     print(folder, flush=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt_mm.placement_policy import Bounds, Moment, Observation, RoleLoad, Split, decide, phase_s
+from yatt_mm.placement.policy import Bounds, Moment, Observation, RoleLoad, Split, decide, phase_s
 
 WORK = st.floats(1.0, 1000.0)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from yatt_mm.control.pool import Pool
-from yatt_mm.placement_work import work_s
+from yatt_mm.placement.engine_pool import Pool
+from yatt_mm.placement.engine_time import work_s
 
 
 def make(num_engines: int = 2, room: int = 2) -> Pool:

@@ -8,9 +8,9 @@ import pytest
 
 from tests.dataplane.tables import verl_table, write_lines, write_parquet
 from tests.yatt_mm import runs
-from yatt_mm.config import load_config
-from yatt_mm.errors import ConfigError
-from yatt_mm.preflight import check_run
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.run_checks import check_run
 
 
 @pytest.fixture(scope="module")

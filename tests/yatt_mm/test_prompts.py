@@ -14,12 +14,11 @@ from models.recipes.media_recipes import load_recipes
 from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs
-from yatt_mm.config import load_config
-from yatt_mm.control.cursor import Slot
-from yatt_mm.control.fields import read_question
-from yatt_mm.control.messages import RunStart
-from yatt_mm.control.prompts import PromptSource
-from yatt_mm.errors import DataError
+from yatt_mm.common.errors import DataError
+from yatt_mm.common.sample_fields import read_question
+from yatt_mm.config.run_config import load_config
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.protocol.control import RunStart, Slot
 
 CORRUPT = 2
 NUM_TRAIN = 6

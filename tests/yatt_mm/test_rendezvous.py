@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from yatt_mm.control.batch import Batches
-from yatt_mm.control.cursor import PromptCursor
-from yatt_mm.control.rendezvous import Key, Rendezvous
-from yatt_mm.errors import PhaseAbortedError
-from yatt_mm.sampling import SamplingRule
+from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.batching.dynamic_sampling import SamplingRule
+from yatt_mm.batching.rendezvous import Key, Rendezvous
+from yatt_mm.batching.step_batches import Batches
+from yatt_mm.common.errors import PhaseAbortedError
 
 
 def key(step: int = 1, phase: str = "train", sequence: int = 0, generation: int = 0) -> Key:

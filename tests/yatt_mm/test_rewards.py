@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from yatt_mm.errors import ConfigError
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.functions import exact_match, regex_match
 from yatt_mm.rewards.loading import load_reward_function
-from yatt_mm.rewards.messages import GroupRewards, RewardTask
 from yatt_mm.rewards.worker import RewardWorker
-from yatt_mm.rollout.record import GroupRecord, SampleRecord
 
 
 def test_exact_match_ignores_white_space_only() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt_mm.sampling import SamplingOutcome, SamplingRule, StepSampling, Tail, deal
+from yatt_mm.batching.dynamic_sampling import SamplingOutcome, SamplingRule, StepSampling, Tail, deal
 
 
 class Prompts:

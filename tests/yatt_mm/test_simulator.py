@@ -17,20 +17,20 @@ from hypothesis import strategies as st
 
 from benchmarks.moving_split import NEAR, measure, plain
 from tests.yatt_mm.simulated import engine, override, simulation, tree
-from yatt_mm.errors import ConfigError
-from yatt_mm.placement_work import Times
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.placement.engine_time import Times
 from yatt_mm.simulate import main
-from yatt_mm.simulator.alongside import asynchronous
+from yatt_mm.simulator.asynchronous_layout import asynchronous
 from yatt_mm.simulator.cells import AWAKE, Cells, Use
 from yatt_mm.simulator.config import load_simulation, parse_simulation
-from yatt_mm.simulator.engine import Request
 from yatt_mm.simulator.events import Events
 from yatt_mm.simulator.fleet import Fleet
-from yatt_mm.simulator.in_turn import external, full, partial_dynamic, partial_static
 from yatt_mm.simulator.layouts import NAMES, compare
 from yatt_mm.simulator.lengths import draw_lengths
+from yatt_mm.simulator.modelled_engine import Request
 from yatt_mm.simulator.results import LayoutResult
 from yatt_mm.simulator.search import find_best
+from yatt_mm.simulator.turn_layouts import external, full, partial_dynamic, partial_static
 
 CONFIGS = Path(__file__).parents[2] / "configs" / "simulate"
 
@@ -283,7 +283,7 @@ def test_a_number_that_cannot_be_is_named_with_what_is_wanted(key: str, value: o
 def test_a_simulation_without_an_end_is_refused(
     changes: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("yatt_mm.simulator.movers.MAX_DECISIONS", 1000)
+    monkeypatch.setattr("yatt_mm.simulator.cell_movers.MAX_DECISIONS", 1000)
     with pytest.raises(ConfigError, match=re.escape(message)):
         partial_dynamic(simulation(**changes))
 

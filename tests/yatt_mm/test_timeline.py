@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from yatt_mm.occupancy import Span
-from yatt_mm.placement import Role, State
-from yatt_mm.timeline import Timeline
+from yatt_mm.placement.device_ledger import Span
+from yatt_mm.protocol.placement_model import Role, State
+from yatt_mm.runtime.timeline import Timeline
 
 JUDGES = ("strict", "kind")
 

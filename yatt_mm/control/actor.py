@@ -6,11 +6,11 @@ import contextlib
 import sys
 from pathlib import Path
 
-from yatt_mm.config import Config
+from yatt_mm.common.errors import YattError
+from yatt_mm.config.run_config import Config
 from yatt_mm.control.controller import Controller
-from yatt_mm.control.messages import RunStart, Team
-from yatt_mm.errors import YattError
-from yatt_mm.train import train
+from yatt_mm.control.loop import train
+from yatt_mm.protocol.control import RunStart, Team
 
 FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.client.reader")
 """A controller that cannot name a tensor cannot hold one."""

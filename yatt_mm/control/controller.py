@@ -15,13 +15,11 @@ from typing import Any
 
 from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import group_advantages
-from yatt_mm.config import Config
-from yatt_mm.control.colleagues import Colleagues
-from yatt_mm.control.coordinator import Entered
-from yatt_mm.control.filling import Filling
-from yatt_mm.control.generation import answer, scored
-from yatt_mm.control.messages import RunStart, ScoredGroup, Team
-from yatt_mm.control.metrics import (
+from yatt_mm.common.errors import DataError
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.batch_filler import Filling
+from yatt_mm.generation.colleagues import Colleagues
+from yatt_mm.generation.metrics import (
     Meter,
     add_groups,
     add_judges,
@@ -31,13 +29,15 @@ from yatt_mm.control.metrics import (
     merge,
     resident_bytes,
 )
-from yatt_mm.control.prompts import PromptSource
-from yatt_mm.errors import DataError
-from yatt_mm.placement import Phase
-from yatt_mm.rollout.messages import Sampling
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.generation.rounds import answer, scored
+from yatt_mm.placement.coordinator import Entered
+from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
+from yatt_mm.protocol.placement_model import Phase
+from yatt_mm.protocol.published import Published
+from yatt_mm.protocol.rollout import Sampling
 from yatt_mm.training.microbatches import Limits
-from yatt_mm.training.plan import PlannedGroup, UpdatePlan, plan_step
-from yatt_mm.weights.published import Published
+from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
 
 
 class Controller:

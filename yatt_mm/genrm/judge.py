@@ -21,16 +21,16 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import BadMedia, Ref
 from models.recipes.media_recipes import MediaRecipes, load_recipes
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask
-from yatt_mm.genrm.verdicts import LabelScore, YesNo
-from yatt_mm.media import derive_media
-from yatt_mm.rollout import record
-from yatt_mm.rollout.attempt import sample_seed
-from yatt_mm.rollout.engine import Engine, EngineConfig, GenerateRequest, Sampled
-from yatt_mm.rollout.media import medium_of, size_of
-from yatt_mm.rollout.messages import EngineSpec
-from yatt_mm.rollout.prompts import PromptTemplate
-from yatt_mm.rollout.requests import ABORTED, EngineAsleepError, EngineTimeoutError, MediaDroppedError
+from yatt_mm.common.media_refs import derive_media
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
+from yatt_mm.protocol.rollout import EngineSpec
+from yatt_mm.protocol.verdicts import LabelScore, YesNo
+from yatt_mm.rollout.continuation import sample_seed
+from yatt_mm.rollout.engine_media import medium_of, size_of
+from yatt_mm.rollout.engine_types import ABORTED, EngineAsleepError, EngineTimeoutError, MediaDroppedError
+from yatt_mm.rollout.prompt_template import PromptTemplate
+from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest, Sampled
 
 logger = logging.getLogger(__name__)
 
@@ -142,7 +142,7 @@ class Judge:
         votes = []
         for task, view in zip(tasks, views):
             seen = [next(media) for _ in task.group.media]
-            samples = record.decode(view).samples
+            samples = group_record.decode(view).samples
             votes.append([self._votes_on(task, sample.text, seen, place) for place, sample in enumerate(samples)])
         return votes
 

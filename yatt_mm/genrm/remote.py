@@ -23,11 +23,11 @@ import aiohttp
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.genrm.traffic import Traffic
-from yatt_mm.genrm.verdicts import MAX_WORDS, LabelScore, YesNo
-from yatt_mm.rollout import record
-from yatt_mm.rollout.attempt import sample_seed
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.protocol.verdicts import MAX_WORDS, LabelScore, YesNo
+from yatt_mm.rollout.continuation import sample_seed
 
 logger = logging.getLogger(__name__)
 
@@ -103,7 +103,7 @@ class RemoteJudge:
     async def _judge_group(self, task: JudgeTask, by_s: float) -> JudgedGroup:
         """`by_s`: on the loop's clock, when the verdicts must be there."""
         (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
-        texts = [sample.text for sample in record.decode(view).samples]
+        texts = [sample.text for sample in group_record.decode(view).samples]
         # Of answers with the same key one is asked about.
         keys: list[object] = [*texts] if self._spec.is_sure else [*range(len(texts))]
         try:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from yatt_mm.genrm.messages import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.common.held_memory import Changed
 from yatt_mm.genrm.traffic import Traffic
-from yatt_mm.held_memory import Changed
-from yatt_mm.placement import State
-from yatt_mm.rollout.meeting import Meeting
+from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.rollout.batch_barrier import Meeting
 
 if TYPE_CHECKING:
     from yatt_mm.genrm.remote import RemoteJudge

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from yatt_mm.rewards.messages import GroupRewards, RewardTask
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 if TYPE_CHECKING:
     from yatt_mm.rewards.worker import RewardWorker

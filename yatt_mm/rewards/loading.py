@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from yatt_mm.errors import ConfigError
+from yatt_mm.common.errors import ConfigError
 
 RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dataplane.client.reader import Reader
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.loading import load_reward_function
-from yatt_mm.rewards.messages import GroupRewards, RewardTask
-from yatt_mm.rollout import record
 
 logger = logging.getLogger(__name__)
 
@@ -33,9 +33,9 @@ class RewardWorker:
         and is counted.
         """
         views = self._reader.resolve([task.group.ref for task in tasks])
-        return [self._score_group(task, record.decode(view)) for task, view in zip(tasks, views)]
+        return [self._score_group(task, group_record.decode(view)) for task, view in zip(tasks, views)]
 
-    def _score_group(self, task: RewardTask, group: record.GroupRecord) -> GroupRewards:
+    def _score_group(self, task: RewardTask, group: group_record.GroupRecord) -> GroupRewards:
         rewards = [self._score_one(task, sample.text) for sample in group.samples]
         return GroupRewards(
             rewards=tuple(0.0 if reward is None else reward for reward in rewards), num_errors=rewards.count(None)

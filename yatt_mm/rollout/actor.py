@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from yatt_mm.cores import pin_to_cores
-from yatt_mm.held_memory import Changed, held_bytes
-from yatt_mm.placement import State
-from yatt_mm.rollout.hosted import Hosted
-from yatt_mm.rollout.meeting import Meeting
-from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
-from yatt_mm.weights.published import Published
+from yatt_mm.common.cores import pin_to_cores
+from yatt_mm.common.held_memory import Changed, held_bytes
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.published import Published
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.batch_barrier import Meeting
+from yatt_mm.rollout.starting_worker import Hosted
 
 if TYPE_CHECKING:
     from yatt_mm.rollout.worker import RolloutWorker

@@ -11,7 +11,7 @@ from typing import Any
 from vllm.config import PoolerConfig
 
 from models.registry import read_config
-from yatt_mm.rollout.requests import EngineConfig
+from yatt_mm.rollout.engine_types import EngineConfig
 
 ARCHITECTURES = {
     "internvl": "InternVLForSequenceClassification",

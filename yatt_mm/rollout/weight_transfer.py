@@ -20,10 +20,10 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from models.weights.checkpoint_files import CheckpointFiles
-from yatt_mm.weights.cuda_memory import gpu_uuid, open_shared
-from yatt_mm.weights.published import Stream, segment_on
+from yatt_mm.protocol.published import Stream, segment_on
+from yatt_mm.weights.buckets import receive
+from yatt_mm.weights.cuda_ipc import gpu_uuid, open_shared
 from yatt_mm.weights.segment import MappedSegment, views
-from yatt_mm.weights.stream import receive
 
 
 @dataclass

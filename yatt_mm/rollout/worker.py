@@ -13,13 +13,12 @@ from typing import Any, TypeVar
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
-from yatt_mm.rollout import record
-from yatt_mm.rollout.attempt import Attempt, begin
-from yatt_mm.rollout.engine import Engine
-from yatt_mm.rollout.media import medium_of, size_of
-from yatt_mm.rollout.messages import EngineSpec, GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.prompts import PromptTemplate
-from yatt_mm.rollout.requests import (
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.published import Published
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
+from yatt_mm.rollout.continuation import Attempt, begin
+from yatt_mm.rollout.engine_media import medium_of, size_of
+from yatt_mm.rollout.engine_types import (
     ABORTED,
     Cut,
     EngineAsleepError,
@@ -28,7 +27,8 @@ from yatt_mm.rollout.requests import (
     MediaDroppedError,
     Sampled,
 )
-from yatt_mm.weights.published import Published
+from yatt_mm.rollout.prompt_template import PromptTemplate
+from yatt_mm.rollout.vllm_engine import Engine
 
 T = TypeVar("T")
 
@@ -141,7 +141,7 @@ class RolloutWorker:
         if task.partial is not None:
             wanted = task.partial
             (view,) = await self._call(lambda: self._reader.resolve([wanted]))
-            partial = record.decode(view)
+            partial = group_record.decode(view)
         return begin(task, sampling, self._token_ids(task), partial)
 
     async def _sample(self, attempt: Attempt, cut: Cut) -> list[Sampled]:
@@ -179,7 +179,9 @@ class RolloutWorker:
         task = attempt.task
         group = attempt.joined(sampled, self._text)
         ref = await self._call(
-            lambda: self._client.put(record.encode(group), name=task.name, scope=self._scope, durable=self._durable)
+            lambda: self._client.put(
+                group_record.encode(group), name=task.name, scope=self._scope, durable=self._durable
+            )
         )
         self._num_groups += 1
         self._num_tokens += sum(len(new.token_ids) for new in sampled)
@@ -196,7 +198,7 @@ class RolloutWorker:
     def _text(self, token_ids: list[int]) -> str:
         return str(self.engine.tokenizer.decode(token_ids, skip_special_tokens=True))
 
-    def _version_range(self, sample: record.SampleRecord) -> tuple[int, int]:
+    def _version_range(self, sample: group_record.SampleRecord) -> tuple[int, int]:
         """Lowest and highest version; a sample that was cut off before its first token has the current one."""
         versions = sample.policy_versions
         if not len(versions):

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Generic, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from yatt_mm.config_file import explain, read_tree
-from yatt_mm.config_values import Section
-from yatt_mm.errors import ConfigError
-from yatt_mm.sampling import Tail
+from yatt_mm.batching.dynamic_sampling import Tail
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.values import Section
+from yatt_mm.config.yaml_file import explain, read_tree
 
 NO_SOURCE = "given without a source"
 

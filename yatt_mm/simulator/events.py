@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 
-from yatt_mm.errors import ConfigError
+from yatt_mm.common.errors import ConfigError
 
 LATEST_S = 1e9
 """Thirty years: a clock that stands there no longer tells decode steps apart."""

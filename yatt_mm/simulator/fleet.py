@@ -10,10 +10,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from yatt_mm.placement_work import Times
+from yatt_mm.placement.engine_time import Times
 from yatt_mm.simulator.config import EngineSection
-from yatt_mm.simulator.engine import Engine, Request, Speed
 from yatt_mm.simulator.events import Events
+from yatt_mm.simulator.modelled_engine import Engine, Request, Speed
 
 
 class Fleet:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from yatt_mm.errors import ConfigError
+from yatt_mm.common.errors import ConfigError
 from yatt_mm.simulator.cells import Span, Use
 from yatt_mm.simulator.results import LayoutResult
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from yatt_mm.sampling import SamplingOutcome, SamplingRule, StepSampling, Tail, deal
+from yatt_mm.batching.dynamic_sampling import SamplingOutcome, SamplingRule, StepSampling, Tail, deal
 from yatt_mm.simulator.config import SimulationConfig
-from yatt_mm.simulator.engine import Request
 from yatt_mm.simulator.events import Events
 from yatt_mm.simulator.fleet import Fleet
+from yatt_mm.simulator.modelled_engine import Request
 from yatt_mm.simulator.workload import SimulatedPrompt, Workload
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from yatt_mm.simulator.alongside import asynchronous
+from yatt_mm.simulator.asynchronous_layout import asynchronous
 from yatt_mm.simulator.config import SimulationConfig
-from yatt_mm.simulator.in_turn import external, full, partial_dynamic, partial_static
 from yatt_mm.simulator.results import LayoutResult
 from yatt_mm.simulator.search import Found, find_best
+from yatt_mm.simulator.turn_layouts import external, full, partial_dynamic, partial_static
 
 NAMES = (
     "full",

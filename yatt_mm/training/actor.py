@@ -6,12 +6,12 @@ import socket
 from typing import TYPE_CHECKING
 
 from models.layout.parallel import Parallel
-from yatt_mm.cores import pin_to_cores
-from yatt_mm.held_memory import Changed, held_bytes
-from yatt_mm.placement import State
-from yatt_mm.training.messages import TrainSpec, UpdateReport
-from yatt_mm.training.plan import UpdatePlan
-from yatt_mm.weights.published import DeviceSegment, Stream
+from yatt_mm.common.cores import pin_to_cores
+from yatt_mm.common.held_memory import Changed, held_bytes
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.published import DeviceSegment, Stream
+from yatt_mm.protocol.training import TrainSpec, UpdateReport
+from yatt_mm.training.step_plan import UpdatePlan
 
 if TYPE_CHECKING:
     from yatt_mm.training.worker import TrainWorker

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from yatt_mm.training.largest_differencing import largest_differencing
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, cut
-from yatt_mm.training.partition import largest_differencing
 
 TOLERANCE = 5e-3
 """Part of the mean load by which the fullest replica may be above it before anything is moved."""

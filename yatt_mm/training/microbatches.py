@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from yatt_mm.training.partition import largest_differencing
+from yatt_mm.training.largest_differencing import largest_differencing
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from models.compat.megatron_core import DistributedDataParallel, MegatronOptimizer
-from yatt_mm.training.messages import Moved
+from yatt_mm.protocol.training import Moved
 
 
 class Holding(StrEnum):

@@ -18,7 +18,7 @@ from models.compat.megatron_core import (
     get_megatron_optimizer,
     parallel_state,
 )
-from yatt_mm.training.adam_settings import AdamSettings
+from yatt_mm.protocol.adam_settings import AdamSettings
 
 
 def wrap(chunks: Iterable[MegatronModule], *, overlap_grad_reduce: bool = False) -> list[DistributedDataParallel]:

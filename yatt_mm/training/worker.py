@@ -19,17 +19,17 @@ import numpy as np
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
-from yatt_mm.placement import State
-from yatt_mm.rollout import record
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.published import DeviceSegment, Stream
+from yatt_mm.protocol.training import Moved, TrainSpec, UpdateReport
 from yatt_mm.training.distributed import device, init_distributed
-from yatt_mm.training.engine import TrainEngine
-from yatt_mm.training.messages import Moved, TrainSpec, UpdateReport
+from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
-from yatt_mm.training.plan import Minibatch, UpdatePlan
-from yatt_mm.training.samples import TrainSample
+from yatt_mm.training.step_plan import Minibatch, UpdatePlan
+from yatt_mm.training.train_sample import TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
-from yatt_mm.weights.published import DeviceSegment, Stream
-from yatt_mm.weights.sending import Receivers
+from yatt_mm.weights.stream_publisher import Receivers
 
 HELD = {
     State.AWAKE: EVERYTHING,
@@ -44,7 +44,7 @@ class _Step:
     """What one plan resolved to in this process."""
 
     plan: UpdatePlan
-    records: list[record.GroupRecord]
+    records: list[group_record.GroupRecord]
     patches: list[list[np.ndarray | None]]
     """[group] uint8 patches per medium; None for those that other ranks encode."""
     old_logprobs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
@@ -162,7 +162,7 @@ class TrainWorker:
 
     def _resolve(self, plan: UpdatePlan) -> _Step:
         views = self._reader.resolve([group.ref for group in plan.groups])
-        records = [record.decode(view) for view in views]
+        records = [group_record.decode(view) for view in views]
         step = _Step(plan, records, [[None] * len(group.media) for group in plan.groups])
         wanted = sorted(self._own_media(step))
         media = self._reader.resolve([plan.groups[group].media[place] for group, place in wanted])
@@ -217,7 +217,7 @@ class TrainWorker:
             for sample, values in zip(micro, logprobs):
                 step.old_logprobs[sample.group, sample.row] = values
 
-    def _is_stale(self, sampled: record.SampleRecord) -> np.ndarray:
+    def _is_stale(self, sampled: group_record.SampleRecord) -> np.ndarray:
         """[T] True on tokens that are older than the weights at the start of the step."""
         return np.asarray(sampled.policy_versions) < self._policy_version
 

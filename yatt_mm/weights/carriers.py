@@ -7,10 +7,10 @@ from typing import Protocol
 import torch
 
 from models.weights.export import ShardedWeights
-from yatt_mm.weights.device import DevicePublisher
-from yatt_mm.weights.published import Carrier, DeviceSegment, Stream
-from yatt_mm.weights.publisher import SegmentPublisher
-from yatt_mm.weights.sending import Receivers, StreamPublisher
+from yatt_mm.protocol.published import Carrier, DeviceSegment, Stream
+from yatt_mm.weights.device_publisher import DevicePublisher
+from yatt_mm.weights.segment_publisher import SegmentPublisher
+from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 
 class Publisher(Protocol):

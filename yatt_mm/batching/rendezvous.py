@@ -1,0 +1,202 @@
+"""Where controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata only.
+
+Every call names its phase (`Key`). Controllers run the same loop, so they must arrive with the same keys in the
+same order; one that arrives with another key, fails, or is late ends the phase for all, with an error that names
+it. This is what keeps a crash in one process from becoming a hang in the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from yatt_mm.batching.step_batches import Batches, RoundOutcome
+from yatt_mm.common.errors import PhaseAbortedError
+from yatt_mm.protocol.control import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Key:
+    """Which meeting this is."""
+
+    step: int
+    phase: str
+    generation: int
+    """Counts restarts of the controllers; a leftover of an earlier generation is turned away."""
+    sequence: int
+    """Counts the meetings of one controller."""
+
+    def __str__(self) -> str:
+        return f"step {self.step}, phase {self.phase} (generation {self.generation}, meeting {self.sequence})"
+
+
+@dataclass(slots=True)
+class _Room:
+    key: Key
+    values: dict[int, Any] = field(default_factory=dict)
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    result: Any = None
+    num_left: int = 0
+
+
+class Rendezvous:
+    """Body of a Ray actor with asyncio concurrency.
+
+    Consumes: one call per controller and meeting.  Produces: the same result for all of them.
+    Waits for: the other controllers, up to `deadline_s` after their last sign of life.
+    Unblocked by: the last arrival, or `abort`.
+    """
+
+    def __init__(self, *, num_controllers: int, deadline_s: float, batches: Batches, generation: int = 0) -> None:
+        self._num = num_controllers
+        self._deadline_s = deadline_s
+        self._batches = batches
+        self._generation = generation
+        self._rooms: dict[int, _Room] = {}
+        self._aborted: str | None = None
+        self._last_seen = [0.0] * num_controllers
+        self._records: list[dict[str, Any]] = []
+        self._news = asyncio.Event()
+        self._is_full = asyncio.Event()
+
+    async def gather(self, key: Key, controller: int, value: Any) -> list[Any]:
+        """[C] the values of all controllers, in controller order.
+
+        Raises:
+            PhaseAbortedError: another controller failed, was late, or is somewhere else.
+        """
+        return await self._meet(key, controller, value, lambda values: values)
+
+    async def draw(self, key: Key, controller: int, bad: list[int]) -> list[Slot]:
+        """Further prompts for this controller; `bad` are sample numbers of its last share to leave out from now on.
+
+        The prompts are dealt in turn, so each prompt's position does not depend on who asks first.
+        """
+        shares = await self._meet(key, controller, bad, self._batches.deal)
+        return shares[controller]
+
+    async def finish_round(self, key: Key, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
+        """Whether the batch is full, after this controller's (position, has signal) and all the others'."""
+        outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
+        return outcome
+
+    async def open_stream(self, key: Key, controller: int) -> list[Slot]:
+        """The prompts with which this controller begins a stream."""
+
+        def deal(_values: list[Any]) -> list[list[Slot]]:
+            self._is_full.clear()
+            self._last_seen = [time.monotonic()] * self._num
+            return self._batches.open(self._num)
+
+        shares = await self._meet(key, controller, None, deal)
+        return shares[controller]
+
+    async def land(self, controller: int, landed: Sequence[tuple[int, bool | None]]) -> list[Slot]:
+        """Groups of this controller have landed: (position, whether it has a signal; None: it cannot be had).
+
+        Returns the prompts that it gets for them.
+        """
+        self._check_aborted()
+        slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
+        if self._batches.outcome is not None:
+            self._is_full.set()
+        return slots
+
+    async def wait_full(self, controller: int, timeout_s: float) -> RoundOutcome | None:
+        """How the batch was filled, once it is; None after `timeout_s`: ask again.
+
+        Raises:
+            PhaseAbortedError: another controller failed, or has given no sign of life for too long.
+        """
+        self._last_seen[controller] = time.monotonic()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._is_full.wait(), timeout_s)
+        self._check_aborted()
+        late = [c for c, seen in enumerate(self._last_seen) if time.monotonic() - seen > self._deadline_s]
+        if late and self._batches.outcome is None and controller not in late:
+            await self.abort(late[0], f"it gave no sign of life for {self._deadline_s:g} s")
+            self._check_aborted()
+        return self._batches.outcome
+
+    async def peek(self, count: int) -> list[Slot]:
+        """The prompts that will be drawn next, if none of them turns out to be bad."""
+        return self._batches.cursor.peek(count)
+
+    async def seen(self, controller: int) -> None:
+        """A controller that is busy says so; the others' deadline counts from its last sign of life."""
+        self._last_seen[controller] = time.monotonic()
+
+    async def abort(self, controller: int, reason: str) -> None:
+        """Give up the current and all later phases of this generation; everyone waiting gets the reason."""
+        if self._aborted is None:
+            self._aborted = f"controller {controller} failed: {reason}"
+        self._is_full.set()
+        for room in self._rooms.values():
+            room.done.set()
+
+    async def sampling_state(self) -> dict[str, Any]:
+        """Where the run is in its prompts, for a checkpoint between steps."""
+        return self._batches.state()
+
+    async def put_record(self, record: dict[str, Any]) -> None:
+        """Hand something to whoever watches the run (a step's metrics, a quarantined medium, a notice)."""
+        self._records.append(record)
+        self._news.set()
+
+    async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
+        """The records put since the last call; waits up to `timeout_s` for the first."""
+        if not self._records:
+            self._news.clear()
+            try:
+                await asyncio.wait_for(self._news.wait(), timeout_s)
+            except TimeoutError:
+                return []
+        records, self._records = self._records, []
+        return records
+
+    async def _meet(self, key: Key, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
+        self._check(key, controller)
+        room = self._rooms.setdefault(key.sequence, _Room(key))
+        if room.key != key:
+            await self.abort(controller, f"it came to {key} where the others are at {room.key}")
+            raise PhaseAbortedError(str(self._aborted))
+        room.values[controller] = value
+        if len(room.values) == self._num:
+            room.result = finish([room.values[c] for c in range(self._num)])
+            room.done.set()
+        await self._wait(room)
+        if len(room.values) < self._num or room.result is None:
+            raise PhaseAbortedError(str(self._aborted))
+        room.num_left += 1
+        if room.num_left == self._num:
+            del self._rooms[key.sequence]
+        return room.result
+
+    async def _wait(self, room: _Room) -> None:
+        """Until the last controller is there, or one of those missing has given no sign of life for too long."""
+        arrived = time.monotonic()
+        while not room.done.is_set():
+            missing = sorted(set(range(self._num)) - set(room.values))
+            left_s = {c: max(arrived, self._last_seen[c]) + self._deadline_s - time.monotonic() for c in missing}
+            late = [c for c in missing if left_s[c] <= 0]
+            if late:
+                names = ", ".join(str(c) for c in late)
+                await self.abort(late[0], f"controller(s) {names} did not reach {room.key} in {self._deadline_s:g} s")
+                return
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(room.done.wait(), min(left_s.values()))
+
+    def _check(self, key: Key, controller: int) -> None:
+        if key.generation != self._generation:
+            raise PhaseAbortedError(
+                f"controller {controller} belongs to generation {key.generation}; this run is at {self._generation}"
+            )
+        self._check_aborted()
+
+    def _check_aborted(self) -> None:
+        if self._aborted is not None:
+            raise PhaseAbortedError(self._aborted)

@@ -1,0 +1,195 @@
+"""The prompts of the step under way, until its batch is full. Owned by the rendezvous.
+
+In rounds: deal the prompts that the sampling rule wants, replace those whose media are bad, answer and judge all of
+them, count which groups have signal. Which prompts are used depends on the run's order and on the rewards alone, never
+on who answers first or on how many controllers there are.
+
+In a stream: as each group lands, its controller is dealt what the batch still needs; when it is full, groups that are
+under way are dropped or carried over into the next step.
+
+In turns, both: a round's groups are answered in a stream, where one has landed when it is answered, and judged when the
+stream is over. What a stream cuts off is dropped or carried over into the next, of this step or of the one after.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.batching.dynamic_sampling import SamplingRule, StepSampling, Tail
+from yatt_mm.protocol.control import Slot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOutcome:
+    """What all controllers are told at the end of a round."""
+
+    is_full: bool
+    """False when another round follows."""
+    kept: tuple[int, ...] = ()
+    """Positions of the groups to train on, once the batch is full."""
+    num_prompts_used: int = 0
+    """Prompts that the step has used."""
+    num_rejected: int = 0
+    """Groups without signal that were replaced."""
+    carried: tuple[int, ...] = ()
+    """Positions of the groups with which the next stream begins."""
+
+
+class Batches:
+    """The steps' batches, one after the other."""
+
+    def __init__(
+        self, rule: SamplingRule, cursor: PromptCursor, *, in_turns: bool = False, expected_signal_frac: float = 1.0
+    ) -> None:
+        """`in_turns`: streams fill rounds; else they fill steps."""
+        self.cursor = cursor
+        self.outcome: RoundOutcome | None = None
+        """How the last stream was filled; None while it goes on."""
+        self._rule = rule
+        self._in_turns = in_turns
+        self._expected_signal_frac = expected_signal_frac
+        self._step: StepSampling | None = None
+        """The step that rounds fill."""
+        self._stream: StepSampling | None = None
+        self._round: dict[int, int] = {}
+        """Position -> sample number of this round's prompts."""
+        self._dealt: dict[int, tuple[Slot, int | None]] = {}
+        """Position -> prompt and controller, in a stream; what the last one carried over, between streams."""
+
+    def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
+        """[controller] its further prompts. `bad`: [controller] sample numbers of its last share to leave out for good.
+
+        Prompts that a stream before a checkpoint carried over come first.
+
+        The first call of a round deals what the batch still needs; each later one replaces the bad ones, for the
+        controller that had them.
+        """
+        if self._round:
+            wanted = [len(share) for share in bad]
+        else:
+            num_wanted = self._open_step().num_wanted
+            wanted = [len(range(c, num_wanted, len(bad))) for c in range(len(bad))]
+        left_out = {index for share in bad for index in share}
+        self.cursor.skipped.update(left_out)
+        self._round = {position: index for position, index in self._round.items() if index not in left_out}
+        carried = [self._dealt.pop(position)[0] for position in sorted(self._dealt)[: sum(wanted)]]
+        slots = carried + self.cursor.take(sum(wanted) - len(carried))
+        self._round.update({slot.position: slot.index for slot in slots})
+        return _dealt_one_by_one(slots, wanted)
+
+    def finish_round(self, landed: Sequence[Sequence[tuple[int, bool]]]) -> RoundOutcome:
+        """`landed`: [controller] (position, has signal) of every group of the round."""
+        assert self._step is not None
+        groups = sorted(group for share in landed for group in share)
+        assert [position for position, _ in groups] == sorted(self._round), "a group of the round is missing"
+        self._step.start(sorted(self._round))
+        self._round = {}
+        for position, has_signal in groups:
+            self._step.finish(position, has_signal=has_signal)
+        if not self._step.is_done:
+            return RoundOutcome(is_full=False)
+        outcome, carried = self._outcome_of(self._step), tuple(sorted(self._dealt))
+        num_prompts_used, self._step = self._step.num_used + len(carried), None
+        return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
+
+    def open(self, num_controllers: int) -> list[list[Slot]]:
+        """[controller] the prompts with which a stream begins: those that it carried over, then new ones."""
+        self.outcome = None
+        carried, self._dealt = self._dealt, {}
+        self._stream = StepSampling(
+            self._rule_of_round() if self._in_turns else self._rule,
+            carried=sorted(carried),
+            expected_signal_frac=self._expected_signal_frac,
+        )
+        shares: list[list[Slot]] = [[] for _ in range(num_controllers)]
+        homeless = []
+        for _, (slot, owner) in sorted(carried.items()):
+            homeless.append(slot) if owner is None else shares[owner].append(slot)
+        new = self.cursor.take(self._stream.num_wanted)
+        self._stream.start(slot.position for slot in new)
+        for i, slot in enumerate([*homeless, *new]):
+            shares[i % num_controllers].append(slot)
+        self._dealt = {slot.position: (slot, c) for c, share in enumerate(shares) for slot in share}
+        return shares
+
+    def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
+        """A group of the stream has landed, or with None cannot be had; the further prompts for its controller."""
+        if self._stream is None:
+            return []  # it comes too late: the batch is full
+        if has_signal is None:
+            self.cursor.skipped.add(self._dealt[position][0].index)
+            self._stream.lose(position)
+        else:
+            self._stream.finish(position, has_signal=has_signal)
+        slots = self.cursor.take(self._stream.num_wanted)
+        self._stream.start(slot.position for slot in slots)
+        self._dealt.update({slot.position: (slot, controller) for slot in slots})
+        if self._stream.is_done:
+            self.outcome = self._close_stream(self._stream)
+        return slots
+
+    def _open_step(self) -> StepSampling:
+        """The one that rounds fill; refilled only between rounds."""
+        if self._step is None:
+            in_rounds = replace(self._rule, deterministic=True, tail=Tail.DROP)
+            self._step = StepSampling(in_rounds, expected_signal_frac=self._expected_signal_frac)
+        return self._step
+
+    def _rule_of_round(self) -> SamplingRule:
+        """A stream is over when as many groups are answered as the step still wants."""
+        step = self._open_step()
+        max_prompts = max(step.num_wanted, self._rule.max_prompts - step.num_used)
+        return replace(self._rule, num_groups=step.num_wanted, max_prompts=max_prompts, replaces_groups=False)
+
+    def _close_stream(self, stream: StepSampling) -> RoundOutcome:
+        self._stream = None
+        outcome = self._outcome_of(stream)
+        if self._in_turns:
+            self._round = {position: self._dealt[position][0].index for position in outcome.kept}
+            self._open_step().spend(outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried))
+        self._dealt = {position: self._dealt[position] for position in outcome.carried}
+        return outcome
+
+    def _outcome_of(self, step: StepSampling) -> RoundOutcome:
+        outcome = step.outcome()
+        if step.rule.replaces_groups:
+            self._expected_signal_frac = outcome.expected_signal_frac
+        return RoundOutcome(
+            is_full=True,
+            kept=(*outcome.accepted, *outcome.fillers),
+            num_prompts_used=outcome.num_prompts_used,
+            num_rejected=len(outcome.rejected),
+            carried=outcome.carried,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps (JSON), between steps."""
+        carried = [dataclasses.asdict(slot) for slot, _ in self._dealt.values()]
+        return {"cursor": self.cursor.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
+
+    @classmethod
+    def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> Batches:
+        """The inverse of `state`; prompts that were carried over are answered from their beginning."""
+        cursor = PromptCursor.from_state(state["cursor"])
+        expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
+        batches = cls(rule, cursor, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
+        slots = [Slot(**slot) for slot in state.get("carried", ())]
+        batches._dealt = {slot.position: (slot, None) for slot in slots}
+        return batches
+
+
+def _dealt_one_by_one(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
+    """[controller] as long as it wants any."""
+    left = list(wanted)
+    shares: list[list[Slot]] = [[] for _ in left]
+    coming = iter(slots)
+    while any(left):
+        for controller, count in enumerate(left):
+            if count:
+                shares[controller].append(next(coming))
+                left[controller] -= 1
+    return shares

@@ -1,0 +1,62 @@
+"""Wait for calls to workers: with a deadline, and with errors that name the worker and what it was doing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import ray
+
+from yatt_mm.common.errors import WorkerError
+
+
+def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_s: float) -> list[Any]:
+    """The results of `(worker name, call)` pairs, in order; the first failure ends the wait for all.
+
+    Raises:
+        WorkerError: a worker raised, died, or did not answer in `deadline_s` seconds.
+    """
+    pending = {call: name for name, call in calls}
+    left = list(pending)
+    while left:
+        done, left = ray.wait(left, num_returns=1, timeout=deadline_s)
+        if not done:
+            late = ", ".join(sorted({pending[call] for call in left}))
+            raise WorkerError(f"{late} did not finish {what} in {deadline_s:g} s")
+        fetch(done[0], name=pending[done[0]], what=what)
+    return [fetch(call, name=name, what=what) for name, call in calls]
+
+
+def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
+    """The result of one finished call.
+
+    Raises:
+        WorkerError: the worker raised or died; the message ends with its own words.
+    """
+    try:
+        return ray.get(call)
+    except ray.exceptions.RayError as error:
+        raise _worker_error(error, name, what) from error
+
+
+async def answer_of(call: ray.ObjectRef, *, name: str, what: str, deadline_s: float) -> Any:
+    """The result of a call, inside an asyncio actor.
+
+    Raises:
+        WorkerError: the worker raised, died, or did not answer in `deadline_s` seconds.
+    """
+    try:
+        return await asyncio.wait_for(call, deadline_s)
+    except TimeoutError as error:
+        raise WorkerError(f"{name} did not finish {what} in {deadline_s:g} s") from error
+    except ray.exceptions.RayError as error:
+        raise _worker_error(error, name, what) from error
+
+
+def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> WorkerError:
+    if isinstance(error, ray.exceptions.RayTaskError):
+        return WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}")
+    words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
+    return WorkerError(f"{name} was lost during {what}: {words}")

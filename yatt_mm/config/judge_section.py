@@ -1,0 +1,201 @@
+"""What the configuration says of one judge: `reward.judges.<name>`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field
+
+from models.recipes.media_recipes import VideoSampling
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.classifier_labels import read_labels
+from yatt_mm.config.values import Count, Seconds, Section, Size
+from yatt_mm.protocol.genrm import JudgeSpec, RemoteSpec
+from yatt_mm.protocol.judge_template import CONVERSATION, DEFAULT, JudgeTemplate
+from yatt_mm.protocol.verdicts import JsonScore, LabelScore, RegexScore, Verdict, YesNo
+
+
+def _check_quoted(value: object) -> object:
+    if isinstance(value, bool):
+        raise ValueError("YAML takes yes and no without quotes for true and false; write 'yes' and 'no' with quotes")
+    return value
+
+
+Word = Annotated[str, BeforeValidator(_check_quoted)]
+Score = Annotated[float, Field(allow_inf_nan=False)]
+
+READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
+"""Keys, and the verdicts that read them."""
+OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
+"""Keys without a meaning for a judge that classifies."""
+
+
+class JudgeSection(Section):
+    model: str
+    """Its Hugging Face folder; with `url`, its name at the server."""
+    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run's own."""
+    api_key_env: str | None = None
+    """Environment variable of the launcher that holds the key which `url` wants (`Authorization: Bearer ...`)."""
+    deadline_s: Seconds = 60.0
+    """How long one request to `url` may take."""
+    weight: Annotated[float, Field(gt=0)] = 1.0
+    """Of its score in the reward."""
+    template: str | None = None
+    """What it is asked, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in. By
+    default question and answer, and whether the answer is right. Of a `classifier` it is the user's turn, by default
+    `{question}`; the answer follows as the assistant's turn, unless the template names it."""
+    verdict: Literal["yes_no", "regex", "json", "classifier"] = "yes_no"
+    """How its score is had: the probability of yes against no as its first token, a number that `pattern` captures, the
+    `field` of a JSON object, or the logit that the head of a sequence classifier (a discriminative reward model) gives
+    the conversation at its last token."""
+    label: str | int | None = None
+    """The `classifier`'s label that is the score, by name or number; needed where it has several."""
+    activation: Literal["none", "sigmoid", "softmax"] = "none"
+    """What is made of the `classifier`'s logits: nothing (Bradley-Terry reward models), or a probability."""
+    yes_words: tuple[Word, ...] = YesNo().yes
+    """Texts of one token that mean yes."""
+    no_words: tuple[Word, ...] = YesNo().no
+    """Texts of one token that mean no."""
+    pattern: str = r"(-?\d+(?:\.\d+)?)"
+    """Regular expression with one group around the number; its last match counts."""
+    field: str = "score"
+    """Of the JSON object; the last one in the text counts."""
+    scale: Annotated[float, Field(gt=0)] = 1.0
+    """The best number that it can give; it becomes 1."""
+    max_tokens: Count = 256
+    """Longest answer of the judge; `yes_no` takes one token."""
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Up to 2, as vLLM takes it; 0 takes the most likely token."""
+    num_votes: Count = 1
+    """Verdicts per answer, whose mean counts."""
+    max_attempts: Count = 2
+    """How often a verdict is asked for that cannot be read or does not come in time."""
+    threshold: Score | None = None
+    """Scores from here on count as 1, others as 0; without it the score itself counts. In 0..1 unless scores are
+    logits."""
+    score_on_failure: Score = 0.0
+    """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`. In 0..1 unless scores
+    are logits."""
+    num_engines: Count = 1
+    """vLLM engines of this judge; no two engines of judges share a device. In partial colocation there are as many as
+    the devices hold. With `url`, actors that send requests."""
+    tp: Count = 1
+    """Devices of each engine, over which its tensors are cut."""
+    max_model_len: Count = 4096
+    """Longest prompt and answer together, images expanded."""
+    max_num_seqs: Count = 256
+    """Sequences that an engine works on at the same time; with `url`, requests that are under way."""
+    max_groups_per_engine: Count | None = None
+    """Answered prompts that an engine is given at once; by default as many as `max_num_seqs` holds."""
+    kv_cache_memory: Size = 2**30
+    """Memory of each engine's key-value cache, on each of its devices."""
+
+
+def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeSpec:
+    """How this judge is asked.
+
+    Raises:
+        ConfigError: a template or a pattern cannot be used, or a classifier's folder has no such head.
+    """
+    try:
+        return JudgeSpec(
+            name=name,
+            template=_template(section),
+            verdict=_verdict(section),
+            max_tokens=section.max_tokens,
+            temperature=section.temperature,
+            num_votes=section.num_votes,
+            max_attempts=section.max_attempts,
+            threshold=section.threshold,
+            score_on_failure=section.score_on_failure,
+            video=video,
+        )
+    except ValueError as error:
+        raise ConfigError(f"reward.judges.{name}: {error}") from error
+
+
+def remote_spec(name: str, section: JudgeSection, *, patience_s: float) -> RemoteSpec | None:
+    """The server that judges; None where engines of the run do. `patience_s`: for all verdicts of one call.
+
+    Raises:
+        ConfigError: the variable that is to hold the server's key is not set, or there is no server.
+    """
+    variable = section.api_key_env
+    if section.url is None:
+        if variable is not None:
+            raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, but it has no url; leave it out")
+        return None
+    api_key = os.environ.get(variable, "").strip() if variable is not None else None
+    if api_key is not None and not (api_key and api_key.isprintable()):
+        found = "not set in the environment" if not api_key else "set to what cannot stand in a header"
+        raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, which is {found}; export the key in it")
+    return RemoteSpec(
+        url=section.url,
+        api_key=api_key,
+        model=section.model,
+        deadline_s=section.deadline_s,
+        max_requests=section.max_num_seqs,
+        patience_s=patience_s,
+    )
+
+
+def num_labels(section: JudgeSection) -> int | None:
+    """Labels of a judge that classifies; None for one that speaks. Raises ValueError as `read_labels` does."""
+    return len(read_labels(Path(section.model))) if section.verdict == "classifier" else None
+
+
+def _template(section: JudgeSection) -> JudgeTemplate:
+    if section.verdict == "classifier":
+        return JudgeTemplate(CONVERSATION if section.template is None else section.template, needs_response=False)
+    return JudgeTemplate(DEFAULT if section.template is None else section.template)
+
+
+def _verdict(section: JudgeSection) -> Verdict:
+    if section.verdict == "classifier":
+        return _label_score(section)
+    _check_unset(
+        section, ("label", "activation"), f"only verdict classifier reads it, and verdict is {section.verdict}"
+    )
+    for key, readers in READ_BY.items():
+        if section.verdict not in readers:
+            wanted = " or ".join(readers)
+            _check_unset(section, (key,), f"it is read with verdict {wanted}, and verdict is {section.verdict}")
+    if section.verdict == "yes_no":
+        return YesNo(yes=section.yes_words, no=section.no_words)
+    if section.verdict == "regex":
+        return RegexScore(pattern=section.pattern, scale=section.scale)
+    return JsonScore(field=section.field, scale=section.scale)
+
+
+def _label_score(section: JudgeSection) -> LabelScore:
+    _check_unset(section, OF_SPEECH, "verdict classifier has no use for it: nothing is sampled, and no server asked")
+    labels = read_labels(Path(section.model))
+    if section.activation == "softmax" and len(labels) == 1:
+        raise ValueError(
+            "activation is softmax, which is always 1 over the single label of this classifier; set sigmoid or none"
+        )
+    return LabelScore(label=_row(labels, section.label), activation=section.activation)
+
+
+def _row(labels: tuple[str, ...], label: str | int | None) -> int:
+    if label is None and len(labels) == 1:
+        return 0
+    if isinstance(label, str) and label in labels:
+        return labels.index(label)
+    if isinstance(label, int) and 0 <= label < len(labels):
+        return label
+    found = "not set" if label is None else repr(label)
+    raise ValueError(
+        f"label is {found}; the classifier's labels are {', '.join(labels)}: name the one that is the score"
+    )
+
+
+def _check_unset(section: JudgeSection, keys: Sequence[str], why: str) -> None:
+    for key in keys:
+        value = getattr(section, key)
+        if value != JudgeSection.model_fields[key].default:
+            raise ValueError(f"{key} is {value!r}, but {why}; leave it out")

@@ -1,0 +1,186 @@
+"""The configuration of a run: one YAML file, one tree of typed models, dotted overrides through the same checks.
+
+Nothing heavy is imported here, and nothing is opened: what needs the disk is checked in `yatt_mm.preflight.run_checks`.
+"""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from models.layout.parallel import Parallel
+from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.sections import (
+    AlgorithmSection,
+    CheckpointSection,
+    ControllersSection,
+    DataplaneSection,
+    DataSection,
+    EvalSection,
+    ModelSection,
+    PlacementSection,
+    RaySection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    SamplingSection,
+    TrainSection,
+    WeightsSection,
+)
+from yatt_mm.config.values import Section
+from yatt_mm.config.yaml_file import explain, read_tree
+from yatt_mm.placement.policy import Bounds, Split
+from yatt_mm.placement.rebalancer import Division
+from yatt_mm.protocol.placement_model import Engines, Placement, cell_size, full_colocation, partial_colocation
+from yatt_mm.protocol.published import Carrier
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunSection
+    model: ModelSection
+    data: DataSection
+    dataplane: DataplaneSection = DataplaneSection()
+    ray: RaySection = RaySection()
+    placement: PlacementSection = PlacementSection()
+    controllers: ControllersSection = ControllersSection()
+    rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
+    algorithm: AlgorithmSection = AlgorithmSection()
+    sampling: SamplingSection = SamplingSection()
+    train: TrainSection
+    weights: WeightsSection = WeightsSection()
+    eval: EvalSection = EvalSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+
+    @property
+    def run_dir(self) -> Path:
+        """Where everything that the run writes goes."""
+        return Path(self.run.dir) / self.run.name
+
+    def sampling_rule(self) -> SamplingRule:
+        """How a step's batch is filled."""
+        num_groups = self.train.prompts_per_step
+        return SamplingRule(
+            num_groups=num_groups,
+            replaces_groups=self.sampling.replace_groups,
+            max_prompts=math.ceil(num_groups * self.sampling.max_prompts_factor),
+            over_dispatch=self.sampling.over_dispatch,
+            tail=Tail(self.sampling.tail),
+            deterministic=self.rollout.deterministic,
+        )
+
+    @property
+    def is_partial(self) -> bool:
+        """Rollout and judges have devices of their own while prompts are answered."""
+        return self.placement.mode == "partial_colocation"
+
+    @property
+    def carrier(self) -> Carrier:
+        """Of published weights: engines that wake inside a generation phase read them again, so they must stay."""
+        return "shm" if self.is_partial and self.weights.carrier == "auto" else self.weights.carrier
+
+    @property
+    def judges_in_turn(self) -> bool:
+        """Judges work when all answers of a round are there, and engines sleep."""
+        return bool(self.reward.judges) and not self.is_partial
+
+    def make_placement(self) -> Placement:
+        """Which unit uses which device."""
+        place = partial_colocation if self.is_partial else full_colocation
+        return place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
+
+    @property
+    def engines(self) -> Engines:
+        """Those of the policy."""
+        return self._engines(self.rollout.num_engines, self.rollout.tp)
+
+    @property
+    def judges(self) -> dict[str, Engines]:
+        """[judge] its engines; with `tp` 0 those of servers elsewhere."""
+        return {
+            name: Engines(num=judge.num_engines, tp=0) if judge.url else self._engines(judge.num_engines, judge.tp)
+            for name, judge in self.reward.judges.items()
+        }
+
+    @property
+    def has_local_judges(self) -> bool:
+        """Some judge works on the run's own devices."""
+        return any(engines.tp for engines in self.judges.values())
+
+    def _engines(self, num: int, tp: int) -> Engines:
+        return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
+
+    def division(self) -> Division | None:
+        """How devices may be divided in partial colocation; None without it."""
+        section = self.placement
+        if not self.is_partial:
+            return None
+        size = cell_size(self.engines, self.judges.values())
+        num = section.num_devices // size
+        min_rollout, min_genrm = section.min_rollout_devices // size, section.min_genrm_devices // size
+        half = min(max((num + 1) // 2, min_rollout), num - min_genrm)
+        num_rollout = half if section.rollout_devices is None else section.rollout_devices // size
+        if not self.has_local_judges:
+            num_rollout = min_rollout = num
+        return Division(
+            first=Split(rollout=num_rollout, genrm=num - num_rollout),
+            bounds=Bounds(
+                min_rollout=min_rollout,
+                max_rollout=num - min_genrm,
+                min_genrm=min_genrm,
+                max_genrm=num - min_rollout,
+                min_gain_frac=section.min_gain_frac,
+            ),
+            is_dynamic=section.dynamic and self.has_local_judges,
+            decide_every_s=section.decide_every_s,
+            is_replacing=self.sampling.replace_groups,
+        )
+
+    def requests_per_engine(self) -> dict[str, int]:
+        """[pool of engines] groups that an engine is given at once."""
+        rollout, size = self.rollout, self.rollout.group_size
+        rooms = {"rollout": rollout.max_groups_per_engine or max(1, rollout.max_num_seqs // size)}
+        for name, judge in self.reward.judges.items():
+            num_seqs = size * judge.num_votes
+            rooms[name] = judge.max_groups_per_engine or max(1, judge.max_num_seqs // num_seqs)
+        return rooms
+
+    def parallel(self) -> Parallel:
+        """The layout of the training ranks, with `dp` filled in from the devices.
+
+        Raises:
+            ConfigError: the devices do not divide into that layout.
+        """
+        wanted, devices = self.train.parallel, self.placement.num_devices
+        model_ranks = wanted.tp * wanted.pp * wanted.cp
+        dp = wanted.dp if wanted.dp is not None else max(1, devices // model_ranks)
+        if model_ranks * dp != devices:
+            raise ConfigError(
+                f"train.parallel asks for tp {wanted.tp} x pp {wanted.pp} x cp {wanted.cp} x dp {dp} = "
+                f"{model_ranks * dp} ranks, but placement.num_devices is {devices}; make the product equal to "
+                "the devices (dp may be left out)"
+            )
+        return Parallel(**{**wanted.model_dump(), "dp": dp})
+
+
+def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
+    """Read a YAML file, apply `dotted.key=value` overrides, check everything.
+
+    Raises:
+        ConfigError: with every problem found, one a line.
+    """
+    try:
+        return Config.model_validate(read_tree(path, overrides))
+    except ValidationError as error:
+        raise ConfigError("\n".join(explain(problem, Config) for problem in error.errors())) from error
+
+
+def dump_config(config: Config) -> str:
+    """The resolved config as YAML; loading it gives the same config."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

@@ -1,0 +1,85 @@
+"""Reading YAML with dotted overrides into a tree of sections, and saying what is wrong with it."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.values import Section
+
+
+def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
+    """The plain tree of a YAML file, with `dotted.key=value` overrides put in.
+
+    Raises:
+        ConfigError: the file cannot be read or is not a mapping, or an override is not one.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot read the config {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
+    try:
+        tree = yaml.safe_load(text) or {}
+    except (yaml.YAMLError, ValueError) as error:  # the latter from a date that does not exist, and the like
+        raise ConfigError(f"{path} is not YAML: {error}") from error
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
+    for override in overrides:
+        _apply_override(tree, override)
+    return tree
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise ConfigError(f"found the argument {override!r}; wanted dotted.key=value, such as run.seed=1")
+    *sections, leaf = key.split(".")
+    for section in sections:
+        below = tree.setdefault(section, {})
+        if not isinstance(below, dict):
+            raise ConfigError(f"{key}: {section} is a value, not a section")
+        tree = below
+    try:
+        tree[leaf] = yaml.safe_load(value)
+    except (yaml.YAMLError, ValueError) as error:
+        raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
+
+
+def explain(problem: Any, root: type[Section]) -> str:
+    """One line on a validation error of pydantic's, with the key and the nearest known one."""
+    location = [str(part) for part in problem["loc"]]
+    key = ".".join(location)
+    if problem["type"] == "extra_forbidden":
+        known = _all_keys(root)
+        near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+        same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == location[-1]]
+        return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
+    if problem["type"] == "missing":
+        return f"{key} is missing; add it to the config or give {key}=VALUE"
+    wanted = str(problem["msg"]).removeprefix("Value error, ")
+    if not location:
+        return wanted
+    return f"{key.removesuffix('.value')} is {problem['input']!r}: {wanted}"  # a number beside its source is that key's
+
+
+def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
+    """The section that a field holds, itself or by name, and what stands between its key and theirs; else None."""
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return annotation, "."
+    inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
+    return (inside[0], ".<name>.") if inside else None
+
+
+def _all_keys(section: type[Section], prefix: str = "") -> list[str]:
+    keys: list[str] = []
+    for name, field in section.model_fields.items():
+        keys.append(f"{prefix}{name}")
+        if (found := section_inside(field.annotation)) is not None:
+            keys += _all_keys(found[0], f"{prefix}{name}{found[1]}")
+    return keys

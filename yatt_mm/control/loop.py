@@ -1,0 +1,23 @@
+"""The training loop, in verbs. Every controller runs it on its own share of the prompts.
+
+What each verb does is in `yatt_mm.control.controller`. Which role is awake in a phase is in
+`yatt_mm.protocol.placement_model`.
+"""
+
+from __future__ import annotations
+
+from yatt_mm.control.controller import Controller
+from yatt_mm.protocol.placement_model import Phase
+
+
+def train(controller: Controller) -> None:
+    """Run GRPO (arXiv 2402.03300) from the start, or the checkpoint, to the last step."""
+    controller.resume()
+    for _step in controller.steps():
+        groups = controller.generate()
+        plans = controller.plan(groups)
+        with controller.phase(Phase.TRAIN):
+            controller.update(plans, groups)
+        with controller.phase(Phase.PUBLISH):
+            controller.publish()
+    controller.export()

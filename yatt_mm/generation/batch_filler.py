@@ -1,0 +1,173 @@
+"""How a controller comes by its share of a step's batch: in a stream, in turns with judges, or in rounds of all."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from dataplane.client.client import Client
+from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.colleagues import Colleagues
+from yatt_mm.generation.group_work import Desk, Work
+from yatt_mm.generation.metrics import Meter
+from yatt_mm.generation.pending_calls import Pending
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.generation.rounds import answer, judge, scored
+from yatt_mm.generation.streaming import Streaming
+from yatt_mm.placement.coordinator import Entered
+from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot, Team
+from yatt_mm.protocol.placement_model import Phase
+from yatt_mm.protocol.rollout import Sampling
+
+
+class EnterPhase(Protocol):
+    """Brings every role into its state of a phase, for a block."""
+
+    def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[Entered]:
+        """`clock`: the metric that the block's time adds to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filled:
+    """A batch, as one controller sees it."""
+
+    kept: list[ScoredGroup]
+    """My groups of it, in the run's order."""
+    judged: list[ScoredGroup]
+    """All groups that I had judged."""
+    outcome: RoundOutcome
+    num_rounds: int
+
+
+class Filling:
+    """Consumes: prompts that the rendezvous deals out.  Produces: scored groups."""
+
+    def __init__(
+        self,
+        *,
+        controller: int,
+        config: Config,
+        team: Team,
+        colleagues: Colleagues,
+        client: Client,
+        prompts: PromptSource,
+        meter: Meter,
+        enter_phase: EnterPhase,
+        tell: Callable[[Sequence[Mapping[str, Any]]], None],
+    ) -> None:
+        """`tell` hands over notices of samples that were set aside."""
+        self._controller = controller
+        self._config = config
+        self._team = team
+        self._with = colleagues
+        self._client = client
+        self._prompts = prompts
+        self._meter = meter
+        self._enter_phase = enter_phase
+        self._tell = tell
+        self._carried: dict[int, Work] = {}
+        """Position -> what the last stream cut off, and the next one goes on with."""
+
+    def fill(self) -> Filled:
+        """This controller's share of a full batch."""
+        if self._config.rollout.deterministic:
+            return self._in_rounds(self._all_at_once)
+        return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
+
+    def desk(self, entered: Entered, name: str) -> Desk:
+        """What the stages of a phase work with; `name`: of the phase, unique in the run."""
+        pending = Pending(
+            deadline_s=self._config.controllers.deadline_s,
+            on_progress=lambda: self._team.rendezvous.seen.remote(self._controller),
+        )
+        return Desk(
+            controller=self._controller,
+            config=self._config,
+            team=self._team,
+            client=self._client,
+            pending=pending,
+            name=name,
+            number=entered.number,
+            awake=entered.awake,
+        )
+
+    def _in_a_stream(self) -> Filled:
+        """Groups go from stage to stage, each at its own pace."""
+        with self._enter_phase(self._phase, clock="rollout") as entered:
+            slots = self._with.meet_for("open_stream")
+            desk = self.desk(entered, f"step {self._with.step}")
+            stream = Streaming(desk, self._sampling, self._load, self._carried, judging_for=self._meter)
+            kept, outcome = stream.run(slots)
+        self._tell(stream.notices)
+        return Filled(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
+
+    def _in_rounds(self, take_round: Callable[[str], list[Work]]) -> Filled:
+        """All answer, all judge, and once more for what the batch still lacks."""
+        judged: list[ScoredGroup] = []
+        for num_rounds in itertools.count(1):
+            name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
+            landed = scored(take_round(name))
+            judged += landed
+            signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
+            outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
+            if outcome.is_full:
+                break
+        positions = set(outcome.kept)
+        self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
+        kept = [group for group in judged if group.prompt.slot.position in positions]
+        return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
+
+    def _in_turn(self, name: str) -> list[Work]:
+        """A round's groups: those that are answered first, all judged afterwards."""
+        with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
+            slots = self._with.meet_for("open_stream")
+            stream = Streaming(self.desk(entered, name), self._sampling, self._load, self._carried)
+            works, _ = stream.run(slots)
+        self._tell(stream.notices)
+        return self._judged(works, name)
+
+    def _all_at_once(self, name: str) -> list[Work]:
+        """A round's groups: every prompt that was dealt out, answered and then judged."""
+        prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
+        with self._enter_phase(self._phase, clock="rollout") as entered:
+            works = answer(self.desk(entered, name), prompts, self._sampling, num_samples=num_samples)
+            if self._team.judges and self._config.is_partial:
+                works = judge(self.desk(entered, name), works, self._meter)
+        return self._judged(works, name) if self._config.judges_in_turn else works
+
+    def _judged(self, works: Sequence[Work], name: str) -> list[Work]:
+        """With all devices judging."""
+        with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
+            return judge(self.desk(entered, name), works, self._meter)
+
+    def _next_prompts(self) -> list[Prompt]:
+        """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
+        self._with.phase = "prompts"
+        prompts: list[Prompt] = []
+        bad: list[int] = []
+        while True:
+            share = self._with.meet_for("draw", bad)
+            found, notices = self._load(share)
+            prompts += found
+            bad = [notice["index"] for notice in notices]
+            self._tell(notices)
+            if not any(self._with.meet(len(bad))):
+                return prompts
+
+    def _load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        """Prompts, their patches made, and notices of those whose media cannot be read."""
+        with self._meter.timed("time/prompts_s"):
+            return self._prompts.load(slots)
+
+    @property
+    def _phase(self) -> Phase:
+        return Phase.GENERATION if self._config.is_partial else Phase.ROLLOUT
+
+    @property
+    def _sampling(self) -> Sampling:
+        return Sampling(max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature)

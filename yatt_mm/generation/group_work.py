@@ -1,0 +1,134 @@
+"""A group on its way through a controller's generation phase, and what all stages of that way need."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+
+from dataplane.client.client import Client
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.pending_calls import Pending
+from yatt_mm.placement.engine_pool import Ended
+from yatt_mm.protocol.control import Prompt, ScoredGroup, Team
+from yatt_mm.protocol.rollout import GroupRef
+
+CHUNK_SIZE = 8
+"""Groups per call where nobody waits for each single one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Work:
+    """One group."""
+
+    prompt: Prompt
+    group: GroupRef | None = None
+    """The answers as far as they are there."""
+    num_parts: int = 0
+    """How often its answers were begun or gone on with."""
+    rewards: list[float] = field(default_factory=list)
+    """[G] so far."""
+    num_errors: int = 0
+    scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
+    """[judge][G] verdicts so far."""
+
+    @property
+    def is_answered(self) -> bool:
+        """True when no answer was cut off."""
+        return self.group is not None and "abort" not in self.group.finish_reasons
+
+    def scored(self) -> ScoredGroup:
+        """Once it has its rewards."""
+        assert self.group is not None
+        return ScoredGroup(
+            prompt=self.prompt, group=self.group, rewards=tuple(self.rewards), num_errors=self.num_errors
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Desk:
+    """Who works, with whom, in which phase."""
+
+    controller: int
+    config: Config
+    team: Team
+    client: Client
+    pending: Pending
+    name: str
+    """Of the phase, in errors and in the names of objects; unique in a run."""
+    number: int
+    """Of the phase at the coordinator."""
+    awake: Mapping[str, tuple[int, ...]]
+    """[pool] engines that were awake as the phase began."""
+
+    @property
+    def is_deterministic(self) -> bool:
+        """Every engine gets all controllers' requests of a phase as one batch."""
+        return self.config.rollout.deterministic
+
+    def shares(self, pool: str, works: Iterable[Work]) -> dict[int, list[Work]]:
+        """[engine] its part in a deterministic phase, by the run's order alone. Every engine has an entry."""
+        engines = self.awake[pool]
+        shares: dict[int, list[Work]] = {engine: [] for engine in engines}
+        for work in works:
+            shares[engines[work.prompt.slot.position % len(engines)]].append(work)
+        return shares
+
+
+class EngineQueue:
+    """This controller's requests that wait for an engine of one pool."""
+
+    def __init__(self, desk: Desk, pool: str, send: Callable[[int, list[Work]], None], *, chunk_size: int) -> None:
+        """`send` gives an engine up to `chunk_size` requests."""
+        self._desk = desk
+        self._pool = pool
+        self._send = send
+        self._chunk_size = chunk_size
+        self._waiting: deque[Work] = deque()
+        self._ended: list[Ended] = []
+        """What the coordinator has not been told yet."""
+        self._is_asking = False
+
+    def add(self, works: Iterable[Work]) -> None:
+        """Requests that want an engine."""
+        self._waiting.extend(works)
+        self._desk.pending.soon(self._tell)
+
+    def clear(self) -> None:
+        """Give up what waits."""
+        self._waiting.clear()
+        self._desk.pending.soon(self._tell)
+
+    def finish(self, engine: int, count: int, *, num_ended: int) -> None:
+        """An engine has given back `count` requests, of which `num_ended` are done and the others were cut off."""
+        self._ended.append((engine, count, num_ended))
+        self._desk.pending.soon(self._tell)
+
+    def _tell(self) -> None:
+        """What waits and what has ended, in one call; with a wish for engines where there is none yet."""
+        desk = self._desk
+        ended, self._ended = self._ended, []
+        news = (desk.number, self._pool, desk.controller, len(self._waiting), ended)
+        if self._waiting and not self._is_asking:
+            self._is_asking = True
+            call = desk.team.coordinator.acquire.remote(*news)
+            desk.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
+        elif ended or self._is_asking:
+            desk.team.coordinator.want.remote(*news)
+
+    def _granted(self, engines: list[int]) -> None:
+        self._is_asking = False
+        for engine in sorted(set(engines)):
+            works = [self._waiting.popleft() for _ in range(min(engines.count(engine), len(self._waiting)))]
+            if len(works) < engines.count(engine):
+                self.finish(engine, engines.count(engine) - len(works), num_ended=0)
+            for begin in range(0, len(works), self._chunk_size):
+                self._send(engine, works[begin : begin + self._chunk_size])
+        self._desk.pending.soon(self._tell)
+
+
+def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:
+    """31 bits that depend on the run's seed, the prompt's place in it and what they are for."""
+    text = f"{run_seed} {prompt.slot.epoch} {prompt.slot.index} {purpose}".strip()
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF

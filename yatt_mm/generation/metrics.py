@@ -1,0 +1,134 @@
+"""Numbers of one step: sums, counts and maxima that add up over controllers. No torch."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.protocol.control import ScoredGroup
+from yatt_mm.protocol.training import Moved, UpdateReport
+
+
+@dataclass(slots=True)
+class Meter:
+    """What one controller collects during a step; `merge` makes the step's record of all of them."""
+
+    sums: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    """Weight behind each mean; a name without a count is a plain sum."""
+    maxima: dict[str, float] = field(default_factory=dict)
+
+    def add_sum(self, name: str, value: float) -> None:
+        """Sum over time and controllers."""
+        self.sums[name] = self.sums.get(name, 0.0) + value
+
+    def add_mean(self, name: str, total: float, count: float) -> None:
+        """Mean over time and controllers: `total` over `count` things."""
+        self.add_sum(name, total)
+        self.counts[name] = self.counts.get(name, 0.0) + count
+
+    def add_max(self, name: str, value: float) -> None:
+        """Largest over time and controllers."""
+        self.maxima[name] = max(self.maxima.get(name, value), value)
+
+    @contextmanager
+    def timed(self, name: str) -> Iterator[None]:
+        """Add the seconds of a block; over controllers the slowest counts."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.add_time(name, time.perf_counter() - started)
+
+    def add_time(self, name: str, seconds: float) -> None:
+        """Sum over time; over controllers the slowest counts."""
+        self.maxima[name] = self.maxima.get(name, 0.0) + seconds
+
+    def take(self) -> Meter:
+        """What was collected since the last call; begins anew."""
+        taken = Meter(sums=self.sums, counts=self.counts, maxima=self.maxima)
+        self.sums, self.counts, self.maxima = {}, {}, {}
+        return taken
+
+
+def merge(meters: Sequence[Meter]) -> dict[str, float]:
+    """One record out of the meters of all controllers; means without a single count are left out."""
+    total = Meter()
+    for meter in meters:
+        for name, value in meter.sums.items():
+            total.add_sum(name, value)
+        for name, count in meter.counts.items():
+            total.counts[name] = total.counts.get(name, 0.0) + count
+        for name, value in meter.maxima.items():
+            total.add_max(name, value)
+    record = dict(total.maxima)
+    for name, value in total.sums.items():
+        if name not in total.counts:
+            record[name] = value
+        elif total.counts[name]:
+            record[name] = value / total.counts[name]
+    return record
+
+
+def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> None:
+    """What the answers of one step were like."""
+    for group in groups:
+        rewards, lengths = group.rewards, group.group.lengths
+        meter.add_mean("reward/mean", sum(rewards), len(rewards))
+        meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
+        meter.add_sum("reward/num_errors", group.num_errors)
+        meter.add_sum("rollout/num_tokens", sum(lengths))
+        meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
+        meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
+        meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
+
+
+def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
+    """How a step's batch was filled; told by one controller, since all know the same."""
+    meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
+    meter.add_sum("sampling/num_groups", len(outcome.kept))
+    meter.add_sum("sampling/num_rejected", outcome.num_rejected)
+    meter.add_sum("sampling/num_carried", len(outcome.carried))
+    meter.add_sum("sampling/num_rounds", num_rounds)
+
+
+def add_update(meter: Meter, report: UpdateReport) -> None:
+    """What one training rank reported of a step."""
+    meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
+    meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
+    meter.add_mean("train/resolves_frac", float(report.resolved_bytes > 0), 1)
+    if not report.is_loss_rank:
+        return
+    for name, value in report.loss_metrics.items():
+        meter.add_sum(f"train/{name}", value)
+    meter.add_max("train/grad_norm", report.grad_norm)
+    meter.add_max("time/update_s", report.seconds)
+    meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_compared)
+    meter.add_max("rollout/logprob_diff_max", report.difference_max)
+    meter.add_mean("rollout/stale_tokens_frac", report.num_stale, report.num_compared + report.num_stale)
+
+
+def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:
+    """What one change of the training ranks' state took: bytes of all ranks, seconds of the slowest."""
+    meter.add_sum("train/released_bytes", sum(moved.released_bytes for moved in moves))
+    meter.add_sum("train/restored_bytes", sum(moved.restored_bytes for moved in moves))
+    meter.add_time("train/release_s", max((moved.release_s for moved in moves), default=0.0))
+    meter.add_time("train/restore_s", max((moved.restore_s for moved in moves), default=0.0))
+
+
+def add_judges(meter: Meter, metrics: Sequence[Mapping[str, float]]) -> None:
+    """What engines of the judges told of themselves."""
+    meter.add_sum("genrm/ipc_bytes", sum(of_one["ipc_bytes"] for of_one in metrics))
+    meter.add_sum("genrm/bytes_moved", sum(of_one["moved_bytes"] for of_one in metrics))
+
+
+def resident_bytes() -> int:
+    """Resident memory of this process, shared pages included."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")

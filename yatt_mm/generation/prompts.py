@@ -1,0 +1,115 @@
+"""Samples of the data plane as prompts: fields read, patches made by the node, unreadable media set aside."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from dataplane.client.client import Client
+from dataplane.core.refs import BadMedia, Ref, Sample
+from models.recipes.media_recipes import MediaRecipes
+from yatt_mm.common.errors import DataError
+from yatt_mm.common.media_refs import derive_media, kind_of, prefetch_media
+from yatt_mm.common.sample_fields import read_question, take_field, with_field
+from yatt_mm.config.run_config import Config
+from yatt_mm.protocol.control import Prompt, RunStart, Slot
+
+
+class PromptSource:
+    """Turns sample numbers into prompts, for one controller."""
+
+    def __init__(
+        self, client: Client, config: Config, recipes: MediaRecipes, start: RunStart, *, controller: int
+    ) -> None:
+        self._client = client
+        self._recipes = recipes
+        self._start = start
+        self._fail_on_bad = config.data.on_bad_media == "fail"
+        self._limits = config.rollout
+        self._question_field, self._answer_field = config.data.question_field, config.data.answer_field
+        self._answer_of: list[int] | None = None
+        if config.data.shuffle_answers:
+            self._answer_of = list(range(start.num_train))
+            random.Random(f"answers {config.run.seed}").shuffle(self._answer_of)
+        self._eval_indices = range(controller, start.num_eval, config.controllers.num)
+        self._eval_prompts: list[Prompt] | None = None
+
+    def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        """Training prompts of the slots, and a notice for each one that had to be left out."""
+        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
+        donors = samples
+        if self._answer_of is not None:
+            answers = [self._answer_of[slot.index] for slot in slots]
+            donors = self._client.samples(self._start.train_set, answers)
+        return self._prompts(slots, samples, donors)
+
+    def prefetch(self, slots: Sequence[Slot]) -> None:
+        """Have the node begin with the patches of slots that will be loaded later. Waits for no patch."""
+        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
+        prefetch_media(self._client, [ref for sample in samples for ref in sample.media], self._recipes)
+
+    def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        """This controller's share of the held-out prompts; notices come with a fresh run's first call only."""
+        if self._eval_prompts is not None:
+            return self._eval_prompts, []
+        slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]
+        samples = self._client.samples(self._start.eval_set, list(self._eval_indices))
+        self._eval_prompts, notices = self._prompts(slots, samples, samples)
+        return self._eval_prompts, notices if self._start.checkpoint is None else []
+
+    def _prompts(
+        self, slots: Sequence[Slot], samples: Sequence[Sample], donors: Sequence[Sample]
+    ) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        refs = [ref for sample in samples for ref in sample.media]
+        derived = iter(derive_media(self._client, refs, self._recipes))
+        prompts, notices = [], []
+        for slot, sample, donor in zip(slots, samples, donors):
+            media = [next(derived) for _ in sample.media]
+            try:
+                prompts.append(self._prompt(slot, sample, donor, media))
+            except ValueError as fault:
+                if self._fail_on_bad:
+                    raise bad_media_error(sample.shard, sample.key, str(fault)) from fault
+                where = {"position": slot.position, "index": slot.index, "shard": sample.shard, "key": sample.key}
+                notices.append({**where, "reason": str(fault)})
+        return prompts, notices
+
+    def _prompt(self, slot: Slot, sample: Sample, donor: Sample, made: Sequence[Ref | BadMedia]) -> Prompt:
+        """Raises ValueError with the reason why a sample cannot be used."""
+        for bad in (*sample.bad, *donor.bad, *(medium for medium in made if isinstance(medium, BadMedia))):
+            raise ValueError(bad.reason)
+        media = [medium for medium in made if isinstance(medium, Ref)]
+        question = read_question(take_field(sample.fields, self._question_field), [kind_of(ref) for ref in media])
+        take_field(sample.fields, self._answer_field)
+        answer = str(take_field(donor.fields, self._answer_field))
+        self._check_limits(media)
+        return Prompt(
+            slot=slot,
+            question=question.text,
+            answer=answer,
+            fields=with_field(sample.fields, self._answer_field, answer),
+            media=tuple(media[place] for place in question.order),
+        )
+
+    def _check_limits(self, media: Sequence[Ref]) -> None:
+        limits = self._limits
+        for kind, most in (("image", limits.max_images_per_prompt), ("video", limits.max_videos_per_prompt)):
+            num = sum(kind_of(ref) == kind for ref in media)
+            if num > most:
+                raise ValueError(f"{num} {kind}s; rollout.max_{kind}s_per_prompt is {most}")
+        num_tokens = sum(int(ref.meta["num_tokens"]) for ref in media)
+        room = limits.max_model_len - limits.max_tokens
+        if num_tokens >= room:
+            raise ValueError(
+                f"its media make {num_tokens} tokens; rollout.max_model_len ({limits.max_model_len}) less "
+                f"rollout.max_tokens ({limits.max_tokens}) leaves {room} for the whole prompt"
+            )
+
+
+def bad_media_error(shard: str, key: str, reason: str) -> DataError:
+    """What ends a run with `data.on_bad_media=fail`."""
+    return DataError(
+        f"bad sample {key or '(none)'} in {shard}: {reason}; repair it, or set data.on_bad_media=quarantine to go "
+        "on without it"
+    )

@@ -1,0 +1,183 @@
+"""What can be known to be wrong before anything heavy starts: model folder, layout, shards, reward function."""
+
+from __future__ import annotations
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.roots import WANTED, find_dataset_files
+from models.layout.parallel import check_engine_layout, check_layout
+from models.recipes.media_recipes import load_recipes
+from models.registry import FAMILIES
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.judge_section import judge_spec, remote_spec
+from yatt_mm.config.run_config import Config
+from yatt_mm.preflight.placement_checks import check_placement
+from yatt_mm.rewards.loading import load_reward_function
+
+
+def check_run(config: Config) -> None:
+    """Everything below, in the order in which a user would want to hear of it.
+
+    Raises:
+        ConfigError: with what was found, what was wanted, and what to change.
+    """
+    check_model(config)
+    check_media(config, "model.path", config.model.path)
+    if config.dataplane.uri is None:
+        for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
+            check_shards(key, pattern)
+    load_reward_function(config.reward.function)
+    check_judges(config)
+    check_placement(config)
+    rollout, train = config.rollout, config.train
+    if rollout.max_tokens >= rollout.max_model_len:
+        raise ConfigError(
+            f"rollout.max_tokens is {rollout.max_tokens} and rollout.max_model_len {rollout.max_model_len}; the "
+            "second holds prompt and response, so make it larger"
+        )
+    if train.max_tokens_per_microbatch < rollout.max_model_len:
+        raise ConfigError(
+            f"train.max_tokens_per_microbatch is {train.max_tokens_per_microbatch}, less than "
+            f"rollout.max_model_len ({rollout.max_model_len}); the longest sample must fit into a microbatch"
+        )
+    if config.train.prompts_per_step < config.controllers.num:
+        raise ConfigError(
+            f"train.prompts_per_step is {config.train.prompts_per_step}, fewer than the "
+            f"{config.controllers.num} controllers (controllers.num); every controller needs a prompt"
+        )
+    if config.train.num_minibatches > config.train.prompts_per_step:
+        raise ConfigError(
+            f"train.num_minibatches is {config.train.num_minibatches}, more than train.prompts_per_step "
+            f"({config.train.prompts_per_step}); a minibatch needs at least one prompt"
+        )
+
+
+def check_model(config: Config) -> dict[str, Any]:
+    """The model's config.json, after checking that it can be trained in the layout and to the length asked for.
+
+    Raises:
+        ConfigError: no such folder, another family, an impossible layout, or more tokens than the model has positions.
+    """
+    hf_config = _check_folder("model.path", config.model.path)
+    _check_positions("rollout", config.rollout.max_model_len, hf_config)
+    try:
+        check_layout(config.parallel(), hf_config)
+    except ValueError as error:
+        raise ConfigError(f"train.parallel: {error}") from error
+    _check_engine("rollout.tp", config.rollout.tp, hf_config)
+    return hf_config
+
+
+def check_media(config: Config, key: str, path: str) -> None:
+    """What a model's folder and `data.video` say of videos, taken together.
+
+    Raises:
+        ConfigError: they contradict each other.
+    """
+    try:
+        load_recipes(Path(path), config.data.video.sampling())
+    except (ValueError, FileNotFoundError) as error:
+        raise ConfigError(f"{key}: {error}") from error
+
+
+def check_judges(config: Config) -> None:
+    """Their folders, templates, patterns and labels.
+
+    Raises:
+        ConfigError: one of them cannot be used.
+    """
+    judges = config.reward.judges
+    for name, section in judges.items():
+        if section.url is not None and section.tp > 1:
+            raise ConfigError(
+                f"reward.judges.{name}.tp is {section.tp}, but its url names a server, which cuts its model itself; "
+                f"leave reward.judges.{name}.tp out"
+            )
+        if section.url is None:
+            hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
+            _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
+            _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
+            check_media(config, f"reward.judges.{name}.model", section.model)
+        remote_spec(name, section, patience_s=config.controllers.deadline_s)
+        spec = judge_spec(name, section, config.data.video.sampling())
+        if section.url is None and spec.num_sampled >= section.max_model_len:
+            raise ConfigError(
+                f"reward.judges.{name}.max_tokens is {spec.num_sampled} and reward.judges.{name}.max_model_len "
+                f"{section.max_model_len}; the second holds what the judge reads and its answer, so make it larger"
+            )
+    if not judges and not config.reward.weight:
+        raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
+
+
+def _check_positions(section: str, max_model_len: int, hf_config: dict[str, Any]) -> None:
+    num_positions = {**hf_config, **hf_config.get("text_config", {})}.get("max_position_embeddings", max_model_len)
+    if max_model_len > num_positions:
+        raise ConfigError(
+            f"{section}.max_model_len is {max_model_len} and the model has {num_positions} positions "
+            f"(max_position_embeddings in its config.json); lower {section}.max_model_len"
+        )
+
+
+def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:
+    try:
+        check_engine_layout(key, tp, hf_config)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _check_folder(key: str, path: str) -> dict[str, Any]:
+    """The config.json of a model folder of a known family."""
+    folder = Path(path)
+    file = folder / "config.json"
+    if not file.is_file():
+        found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
+        raise ConfigError(
+            f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
+            "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"
+        )
+    try:
+        hf_config = json.loads(file.read_text())
+    except ValueError as error:
+        raise ConfigError(f"{key}: {file} cannot be read ({error}); wanted the JSON of a Hugging Face model") from error
+    if not isinstance(hf_config, dict):
+        raise ConfigError(f"{key}: {file} holds a {type(hf_config).__name__}; wanted the JSON object of a model")
+    model_type = hf_config.get("model_type")
+    if model_type not in FAMILIES:
+        raise ConfigError(f"{key} is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
+    if not list(folder.glob("*.safetensors")):
+        raise ConfigError(f"{key} {folder} has no .safetensors file; convert the weights to safetensors")
+    return hf_config
+
+
+def check_shards(key: str, pattern: str) -> None:
+    """At least one file, all of one known format, and every tar begins like one; the node looks into the others.
+
+    Raises:
+        ConfigError: nothing matches, or a file cannot be read.
+    """
+    try:
+        found = find_dataset_files(key, [pattern])
+    except DatasetError as error:
+        if "no file matches" not in str(error):
+            raise ConfigError(f"{key}: {error}") from error
+        raise ConfigError(
+            f"{key} is {pattern!r}: no file matches (relative to {Path.cwd()}); wanted {WANTED} "
+            "(for the digits example: python -m examples.digits.prepare)"
+        ) from error
+    for item in found:
+        if item.format == "tar" and item.file.is_local:
+            _check_tar(key, item.file.path)
+
+
+def _check_tar(key: str, shard: str) -> None:
+    try:
+        with tarfile.open(shard, "r:") as tar:
+            first = tar.next()
+    except (OSError, tarfile.TarError) as error:
+        raise ConfigError(f"{key}: cannot read the shard {shard}: {error}; wanted an uncompressed .tar") from error
+    if first is None:
+        raise ConfigError(f"{key}: the shard {shard} is empty; remove it or write samples into it")

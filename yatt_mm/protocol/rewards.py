@@ -1,0 +1,29 @@
+"""What controllers and reward workers say to each other. Imported in controllers: no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from yatt_mm.protocol.rollout import GroupRef
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardTask:
+    """A finished group and what its answers are judged by."""
+
+    group: GroupRef
+    answer: str
+    fields: Mapping[str, Any]
+    """The sample's JSON member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupRewards:
+    """Scores of one group."""
+
+    rewards: tuple[float, ...]
+    """[G] finite."""
+    num_errors: int
+    """Responses on which the reward function raised (scored 0)."""

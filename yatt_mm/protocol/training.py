@@ -1,0 +1,88 @@
+"""What controllers and training ranks say to each other, besides plans. Imported in controllers: no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from yatt_mm.protocol.adam_settings import AdamSettings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from models.freeze import Part
+    from models.layout.parallel_settings import Recompute
+    from yatt_mm.protocol.published import Carrier
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainSpec:
+    """What a training rank is made from."""
+
+    model_dir: str
+    dtype: str
+    optim: AdamSettings
+    temperature: float
+    clip_low: float
+    clip_high: float
+    entropy_coef: float
+    seed: int
+    timeout_s: float
+    recompute: Recompute
+    freeze: tuple[Part, ...]
+    """Parts of the model that are not trained."""
+    overlap_grad_reduce: bool
+    """True sums gradients over replicas during the backward pass."""
+    carrier: Carrier
+    """How weights reach the engines."""
+    num_receivers: int
+    """Processes that hold a model of the engines, where they are sent to them."""
+    deadline_s: float
+    """Of every wait for those."""
+    cores: tuple[int, ...] = ()
+    """The processor cores to which the rank is pinned; none leaves it to the kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one change of a rank's state took: memory of its device that it gave up or took back."""
+
+    released_bytes: int = 0
+    restored_bytes: int = 0
+    release_s: float = 0.0
+    restore_s: float = 0.0
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateReport:
+    """What one rank has to say about one step."""
+
+    is_loss_rank: bool
+    """True on one rank per data-parallel replica: only its numbers count."""
+    loss_metrics: dict[str, float] = field(default_factory=dict)
+    """Parts of global sums: add them over the replicas."""
+    grad_norm: float = 0.0
+    """Mean over the step's updates of the norm before clipping, of the global gradient."""
+    difference_sum: float = 0.0
+    difference_max: float = 0.0
+    num_compared: int = 0
+    """Tokens over which engine and trainer were compared: those of the weights at the start of the step."""
+    num_stale: int = 0
+    """Trained tokens that an older policy sampled."""
+    resolved_bytes: int = 0
+    """Pixels that this rank resolved."""
+    seconds: float = 0.0
+
+    def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
+        """Add one update; all values are averaged over the step's updates."""
+        for name, value in loss_metrics.items():
+            self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
+        self.grad_norm += grad_norm / num_minibatches
+
+    def add_difference(self, differences: np.ndarray, *, num_stale: int) -> None:
+        """Add |engine - trainer| log-probabilities of one sample's tokens that are not stale, and how many are."""
+        self.num_stale += num_stale
+        if len(differences):
+            self.difference_sum += float(differences.sum())
+            self.difference_max = max(self.difference_max, float(differences.max()))
+            self.num_compared += len(differences)

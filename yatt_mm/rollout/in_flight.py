@@ -1,0 +1,141 @@
+"""Groups on their way through vLLM's core: sent sample by sample, waited for, ended together.
+
+Left out: when requests may enter the core, and how long answers may take, which is `engine`'s.
+"""
+
+import asyncio
+import itertools
+from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from yatt_mm.rollout.engine_types import ABORTED, Cut, GenerateRequest, MediaDroppedError, Sampled
+
+if TYPE_CHECKING:
+    from vllm.outputs import PoolingRequestOutput, RequestOutput
+    from vllm.v1.engine.async_llm import AsyncLLM
+    from vllm.v1.engine.output_processor import RequestOutputCollector
+
+
+class Flight:
+    """One group."""
+
+    def __init__(self, prefix: str, request: GenerateRequest, cut: Cut | None) -> None:
+        self.prefix = prefix
+        self.cut = cut
+        self.num_samples = len(request.seeds)
+        self.digests = tuple(medium.digest for medium in request.media)
+        self.scored_token_ids = request.scored_token_ids
+        self.is_classified = request.max_tokens == 0
+        self.queues: list[RequestOutputCollector] = []
+        """Of the samples that were sent."""
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether the group is to end with the tokens that it has."""
+        return self.cut is not None and self.cut.is_made
+
+
+class Flights:
+    """All groups of one engine.
+
+    Consumes: requests.  Produces: samples.  Waits for: the core, without a bound of its own.
+    """
+
+    def __init__(self, name: str, llm: "AsyncLLM", backend: Any, inputs: Any, *, is_usable: Callable[[], bool]) -> None:
+        """`inputs` is the backend's InputBuilder; `is_usable` tells whether the core still listens."""
+        self.num_samples = 0
+        """Sent and not yet waited for to the end."""
+        self._name = name
+        self._llm = llm
+        self._backend = backend
+        self._inputs = inputs
+        self._is_usable = is_usable
+        self._request_ids = itertools.count()
+        self._under_way: set[Flight] = set()
+
+    @asynccontextmanager
+    async def together(self) -> AsyncIterator[list[Flight]]:
+        """Where groups are noted as they are sent; whatever ends the block early ends them too."""
+        flights: list[Flight] = []
+        try:
+            yield flights
+        except BaseException:
+            if self._is_usable():
+                await self._abort(flights)
+            raise
+        finally:
+            self._under_way.difference_update(flights)
+            self.num_samples -= sum(len(flight.queues) for flight in flights)
+
+    async def send(self, request: GenerateRequest, flights: list[Flight], cut: Cut | None = None) -> None:
+        """Hand the group's samples to the core, in order, until the `cut` is made."""
+        prefix = f"{self._name}-{next(self._request_ids)}"
+        flight = Flight(prefix, request, cut)
+        flights.append(flight)
+        self._under_way.add(flight)
+        try:
+            for index in range(flight.num_samples):
+                if flight.is_cut:
+                    break
+                params = self._backend.params_of(request, index)
+                sample = self._inputs.build(request, index)
+                flight.queues.append(await self._llm.add_request(f"{prefix}-{index}", sample, params))
+                self.num_samples += 1
+        except BaseException:
+            self._inputs.forget(flight.digests)  # whether they were sent is not known
+            raise
+        if flight.is_cut:
+            await self._abort([flight])  # `abort_cut` did not see what was being sent
+
+    async def abort_all(self) -> None:
+        """End all groups: `collect` gives them with what they have."""
+        await self._abort(self._under_way)
+
+    async def abort_cut(self) -> None:
+        """End the groups whose cut is made: `collect` gives them with the tokens that they have."""
+        await self._abort([flight for flight in self._under_way if flight.is_cut])
+
+    async def collect(self, flight: Flight, on_progress: Callable[[], None]) -> list[Sampled]:
+        """Wait for the group's samples; `on_progress` is called as each is finished.
+
+        Those that were aborted have the tokens that had come by then.
+        """
+
+        async def one(queue: "RequestOutputCollector") -> Sampled:
+            output: Any = queue.get_nowait() or await queue.get()
+            on_progress()
+            return self._to_classified(flight, output) if flight.is_classified else self._to_sampled(flight, output)
+
+        sampled = await asyncio.gather(*map(one, flight.queues))
+        return sampled + [ABORTED] * (flight.num_samples - len(sampled))
+
+    async def _abort(self, flights: Collection[Flight]) -> None:
+        await self._llm.abort([queue.request_id for flight in flights for queue in flight.queues], internal=True)
+
+    def _to_sampled(self, flight: Flight, output: "RequestOutput") -> Sampled:
+        (completion,) = output.outputs
+        if completion.finish_reason == "error":
+            raise self._dropped(flight)
+        return Sampled(
+            token_ids=tuple(completion.token_ids),
+            logprobs=self._backend.logprobs_of(completion),
+            text=self._llm.get_tokenizer().decode(completion.token_ids, skip_special_tokens=True),
+            finish_reason=str(completion.finish_reason),
+            policy_versions=self._backend.versions_of(completion),
+            scored_logprobs=self._backend.scored_logprobs_of(completion, flight.scored_token_ids),
+        )
+
+    def _to_classified(self, flight: Flight, output: "PoolingRequestOutput") -> Sampled:
+        if output.error is not None:
+            raise self._dropped(flight)
+        logits = self._backend.label_logits_of(output)
+        return replace(ABORTED, label_logits=logits, finish_reason="stop") if logits else ABORTED
+
+    def _dropped(self, flight: Flight) -> MediaDroppedError:
+        self._inputs.forget(flight.digests)
+        return MediaDroppedError(
+            f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "
+            f"{', '.join(flight.digests) or 'none'}; send the request once more"
+        )

@@ -1,0 +1,153 @@
+"""vLLM's side of the frontend: its configuration, sampling parameters, outputs.
+
+Imports vLLM at its top, as only `inputs` does beside it; `Engine.start` imports it inside the prepared environment
+(`environment.spawning`). Left out: when to call what, deadlines and caches, which is `engine`'s.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from vllm import AsyncEngineArgs, ModelRegistry, PoolingParams, SamplingParams
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, PoolingRequestOutput
+from vllm.platforms import current_platform
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
+
+from models.registry import read_config
+from yatt_mm.rollout import classifiers, plugin, vllm_environment
+from yatt_mm.rollout.engine_inputs import InputBuilder
+from yatt_mm.rollout.engine_types import EngineConfig, GenerateRequest
+
+__all__ = [
+    "InputBuilder",
+    "is_cpu",
+    "label_logits_of",
+    "logprobs_of",
+    "params_of",
+    "scored_logprobs_of",
+    "sleep_level",
+    "start_llm",
+    "versions_of",
+]
+
+FREE_FRAC = 0.01
+"""Of a GPU must be free at the start, or vLLM gives up: little, since its cache has a size and others hold some."""
+
+
+def is_cpu() -> bool:
+    """Whether engines of this process compute on the CPU."""
+    return bool(current_platform.is_cpu())
+
+
+def sleep_level(llm: AsyncLLM, *, can_reload: bool) -> int:
+    """How deep an engine sleeps: 0 frees nothing, 1 moves weights to host memory, 2 drops what can be read again.
+
+    Quantised weights are not in the files in the form that computes, so they are kept.
+    """
+    if is_cpu():
+        return 0
+    return 2 if can_reload and llm.model_config.quantization is None else 1
+
+
+def start_llm(config: EngineConfig) -> AsyncLLM:
+    """Start an engine; blocks until it is ready. Must run inside `environment.spawning`.
+
+    The executor is given as a class: vLLM 0.32 replaces the name "uni" on the CPU by a process of its own for the
+    worker, which costs another import of torch and vLLM and gains nothing for one thread-bound worker. Prompts are
+    never chunked on the CPU: after each chunk vLLM 0.32 rewinds the sample's generator, which torch's CPU generators
+    cannot do, and the engine dies.
+    """
+    max_num_batched_tokens = config.max_num_batched_tokens
+    if is_cpu():
+        vllm_environment.run_eagerly()
+        max_num_batched_tokens = max(max_num_batched_tokens, config.max_model_len)  # prompts stay whole, see above
+        _register_loaded_model(config)
+    args = AsyncEngineArgs(
+        model=config.model_dir,
+        served_model_name=config.name,
+        dtype=cast(Any, config.dtype),
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        enable_chunked_prefill=not is_cpu(),
+        kv_cache_memory_bytes=config.kv_cache_bytes,
+        gpu_memory_utilization=FREE_FRAC,
+        block_size=cast(Any, config.block_size),
+        enforce_eager=is_cpu(),
+        enable_sleep_mode=not is_cpu(),
+        tensor_parallel_size=config.tensor_parallel_size,
+        distributed_executor_backend=UniProcExecutor if config.tensor_parallel_size == 1 else "mp",
+        limit_mm_per_prompt={"image": config.max_images_per_prompt, "video": config.max_videos_per_prompt},
+        mm_processor_cache_gb=config.media_cache_bytes / 2**30,
+        mm_device_do_normalize=config.normalize_on_device,
+        skip_mm_profiling=True,
+        logprobs_mode="processed_logprobs",
+        weight_transfer_config=cast(Any, {"backend": plugin.BACKEND}),
+        disable_log_stats=True,
+        enable_log_requests=False,
+        **(classifiers.engine_args(config) if config.num_labels is not None else {}),
+    )
+    return AsyncLLM.from_engine_args(args)
+
+
+def _register_loaded_model(config: EngineConfig) -> None:
+    """Spare vLLM the process in which it would import the model's class only to look at it.
+
+    The class is imported here anyway, and on the CPU importing it initialises no device.
+    """
+    plugin.register()
+    hf_config = read_config(Path(config.model_dir))
+    is_classifier = config.num_labels is not None
+    for name in [classifiers.architecture(hf_config)] if is_classifier else hf_config.get("architectures", ()):
+        if name in ModelRegistry.models:
+            ModelRegistry.register_model(name, ModelRegistry.models[name].load_model_cls())
+
+
+def params_of(request: GenerateRequest, sample: int) -> SamplingParams | PoolingParams:
+    """What vLLM is told of one sample, or of what is to be classified: logits are wanted, no activation."""
+    if request.max_tokens == 0:
+        return PoolingParams(task="classify", use_activation=False)
+    return _sampling_params(request, sample)
+
+
+def _sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
+    """Exactly the distribution that the trainer assumes: temperature and nothing else."""
+    return SamplingParams(
+        max_tokens=request.max_tokens - len(request.tokens_begun(sample)),
+        temperature=0.0 if request.greedy else request.temperature,
+        top_p=1.0,
+        top_k=0,
+        seed=None if request.greedy else request.seeds[sample],
+        logprobs=len(request.scored_token_ids),  # of these, and always the sampled token's own
+        logprob_token_ids=list(request.scored_token_ids) or None,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+        detokenize=False,
+    )
+
+
+def logprobs_of(output: CompletionOutput) -> tuple[float, ...]:
+    """[T] log-probability of each sampled token."""
+    rows = cast(list[dict[int, Logprob]], output.logprobs)
+    return tuple(row[token].logprob for token, row in zip(output.token_ids, rows, strict=True))
+
+
+def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tuple[float, ...]:
+    """Log-probability of each of the tokens as the first of the response; () where no token was sampled."""
+    if not token_ids or not output.token_ids:
+        return ()
+    first = cast(list[dict[int, Logprob]], output.logprobs)[0]
+    return tuple(first[token].logprob for token in token_ids)
+
+
+def versions_of(output: CompletionOutput) -> tuple[int, ...]:
+    """[T] version of the weights that gave each token."""
+    spans = output.weight_versions or []
+    return tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
+
+
+def label_logits_of(output: PoolingRequestOutput) -> tuple[float, ...]:
+    """[num_labels] what the head gave; () where the request was aborted."""
+    return tuple(output.outputs.data.flatten().tolist())

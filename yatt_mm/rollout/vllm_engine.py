@@ -1,0 +1,308 @@
+"""One vLLM engine: its frontend in the calling process, its core in one process of its own.
+
+What it adds to vLLM: ready engine inputs whose media cross to the core once, batches that are the same bit for bit
+when they are given again, weight updates that leave no stale cache, deadlines on every wait, and an end that leaves
+nothing behind. Left out: templates, tokenising and refs (`worker`), and what vLLM itself is told (`backend`).
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any
+
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout import child_processes
+from yatt_mm.rollout.engine_process import Launched
+from yatt_mm.rollout.engine_types import (
+    Cut,
+    EngineAsleepError,
+    EngineConfig,
+    EngineError,
+    EngineTimeoutError,
+    GenerateRequest,
+    MediaTokens,
+    Medium,
+    Sampled,
+)
+from yatt_mm.rollout.engine_waits import Waits
+from yatt_mm.rollout.in_flight import Flights
+
+__all__ = ["Engine", "EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled"]
+
+logger = logging.getLogger(__name__)
+
+
+class Engine:
+    """Made by `start`; every method belongs to the event loop that started it.
+
+    Consumes: requests with views of media.  Produces: sampled responses.
+    Waits for: vLLM's core process, never longer than the config says.  Unblocked by: its outputs, or its death.
+    """
+
+    def __init__(self, config: EngineConfig, launched: Launched) -> None:
+        self.config = config
+        self._launched = launched
+        self._llm = launched.llm
+        self._backend = launched.backend
+        self._inputs = launched.backend.InputBuilder(launched.llm, config)
+        self._sending = asyncio.Lock()  # held while requests enter the core, and while its caches or weights change
+        self._flights = Flights(
+            config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
+        )
+        self._state = State.AWAKE
+        self._source = Published(version=config.policy_version, path=config.model_dir)
+        self._must_reload = False
+        self._is_shut_down = False
+        self._has_said_resident = False
+        self._failure: str | None = None
+        self._waits = Waits()
+        self._stop_watching = child_processes.watch(launched.processes, self._on_death)
+        self.policy_version = config.policy_version
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> "Engine":
+        """Start vLLM. What was started is ended again when that fails or takes longer than the config allows."""
+        launched = Launched()
+        try:
+            async with asyncio.timeout(config.start_timeout_s):
+                await asyncio.to_thread(launched.launch, config)
+                await launched.llm.update_weight_version(str(config.policy_version))
+        except BaseException as error:
+            await asyncio.to_thread(launched.end, config.shutdown_timeout_s)
+            if isinstance(error, TimeoutError):
+                message = f"engine {config.name} did not start within {config.start_timeout_s:g} s"
+                raise EngineTimeoutError(f"{message}; its log tells how far it came") from error
+            if isinstance(error, Exception):
+                raise EngineError(f"engine {config.name} did not start from {config.model_dir}: {error}") from error
+            raise
+        return cls(config, launched)
+
+    @property
+    def num_ipc_bytes(self) -> int:
+        """Bytes of media that were sent to the core process so far."""
+        return self._inputs.num_ipc_bytes
+
+    @property
+    def num_in_flight(self) -> int:
+        """Samples that are being computed or wait for it."""
+        return self._flights.num_samples
+
+    @property
+    def normalizes_on_device(self) -> bool:
+        """Whether the engine takes uint8 patches; else the frontend rescales and normalises them."""
+        return self._inputs.normalizes_on_device
+
+    @property
+    def media_tokens(self) -> MediaTokens:
+        """How the model writes media into its prompts."""
+        tokens: MediaTokens = self._inputs.tokens
+        return tokens
+
+    @property
+    def tokenizer(self) -> Any:
+        """The Hugging Face tokenizer of the model's folder."""
+        return self._llm.get_tokenizer()
+
+    async def generate(self, request: GenerateRequest, cut: Cut | None = None) -> list[Sampled]:
+        """The group's samples, in the order of its seeds, computed together with whatever else is in flight.
+
+        When the `cut` is made, or the engine falls asleep, the samples under way end with the tokens that they have
+        and finish reason "abort". The request's media are let go as soon as they were sent.
+
+        Raises:
+            EngineAsleepError: the engine sleeps, or fell asleep before the request was sent.
+            MediaDroppedError: the core had dropped media that it had been sent before: the same request, made once
+                more, sends them again.
+        """
+        self._check_usable()
+        async with self._flights.together() as flights, self._progress(f"a group of {len(request.seeds)}"):
+            async with self._sending:
+                self._check_usable()  # it may have fallen asleep meanwhile
+                await self._flights.send(request, flights, cut)
+            del request
+            return await self._flights.collect(flights[0], self._waits.note_progress)
+
+    async def abort(self, cuts: Iterable[Cut]) -> None:
+        """Make the cuts: their groups end now, wherever they are on their way; `generate` returns them."""
+        self._check_usable(asleep_is_fine=True)
+        for cut in cuts:
+            cut.is_made = True
+        await self._flights.abort_cut()
+
+    async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Sampled]]:
+        """All requests' groups, computed as one batch: the same list gives the same bits, whatever came before.
+
+        The core is paused while the requests enter it in order, and starts with empty prefix and encoder caches, so
+        that neither arrival times nor history decide what is computed together. Needs an engine with nothing in
+        flight; raises EngineError otherwise, and MediaDroppedError as `generate` does.
+        """
+        self._check_usable()
+        if self.num_in_flight:
+            raise EngineError(
+                f"engine {self.config.name} has {self.num_in_flight} samples in flight; a deterministic batch needs "
+                "an idle engine: await what was started first"
+            )
+        async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
+            async with self._sending:
+                self._check_usable()  # it may have fallen asleep meanwhile
+                try:
+                    await self._llm.pause_generation(mode="keep", clear_cache=False)
+                    await self._forget_computed()
+                    for request in requests:
+                        await self._flights.send(request, flights)
+                finally:
+                    await self._llm.resume_generation()
+            del request, requests
+            return [await self._flights.collect(flight, self._waits.note_progress) for flight in flights]
+
+    async def update_weights(self, published: Published) -> None:
+        """Load a published policy, and give its version to every token sampled from now on.
+
+        Samples in flight are held and go on with the new weights. All three caches that hold results of the old
+        weights are emptied before anything is computed: prefix (keys and values), encoder (vision embeddings), and
+        media. An engine that was asleep holds its weights afterwards, until it sleeps again, and still refuses work.
+        One whose update failed is unusable, and says so.
+        """
+        self._check_usable(asleep_is_fine=True)
+        async with self._only_whole(f"its update to version {published.version}"), self._sending:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            if self._state is State.ASLEEP:
+                await self._wake_weights()
+            await self._load(published)
+            await self._forget_computed()
+            await self._llm.reset_mm_cache()
+            if self._state is State.AWAKE:
+                await self._llm.resume_generation()
+        self._source = published
+        self.policy_version = published.version
+        self._waits.note_progress()  # what was held meanwhile has its whole time again
+
+    async def reset_caches(self) -> None:
+        """Empty the prefix, encoder and media caches: nothing that was computed or sent before is used again."""
+        self._check_usable()
+        async with self._deadline("a reset of the caches"), self._sending:
+            await self._forget_computed()
+            await self._llm.reset_mm_cache()
+
+    async def sleep(self) -> None:
+        """Give the device back and refuse work; what is in flight ends with finish reason "abort".
+
+        Weights that can be read again are dropped, others go to host memory. On the CPU vLLM cannot free its memory:
+        the engine stays resident, says so once, and refuses work all the same.
+        """
+        if self._state is State.ASLEEP:
+            return
+        self._check_usable(asleep_is_fine=True)
+        level = self._backend.sleep_level(self._llm, can_reload=self._source.is_lasting)
+        if not level and not self._has_said_resident:
+            logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
+            self._has_said_resident = True
+        async with self._only_whole("its falling asleep"), self._sending:
+            if self.config.num_labels is not None:
+                await self._flights.abort_all()  # vLLM 0.32's frontend breaks where its core ends what is classified
+            await self._llm.sleep(level=level, mode="abort")
+            self._state = State.ASLEEP
+            self._must_reload = level == 2 or (self.config.reload_on_wake and self._source.is_lasting)
+
+    async def wake_up(self) -> None:
+        """Take the device again and accept work; weights that were dropped are read from where they last came from."""
+        if self._state is State.AWAKE:
+            return
+        self._check_usable(asleep_is_fine=True)
+        async with self._only_whole("its wake-up"), self._sending:
+            if self._must_reload:
+                await self._wake_weights()
+                await self._load(self._source)
+            await self._llm.wake_up(tags=["scheduling"] if self._backend.is_cpu() else None)
+            self._state = State.AWAKE
+
+    async def shutdown(self) -> None:
+        """End every process that the engine started and remove its files, within the config's deadline."""
+        if self._is_shut_down:
+            return
+        self._is_shut_down = True
+        self._stop_watching()
+        self._give_up("it was shut down")
+        if (handler := self._llm.output_handler) is not None:
+            handler.cancel()  # else it logs the end of the core as a failure
+        del self._llm, self._flights
+        await asyncio.to_thread(self._launched.end, self.config.shutdown_timeout_s)
+
+    async def _wake_weights(self) -> None:
+        """Take the memory of the weights again, and no other."""
+        if not self._backend.is_cpu():
+            await self._llm.wake_up(tags=["weights"])
+        self._state = State.WEIGHTS_ONLY
+
+    async def _load(self, published: Published) -> None:
+        """Fill the model with other weights, while nothing is computed."""
+        from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
+
+        await self._llm.start_weight_update()
+        await self._llm.update_weights(WeightTransferUpdateRequest(update_info=published.update_info()))
+        await self._llm.finish_weight_update(weight_version=str(published.version))
+        self._must_reload = False
+
+    @asynccontextmanager
+    async def _only_whole(self, what: str) -> AsyncIterator[None]:
+        """A change that is whole within the deadline; else the engine is unusable."""
+        try:
+            async with self._deadline(what):
+                yield
+        except Exception as error:
+            self._failure = f"{what} failed ({type(error).__name__}: {error})"
+            raise EngineError(f"engine {self.config.name} failed {what}: {error}") from error
+        except asyncio.CancelledError:
+            self._failure = f"{what} was cancelled"
+            raise
+
+    async def _forget_computed(self) -> None:
+        """Drop keys, values and vision embeddings; samples that are held while paused are computed again."""
+        if not await self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise EngineError(f"engine {self.config.name} could not empty its prefix cache")
+        await self._llm.reset_encoder_cache()
+
+    def _check_usable(self, *, asleep_is_fine: bool = False) -> None:
+        if self._failure:
+            raise EngineError(f"engine {self.config.name} is unusable: {self._failure}; start another")
+        if self._state is not State.AWAKE and not asleep_is_fine:
+            raise EngineAsleepError(f"engine {self.config.name} is asleep; call wake_up before giving it work")
+
+    def _on_death(self, pid: int) -> None:
+        self._give_up(f"its process {pid} died")
+
+    def _give_up(self, reason: str) -> None:
+        """End every wait now: vLLM itself would let them hang."""
+        self._failure = self._failure or reason
+        self._waits.end_all()
+
+    def _deadline(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Bounds a wait by the clock."""
+        seconds = self.config.answer_timeout_s
+        return self._bounded(self._waits.at_most(seconds), what, f"did not finish {what} within {seconds:g} s")
+
+    def _progress(self, what: str) -> AbstractAsyncContextManager[None]:
+        """Bounds a wait by what the engine finishes, since requests queue behind others."""
+        seconds = self.config.answer_timeout_s
+        late = f"finished nothing for {seconds:g} s while it had {what} to answer"
+        return self._bounded(self._waits.while_progressing(seconds), what, late)
+
+    @asynccontextmanager
+    async def _bounded(self, bound: AbstractAsyncContextManager[object], what: str, late: str) -> AsyncIterator[None]:
+        """Names the engine in what ends a wait."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        try:
+            async with bound:
+                yield
+        except (TimeoutError, EngineDeadError) as error:
+            if self._failure is None and isinstance(error, EngineDeadError):
+                self._failure = "its process died"
+            if self._failure is not None:
+                raise EngineError(f"engine {self.config.name} gave up {what}: {self._failure}") from error
+            raise EngineTimeoutError(
+                f"engine {self.config.name} {late} "
+                f"({self.num_in_flight} samples in flight, policy version {self.policy_version})"
+            ) from error

@@ -1,0 +1,158 @@
+"""Ray for one run: a local cluster of its own or a connection to an existing one; ended as it was begun."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from yatt_mm.common.errors import ConfigError, WorkerError
+from yatt_mm.common.held_memory import GPUS_VARIABLE
+from yatt_mm.common.ray_calls import wait_all
+
+CONNECT_TIMEOUT_S = 10.0
+OBJECT_STORE_BYTES = 100 * 2**20
+"""Ray carries calls and refs; what is heavy goes through the data plane."""
+
+
+@contextmanager
+def ray_session(
+    address: str | None, *, num_cpus: int, scratch: Path, log_dir: Path, env: Mapping[str, str]
+) -> Iterator[None]:
+    """A Ray connection. Without an address Ray is started here, and stopped at the end; its logs are kept.
+
+    `env` holds in every worker process.
+    """
+    before = dict(os.environ)
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    common: dict[str, Any] = {
+        "logging_level": logging.ERROR,
+        "log_to_driver": False,
+        "configure_logging": False,
+    }
+    try:
+        if address is not None:
+            _connect(address, runtime_env={"env_vars": dict(env)}, **common)
+        else:
+            os.environ.update(env)  # a local Ray hands the environment on to its workers
+            _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
+        yield
+    finally:
+        ray.shutdown()
+        os.environ.clear()
+        os.environ.update(before)
+        if address is None:
+            _keep_logs(scratch / "ray", log_dir)
+
+
+def _start(**options: Any) -> None:
+    """A cluster of this run's own.
+
+    Raises:
+        WorkerError: Ray's processes did not come up, which on a busy machine takes them longer than they wait.
+    """
+    try:
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+    except Exception as error:  # Ray raises no type of its own
+        raise WorkerError(
+            f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
+            "processors; try again when it is lower, or name a running cluster in ray.address"
+        ) from error
+
+
+def _connect(address: str, **options: Any) -> None:
+    host, _, port = address.rpartition(":")
+    try:
+        if host and port.isdigit():
+            socket.create_connection(
+                (host, int(port)), timeout=CONNECT_TIMEOUT_S
+            ).close()  # Ray's own try ends the process
+        ray.init(address=address, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"ray.address is {address!r}: {error}; name a running cluster, or leave it out to start Ray here"
+        ) from error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Devices:
+    """What Ray reserved for a run: a bundle per device."""
+
+    group: PlacementGroup
+    gpus: tuple[str, ...]
+    """[device] the machine's name for its GPU: a number or a UUID. Empty where devices are CPU slots."""
+
+    def beside(self, devices: Sequence[int]) -> dict[str, Any]:
+        """Options that put an actor beside these devices, without claiming them: roles take turns."""
+        options: dict[str, Any] = {
+            "num_cpus": 0,
+            "num_gpus": 0,
+            "scheduling_strategy": PlacementGroupSchedulingStrategy(
+                self.group, placement_group_bundle_index=devices[0]
+            ),
+        }
+        if self.gpus:
+            gpus = ",".join(self.gpus[device] for device in devices)
+            options["runtime_env"] = {"env_vars": {"CUDA_VISIBLE_DEVICES": gpus, GPUS_VARIABLE: gpus}}
+        return options
+
+
+@contextmanager
+def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices]:
+    """GPUs, or CPU slots where the cluster has none.
+
+    Raises:
+        WorkerError: the cluster does not have them free in time.
+    """
+    use_gpus = ray.cluster_resources().get("GPU", 0) > 0
+    bundle = {"GPU": 1.0, "CPU": 1.0} if use_gpus else {"CPU": 1.0}
+    group = placement_group([bundle] * num_devices, strategy="PACK")
+    try:
+        if not group.wait(timeout_seconds=deadline_s):
+            have = ray.cluster_resources()
+            raise WorkerError(
+                f"Ray could not reserve {num_devices} x {bundle} in {deadline_s:g} s; the cluster has "
+                f"{ {name: have.get(name, 0.0) for name in bundle} }; lower placement.num_devices or free devices"
+            )
+        nodes = set(placement_group_table(group)["bundles_to_node_id"].values())
+        if nodes != {ray.get_runtime_context().get_node_id()}:
+            raise WorkerError(
+                f"Ray reserved devices on {len(nodes)} machine(s), not all of them this one; the parts of a run share "
+                "memory, so start it on the machine that has the devices"
+            )
+        yield Devices(group=group, gpus=_gpus_of(group, num_devices, deadline_s) if use_gpus else ())
+    finally:
+        remove_placement_group(group)
+
+
+def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tuple[str, ...]:
+    """[device] the GPU that Ray gave its bundle: not the device's own number where others use the machine too."""
+
+    def own() -> str:
+        (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return str(gpu)
+
+    remote: Any = ray.remote(num_cpus=0, num_gpus=1)(own)
+    strategies = (PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=d) for d in range(num_devices))
+    calls = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
+    named = [(f"device {device}", call) for device, call in enumerate(calls)]
+    return tuple(wait_all(named, what="naming its GPU", deadline_s=deadline_s))
+
+
+def _keep_logs(ray_dir: Path, log_dir: Path) -> None:
+    """Copy what the workers said (not Ray's own logs) into the run's folder."""
+    for file in ray_dir.glob("session_*/logs/worker-*"):
+        if file.is_file() and not file.is_symlink() and file.stat().st_size:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            shutil.copy(file, log_dir / file.name)

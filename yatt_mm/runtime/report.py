@@ -1,0 +1,139 @@
+"""What people see of a run: progress bar, one line a step, metrics.jsonl, TensorBoard, and what the other files tell.
+
+quarantine.jsonl has the samples that were set aside, placement.jsonl how devices were divided and why, timeline.json
+who held which device when.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from tensorboard.summary import Writer
+
+from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
+
+METRICS_FILE = "metrics.jsonl"
+QUARANTINE_FILE = "quarantine.jsonl"
+PLACEMENT_FILE = "placement.jsonl"
+
+
+class Reporter:
+    """Consumes the records that controllers hand over; a context manager."""
+
+    def __init__(
+        self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console
+    ) -> None:
+        """`judges`: their names. Metrics of steps after `first_step` (from a run that is now resumed) are dropped."""
+        run_dir.mkdir(parents=True, exist_ok=True)
+        self.accuracies: dict[int, float] = {}
+        """Held-out accuracy by step, as seen so far."""
+        self._console = console
+        kept = _keep_until(run_dir / METRICS_FILE, first_step)
+        for name in (QUARANTINE_FILE, PLACEMENT_FILE):
+            _keep_until(run_dir / name, first_step)
+        self._files = {name: (run_dir / name).open("a") for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE)}
+        self._timeline = Timeline(run_dir / TIMELINE_FILE, judges=judges, continues=first_step > 0)
+        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)  # written anew from the records that are kept
+        self._writer = Writer(str(run_dir / "tensorboard"))
+        for record in kept:
+            self._plot(record)
+        self._progress = Progress(
+            TextColumn("[bold]step"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._bar = self._progress.add_task("train", total=num_steps, completed=first_step)
+
+    def __enter__(self) -> Reporter:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+        self._writer.close()
+        for file in self._files.values():
+            file.close()
+
+    def take(self, record: dict[str, Any]) -> None:
+        """Show and store one record."""
+        kind = record.pop("kind")
+        if kind == "timeline":
+            self._timeline.add(record["spans"], record["phases"])
+        elif kind == "placement":
+            self._write(PLACEMENT_FILE, record)
+        elif kind == "quarantine":
+            self._write(QUARANTINE_FILE, record)
+            self._console.print(
+                f"[yellow]quarantined[/] {escape(record['key'])} in {escape(record['shard'])}: "
+                f"{escape(record['reason'])}",
+                highlight=False,
+                soft_wrap=True,
+            )
+        else:
+            self._write(METRICS_FILE, record)
+            self._plot(record)
+            self._progress.update(self._bar, completed=record["step"])
+            self._console.print(_line(record), highlight=False, soft_wrap=True)
+
+    def _write(self, name: str, record: dict[str, Any]) -> None:
+        self._files[name].write(json.dumps(record) + "\n")
+        self._files[name].flush()
+
+    def _plot(self, record: dict[str, Any]) -> None:
+        for name, value in record.items():
+            if name != "step":
+                self._writer.add_scalar(name, value, record["step"])
+        self._writer.flush()
+        if "eval/accuracy" in record:
+            self.accuracies[record["step"]] = record["eval/accuracy"]
+
+
+def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Drop later steps from a file of records, and a last line that was cut off; what is left."""
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    kept = [record for record in map(json.loads, lines) if record["step"] <= last_step]
+    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    return kept
+
+
+def _line(record: dict[str, Any]) -> str:
+    parts = [f"[bold]step {record['step']:>4}[/]"]
+    for name, label, form in (
+        ("eval/accuracy", "held-out", ".3f"),
+        ("reward/mean", "reward", ".3f"),
+        ("train/loss", "loss", "+.4f"),
+        ("train/entropy", "entropy", ".3f"),
+        ("train/grad_norm", "grad", ".3f"),
+        ("rollout/logprob_diff_mean", "diff", ".1e"),
+        ("rollout/num_tokens", "tokens", ".0f"),
+        ("time/rollout_s", "rollout", ".2f"),
+        ("time/train_s", "train", ".2f"),
+        ("time/publish_s", "publish", ".2f"),
+        ("time/step_s", "step", ".2f"),
+    ):
+        if name in record:
+            unit = "s" if name.startswith("time/") else ""
+            parts.append(f"{label} {record[name]:{form}}{unit}")
+    return "  ".join(parts)

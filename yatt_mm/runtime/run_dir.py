@@ -1,0 +1,83 @@
+"""The folder of a run's results: one run at a time, nothing of an earlier one lost."""
+
+from __future__ import annotations
+
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+
+from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import Config, dump_config
+from yatt_mm.runtime.report import METRICS_FILE
+
+CONFIG_FILE = "config.yaml"
+FREE_TO_CHANGE = ("run.dir", "run.name", "train.steps", "eval", "checkpoint", "dataplane", "ray", "controllers")
+"""Keys and sections that a resumed run may have otherwise without being told so."""
+
+
+@contextmanager
+def locked(config: Config) -> Iterator[None]:
+    """Hold the name of the run.
+
+    Raises:
+        ConfigError: another run with the same name and folder is going on.
+    """
+    config.run_dir.parent.mkdir(parents=True, exist_ok=True)
+    path = config.run_dir.with_name(f".{config.run.name}.lock")
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"another run writes into {config.run_dir} now; wait for its end, or choose another run.name"
+            ) from None
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def prepare(config: Config, checkpoint: Path | None, step: int, console: Console) -> None:
+    """Make room for a run that starts after `step`: an earlier one is moved aside, or gone on with."""
+    folder = config.run_dir
+    if checkpoint is None and (folder / METRICS_FILE).exists():
+        aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
+        folder.rename(aside)
+        console.print(f"{folder} held an earlier run; moved to {aside} (--resume would go on with it)", soft_wrap=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
+    checkpoints.clear_partial()
+    if checkpoint is not None:
+        _tell_changes(config, checkpoint, console)
+        aside_checkpoints = checkpoints.set_aside_after(step)
+        if aside_checkpoints is not None:
+            console.print(f"checkpoints after step {step} moved to {aside_checkpoints}", soft_wrap=True)
+    (folder / CONFIG_FILE).write_text(dump_config(config))
+
+
+def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:
+    stored = checkpoint.parent.parent / CONFIG_FILE
+    if not stored.is_file():
+        return
+    before, now = _flat(yaml.safe_load(stored.read_text())), _flat(config.model_dump(mode="json"))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key) and not key.startswith(FREE_TO_CHANGE):
+            console.print(
+                f"[yellow]changed since the checkpoint[/]: {key} was {before.get(key)}, is {now.get(key)}",
+                highlight=False,
+                soft_wrap=True,
+            )
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values

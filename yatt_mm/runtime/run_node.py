@@ -1,0 +1,82 @@
+"""The data plane of a run: a node of its own, started again when it dies, or one that somebody else runs."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.errors import DataPlaneError
+from yatt_mm.common.owned_dirs import owned_folder
+from yatt_mm.config.run_config import Config
+
+SCOPE_TIMEOUT_S = 10.0
+MAX_ID_CHARS = 60
+"""A node's id may have 64."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunNode:
+    """Where the run's data plane is."""
+
+    uri: str
+    scope: str
+    """The run's rollouts are in it: they go with the run, however it ends."""
+    durable: bool
+    """The node has a disk: rollouts are written there before they count, and outlive a node that dies."""
+    node: EmbeddedNode | None
+    """None where somebody else runs it."""
+
+    @property
+    def num_restarts(self) -> int:
+        """How often the run's own node was started again."""
+        return self.node.num_restarts if self.node else 0
+
+    def check(self) -> None:
+        """Raise NodeUnavailableError when the run's own node died too often to be started again."""
+        if self.node is not None and self.node.failure is not None:
+            raise self.node.failure
+
+
+def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, console: Console) -> RunNode:
+    """Start a node that ends with `stack`, or use the one of `dataplane.uri`; opens the run's scope there."""
+    node = _embedded(stack, config, run_id, scratch) if config.dataplane.uri is None else None
+    uri = config.dataplane.uri if node is None else node.uri
+    assert uri is not None
+    if node is not None:
+        memory = f"{config.dataplane.memory / 2**20:.0f} MiB"
+        console.print(f"data plane at {uri}, {memory}", highlight=False, soft_wrap=True)
+    scope = f"run-{run_id}"
+    client = stack.enter_context(Client(uri, timeout_s=SCOPE_TIMEOUT_S))
+    client.open_scope(scope)
+    stack.callback(_close_scope, client, scope)
+    return RunNode(uri=uri, scope=scope, durable=client.stat()["spill_budget_bytes"] > 0, node=node)
+
+
+def _close_scope(client: Client, scope: str) -> None:
+    """Drop what the run stored now; a node that is gone has dropped it already."""
+    with contextlib.suppress(DataPlaneError):
+        client.close_scope(scope)
+
+
+def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
+    roots = {"train": [config.data.train], "eval": [config.data.eval]}
+    spill_in = Path(config.dataplane.spill_dir or scratch)
+    spill_in.mkdir(parents=True, exist_ok=True)
+    spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))
+    return stack.enter_context(
+        EmbeddedNode(
+            memory_bytes=config.dataplane.memory,
+            roots=roots,
+            num_workers=config.dataplane.num_workers,
+            tmp_dir=str(scratch),
+            spill_dir=spill_dir,
+            spill_bytes=config.dataplane.spill_size,
+            node_id=run_id[-MAX_ID_CHARS:].lstrip("._-"),
+        )
+    )

@@ -1,0 +1,293 @@
+"""Start the actors of a run on the devices that the placement gives them, and stop them again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from models.flops import count_operations
+from models.recipes.media_recipes import load_recipes
+from models.registry import read_config
+from yatt_mm.batching.rendezvous import Rendezvous
+from yatt_mm.batching.step_batches import Batches
+from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.cores import core_of
+from yatt_mm.common.ray_calls import wait_all
+from yatt_mm.config.judge_section import JudgeSection, judge_spec, num_labels, remote_spec
+from yatt_mm.config.run_config import Config
+from yatt_mm.control.actor import ControllerActor
+from yatt_mm.genrm.actor import JudgeActor
+from yatt_mm.genrm.remote_actor import RemoteJudgeActor
+from yatt_mm.placement.coordinator import Coordinator
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.protocol.control import RunStart, Team
+from yatt_mm.protocol.placement_model import Placement, Role, State, Unit
+from yatt_mm.protocol.rollout import EngineSpec
+from yatt_mm.protocol.training import TrainSpec
+from yatt_mm.rewards.actor import RewardActor
+from yatt_mm.rollout.actor import RolloutActor
+from yatt_mm.runtime.cluster import Devices, reserved_devices
+from yatt_mm.runtime.run_node import RunNode
+from yatt_mm.training.actor import TrainActor
+
+START_DEADLINE_S = 600.0
+STOP_DEADLINE_S = 30.0
+SHARE_OF_JUDGE = 0.8
+"""Of the controllers' deadline: a judge that is late for so long, in all its attempts, has failed; the run goes on."""
+
+
+def build_team(
+    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: Batches, weights_dir: Path
+) -> Team:
+    """Every actor but the controllers, started and ready; `stack` ends them.
+
+    Raises:
+        WorkerError: an actor failed to start, or took too long.
+    """
+    reserved = reserved_devices(config.placement.num_devices, deadline_s=config.controllers.deadline_s)
+    site = _Site(
+        stack=stack,
+        config=config,
+        node=node,
+        placement=config.make_placement(),
+        devices=stack.enter_context(reserved),
+    )
+    engines, ranks, judges = _create_engines(site), _create_ranks(site), _create_judges(site)
+    rewards = _create_reward_workers(stack, config, node.uri)
+    rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
+        num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches
+    )
+    coordinator = _create(stack, Coordinator, concurrency=1000)(
+        placement=site.placement,
+        workers=_workers(site.placement, engines, judges, ranks),
+        states={unit: State.AWAKE if unit.role is Role.TRAIN else State.ASLEEP for unit in site.placement.units},
+        requests_per_engine=config.requests_per_engine(),
+        division=config.division(),
+        deadline_s=config.controllers.deadline_s / 2,
+    )
+    stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
+    _start(site, engines, judges, ranks)
+    return Team(
+        rendezvous=rendezvous,
+        coordinator=coordinator,
+        engines=tuple(engines),
+        reward_workers=tuple(rewards),
+        judges=judges,
+        ranks=tuple(ranks),
+        parallel=config.parallel(),
+        operations=count_operations(
+            read_config(Path(config.model.path)), freeze=config.train.freeze, recompute=config.train.recompute
+        ),
+        placement=site.placement,
+        dataplane_uri=node.uri,
+        recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
+        weights_dir=str(weights_dir),
+        checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
+        export_dir=str(config.run_dir.absolute() / "hf"),
+        generation=0,
+        run_id=run_id,
+    )
+
+
+def _start(site: _Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
+    """On GPUs in turns, since an engine takes its device's memory before it sleeps; on the CPU all at once."""
+    address = ("training rank 0", ranks[0].address.remote())
+    (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
+    turns: list[list[tuple[str, Any, tuple[str, ...]]]]
+    turns = [[(f"engine {number}", engine.start, ()) for number, engine in enumerate(engines)]]
+    turns += [[(f"judge {name}", judge.start, ()) for judge in of_one] for name, of_one in judges.items()]
+    turns += [[(f"training rank {number}", rank.start, (store,)) for number, rank in enumerate(ranks)]]
+    if not site.devices.gpus:
+        turns = [list(chain.from_iterable(turns))]
+    for turn in turns:
+        calls = [(name, start.remote(*arguments)) for name, start, arguments in turn]
+        wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
+
+
+def _workers(
+    placement: Placement, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]
+) -> dict[Unit, Any]:
+    """[unit] its actor."""
+    pools = {"rollout": engines, "train": ranks, **judges}
+    return {unit: pools[unit.pool][unit.index] for unit in placement.units}
+
+
+def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
+    """One controller actor per `controllers.num`, idle until told to run."""
+    return [
+        _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
+        for c in range(config.controllers.num)
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Site:
+    """Where actors are made, what they are told, and what ends them."""
+
+    stack: ExitStack
+    config: Config
+    node: RunNode
+    placement: Placement
+    devices: Devices
+
+    @property
+    def model_dir(self) -> str:
+        """As it reads from another working directory."""
+        return str(Path(self.config.model.path).absolute())
+
+    def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """The processor cores of devices, where devices are cores and each keeps to its own."""
+        is_pinned = self.config.placement.pin_cores and not self.devices.gpus
+        return tuple(map(core_of, devices)) if is_pinned else ()
+
+    def create(self, body: type, devices: Sequence[int], *, concurrency: int) -> Any:
+        """The constructor of an actor beside these devices."""
+        return _create(self.stack, body, concurrency=concurrency, **self.devices.beside(devices))
+
+
+def _create_engines(site: _Site) -> list[Any]:
+    config = site.config
+    spec = EngineSpec(
+        model_dir=site.model_dir,
+        dtype=config.model.dtype,
+        max_model_len=config.rollout.max_model_len,
+        max_num_seqs=config.rollout.max_num_seqs,
+        kv_cache_bytes=config.rollout.kv_cache_memory,
+        max_images_per_prompt=config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
+        tp=config.rollout.tp,
+        deadline_s=config.controllers.deadline_s,
+        scope=site.node.scope,
+        durable=site.node.durable,
+    )
+    return [
+        site.create(RolloutActor, devices, concurrency=1000)(
+            index=engine,
+            spec=replace(spec, cores=site.cores(devices)),
+            dataplane_uri=site.node.uri,
+            num_controllers=config.controllers.num,
+            deadline_s=config.controllers.deadline_s,
+        )
+        for engine, devices in enumerate(site.placement.devices(Role.ROLLOUT))
+    ]
+
+
+def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
+    pools = site.placement.pools()
+    return {
+        name: _create_judge(site, name, section, pools[name]) for name, section in site.config.reward.judges.items()
+    }
+
+
+def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
+    """Its engines, or what sends to its server; its folder is looked into once for all of them."""
+    config = site.config
+    server = remote_spec(name, section, patience_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
+    shared: dict[str, Any] = {
+        "spec": judge_spec(name, section, config.data.video.sampling()),
+        "dataplane_uri": site.node.uri,
+        "num_controllers": config.controllers.num,
+        "deadline_s": config.controllers.deadline_s,
+    }
+    if server is not None:
+        construct = _create(site.stack, RemoteJudgeActor, concurrency=1000)
+        return tuple(construct(name=str(unit), server=server, **shared) for unit in units)
+    engine = _judge_engine(site, section)
+    return tuple(
+        site.create(JudgeActor, unit.devices, concurrency=1000)(
+            name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
+        )
+        for unit in units
+    )
+
+
+def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
+    return EngineSpec(
+        model_dir=str(Path(section.model).absolute()),
+        dtype=site.config.model.dtype,
+        max_model_len=section.max_model_len,
+        max_num_seqs=section.max_num_seqs,
+        kv_cache_bytes=section.kv_cache_memory,
+        max_images_per_prompt=site.config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
+        tp=section.tp,
+        num_labels=num_labels(section),
+        deadline_s=SHARE_OF_JUDGE * site.config.controllers.deadline_s / section.max_attempts,
+        scope=site.node.scope,
+        durable=site.node.durable,
+    )
+
+
+def _create_ranks(site: _Site) -> list[Any]:
+    config, train = site.config, site.config.train
+    spec = TrainSpec(
+        model_dir=site.model_dir,
+        dtype=config.model.dtype,
+        optim=AdamSettings(
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            clip_grad=train.clip_grad,
+            warmup_steps=train.warmup_steps,
+            total_updates=train.steps * train.num_minibatches,
+            lr_final_frac=train.lr_final_frac,
+            offload_frac=train.optimizer_offload_fraction,
+        ),
+        temperature=config.rollout.temperature,
+        clip_low=config.algorithm.clip_low,
+        clip_high=config.algorithm.clip_high,
+        entropy_coef=config.algorithm.entropy_coef,
+        seed=config.run.seed,
+        timeout_s=config.dataplane.timeout_s,
+        carrier=config.carrier,
+        num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))),
+        deadline_s=config.controllers.deadline_s,
+        recompute=train.recompute,
+        freeze=tuple(train.freeze),
+        overlap_grad_reduce=train.overlap_grad_reduce,
+    )
+    return [
+        site.create(TrainActor, devices, concurrency=1)(
+            rank=rank,
+            spec=replace(spec, cores=site.cores(devices)),
+            parallel=config.parallel(),
+            dataplane_uri=site.node.uri,
+        )
+        for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
+    ]
+
+
+def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
+    return [
+        _create(stack, RewardActor, concurrency=1, max_restarts=-1)(
+            function=config.reward.function,
+            dataplane_uri=dataplane_uri,
+            timeout_s=config.dataplane.timeout_s,
+            deadline_s=config.reward.deadline_s,
+        )
+        for _ in range(config.reward.num_workers)
+    ]
+
+
+def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -> Any:
+    """The constructor of an actor that ends with `stack`."""
+    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
+    remote: Any = ray.remote(body).options(**settings)
+
+    def construct(**arguments: Any) -> Any:
+        handle: Any = remote.remote(**arguments)
+        stack.callback(ray.kill, handle)
+        return handle
+
+    return construct
+
+
+def _stop_engines(engines: list[Any]) -> None:
+    """Let engines end their own processes; one that does not is ended with its actor right after."""
+    ray.wait([engine.shutdown.remote() for engine in engines], num_returns=len(engines), timeout=STOP_DEADLINE_S)

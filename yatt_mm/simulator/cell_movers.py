@@ -1,0 +1,248 @@
+"""Who moves cells between rollout and GenRM during a generation phase: nobody, turns, or the real placement policy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.placement.engine_time import Times, work_s
+from yatt_mm.placement.judge_idle import Lead
+from yatt_mm.placement.policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
+from yatt_mm.simulator.cells import Cells, Use
+from yatt_mm.simulator.config import SimulationConfig
+from yatt_mm.simulator.events import Events
+from yatt_mm.simulator.fleet import Fleet
+from yatt_mm.simulator.generation import Generation
+
+MAX_DECISIONS = 10**5
+"""In a phase; a run has a few hundred."""
+
+
+class Mover(Protocol):
+    """Decides on cells."""
+
+    def first_split(self) -> Split:
+        """Cells of each role at the start of the phase that comes."""
+
+    def begin(self) -> None:
+        """The phase has begun."""
+
+    def changed(self) -> None:
+        """A request ended."""
+
+    def end(self) -> None:
+        """The phase is over."""
+
+
+class Hands:
+    """Moves one cell from role to role; it is out of work meanwhile."""
+
+    def __init__(self, config: SimulationConfig, generation: Generation, events: Events, cells: Cells) -> None:
+        self.num_moving = 0
+        self.num_moves = 0
+        self._generation, self._events, self._cells = generation, events, cells
+        self._phase = 0
+        self.to_genrm_s = config.rollout.sleep_s.value + config.genrm.wake_s.value
+        self.to_rollout_s = config.genrm.sleep_s.value + config.rollout.wake_s.value
+
+    @property
+    def move_s(self) -> float:
+        """Seconds of the slower direction."""
+        return max(self.to_genrm_s, self.to_rollout_s)
+
+    def end_phase(self) -> None:
+        """What is on its way does not arrive in this phase."""
+        self._phase += 1
+        self.num_moving = 0
+
+    def move(self, cell: int, use: Use) -> None:
+        """Wake the other role on a cell."""
+        generation = self._generation
+        is_to_genrm = use is Use.GENRM
+        giver, taker = (generation.rollout, generation.genrm) if is_to_genrm else (generation.genrm, generation.rollout)
+        giver.sleep(cell)
+        self._cells.put(cell, Use.SWITCH, self._events.now_s)
+        self.num_moving += 1
+        self.num_moves += 1
+        seconds = self.to_genrm_s if is_to_genrm else self.to_rollout_s
+        phase = self._phase
+        self._events.plan(self._events.now_s + seconds, lambda: self._arrive(cell, use, taker, phase))
+
+    def _arrive(self, cell: int, use: Use, taker: Fleet, phase: int) -> None:
+        if phase != self._phase:
+            return
+        self.num_moving -= 1
+        self._cells.put(cell, use, self._events.now_s)
+        taker.wake(cell)
+
+
+class Fixed:
+    """The same split all the time."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def first_split(self) -> Split:
+        """As configured."""
+        return self._split
+
+    def begin(self) -> None:
+        """Nothing to do."""
+
+    def changed(self) -> None:
+        """Nothing to do."""
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class Turns:
+    """Full colocation: all cells answer, then all judge, and again while groups are replaced."""
+
+    def __init__(self, generation: Generation, hands: Hands, num_cells: int) -> None:
+        self._generation, self._hands, self._num_cells = generation, hands, num_cells
+
+    def first_split(self) -> Split:
+        """All cells answer."""
+        return Split(rollout=self._num_cells, genrm=0)
+
+    def begin(self) -> None:
+        """A phase that begins with unjudged responses alone has nothing to answer."""
+        self.changed()
+
+    def changed(self) -> None:
+        """Changes sides when one has nothing left and the other has."""
+        rollout, genrm = self._generation.rollout, self._generation.genrm
+        if self._hands.num_moving or self._generation.num_handing_over:
+            return
+        if rollout.cells and rollout.num_present == 0 and genrm.waiting:
+            for cell in rollout.cells:
+                self._hands.move(cell, Use.GENRM)
+        elif genrm.cells and genrm.num_present == 0 and rollout.waiting:
+            for cell in genrm.cells:
+                self._hands.move(cell, Use.ROLLOUT)
+
+    def end(self) -> None:
+        """Nothing to do."""
+
+
+class ByPolicy:
+    """Partial colocation, moved by `yatt_mm.placement.policy`."""
+
+    def __init__(
+        self,
+        config: SimulationConfig,
+        generation: Generation,
+        hands: Hands,
+        events: Events,
+        log: Callable[[Decision], None],
+    ) -> None:
+        self._config, self._generation, self._hands, self._events, self._log = config, generation, hands, events, log
+        num = config.num_cells
+        self._bounds = Bounds(max_rollout=num, max_genrm=num, min_gain_frac=config.placement.min_gain_frac)
+        self._split = Split(rollout=(num + 1) // 2, genrm=num // 2)
+        self._first_split = self._split
+        self._is_on = False
+        self._phase = 0
+        self._num_decisions = 0
+        self._lead = Lead(decide_every_s=config.placement.decide_every_s)
+        self._start: dict[Fleet, tuple[Times, int]] = {}
+        self._before: dict[Fleet, tuple[float, int]] = {}
+        """Work and requests of the last phase: at the start of a phase little has ended yet."""
+
+    def first_split(self) -> Split:
+        """What the last phase says; one half before there was any."""
+        generation = self._generation
+        if self._start:
+            observation = Observation(
+                moment=Moment.STEP,
+                rollout=self._load(generation.rollout),
+                genrm=self._load(generation.genrm),
+                move_s=self._hands.move_s,
+            )
+            decision = decide(self._first_split, observation, self._bounds)
+            self._log(decision)
+            self._first_split = decision.split
+        self._split = self._first_split
+        return self._split
+
+    def begin(self) -> None:
+        """Decides now and then from here on."""
+        self._is_on = True
+        self._phase += 1
+        self._num_decisions = 0
+        self._lead.begin(self._events.now_s)
+        for fleet in (self._generation.rollout, self._generation.genrm):
+            self._start[fleet] = (fleet.times(), fleet.num_ended)
+        self._plan()
+
+    def changed(self) -> None:
+        """Waits for the next decision."""
+
+    def end(self) -> None:
+        """Keeps what was measured."""
+        self._is_on = False
+        for fleet in (self._generation.rollout, self._generation.genrm):
+            times, num_ended = self._since_begin(fleet)
+            self._before[fleet] = self._work_s(fleet, times), num_ended
+
+    def _plan(self) -> None:
+        phase = self._phase
+        self._events.plan(self._events.now_s + self._config.placement.decide_every_s, lambda: self._tick(phase))
+
+    def _tick(self, phase: int) -> None:
+        if not self._is_on or phase != self._phase:
+            return
+        self._num_decisions += 1
+        if self._num_decisions > MAX_DECISIONS:
+            raise ConfigError(
+                f"placement.decide_every_s is {self._config.placement.decide_every_s:g}; a generation phase has more "
+                f"than {MAX_DECISIONS} times that: raise it, or look for a number in another unit"
+            )
+        if not self._hands.num_moving:
+            self._decide()
+        self._plan()
+
+    def _decide(self) -> None:
+        generation = self._generation
+        observation = Observation(
+            moment=Moment.GENERATION,
+            rollout=self._load(generation.rollout),
+            genrm=self._load(generation.genrm),
+            move_s=self._hands.move_s,
+            planned=self._first_split,
+            genrm_lead_s=self._lead.left_s(generation.genrm.num_present, self._events.now_s),
+        )
+        decision = decide(self._split, observation, self._bounds)
+        num_to_genrm = decision.split.genrm - self._split.genrm
+        if num_to_genrm == 0:
+            return
+        self._log(decision)
+        self._split = decision.split
+        giver, use = (generation.rollout, Use.GENRM) if num_to_genrm > 0 else (generation.genrm, Use.ROLLOUT)
+        for cell in giver.emptiest(abs(num_to_genrm)):
+            self._hands.move(cell, use)
+
+    def _since_begin(self, fleet: Fleet) -> tuple[Times, int]:
+        """Times and requests of this phase so far."""
+        before, ended_before = self._start[fleet]
+        return fleet.times().since(before), fleet.num_ended - ended_before
+
+    def _work_s(self, fleet: Fleet, times: Times) -> float:
+        is_replacing = self._config.sampling.replaces_groups
+        return work_s(times, is_rollout=fleet is self._generation.rollout, is_replacing=is_replacing)
+
+    def _load(self, fleet: Fleet) -> RoleLoad:
+        times, num_ended = self._since_begin(fleet)
+        done_s = self._work_s(fleet, times)
+        work_before_s, num_ended_before = self._before.get(fleet, (0.0, 0))
+        num_ended += num_ended_before
+        return RoleLoad(
+            busy_frac=done_s / times.held_s if times.held_s else 0.0,
+            held_s=times.held_s,
+            num_running=fleet.num_running,
+            num_waiting=len(fleet.waiting),
+            requests_per_cell=fleet.requests_per_cell,
+            request_s=(work_before_s + done_s) / num_ended if num_ended else 0.0,
+        )

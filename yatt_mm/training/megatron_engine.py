@@ -1,0 +1,250 @@
+"""The policy on one training rank: log-probabilities, optimizer updates, weights out, checkpoints.
+
+A thin layer over megatron: packs samples, runs its pipeline schedule, applies a loss that the caller gives. It
+knows nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with
+the same microbatches on all ranks of one replica (pixels on its first pipeline stage only).
+
+K sampled tokens of a microbatch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from models.build import build
+from models.compat.megatron_core import get_forward_backward_func, parallel_state
+from models.freeze import Part
+from models.layout.context_parallel import ContextParallel
+from models.layout.parallel import Parallel, check_layout
+from models.layout.parallel_settings import Recompute
+from models.registry import read_config
+from models.sequence.context_share import cut
+from models.sequence.distinct_media import own_media
+from models.sequence.packing import PackedBatch, pack
+from models.weights.export import ShardedWeights
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training import rank_checkpoint
+from yatt_mm.training.distributed import device, init_model_parallel
+from yatt_mm.training.offload import EVERYTHING, Holding, TrainMemory
+from yatt_mm.training.optimizer import build_optimizer, wrap
+from yatt_mm.training.train_sample import TrainSample
+
+Metrics = Mapping[str, torch.Tensor]
+LossFunction = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], tuple[torch.Tensor, Metrics]]
+"""(log-probabilities [K], entropies [K], columns [K] each) -> (loss, metrics), sums over tokens with weights that
+are global already: nothing is divided by anything afterwards."""
+Microbatches = Sequence[Sequence[TrainSample]]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepResult:
+    """What one update has to say."""
+
+    loss_metrics: dict[str, float]
+    """Sums over this rank's microbatches; empty where this rank is not on the last pipeline stage."""
+    grad_norm: float
+    """Of the global gradient, before clipping."""
+    logprobs: list[list[np.ndarray]]
+    """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics."""
+
+
+@dataclass(slots=True)
+class _Scored:
+    """What the last stage keeps of a microbatch."""
+
+    logprobs: torch.Tensor
+    num_scored: tuple[int, ...]
+    metrics: Metrics = field(default_factory=dict)
+
+    def by_sample(self) -> list[np.ndarray]:
+        return [part.numpy() for part in self.logprobs.cpu().split(list(self.num_scored))]
+
+
+class TrainEngine:
+    """One rank's part of the policy and its optimizer."""
+
+    def __init__(
+        self,
+        *,
+        model_dir: Path,
+        parallel: Parallel,
+        optim: AdamSettings,
+        dtype: str = "float32",
+        seed: int,
+        recompute: Recompute = "none",
+        freeze: Collection[Part] = (),
+        overlap_grad_reduce: bool = False,
+    ) -> None:
+        """Load the model of a Hugging Face folder. torch.distributed must be initialised with all ranks."""
+        check_layout(parallel, read_config(model_dir))
+        init_model_parallel(parallel, seed)
+        self._device = device()
+        built = build(
+            model_dir,
+            parallel,
+            DTYPES[dtype],
+            self._device,
+            recompute=recompute,
+            frozen=freeze,
+            tower_always_runs=overlap_grad_reduce,
+        )
+        self._model, self._files, self._layout = built.model, built.files, built.layout
+        self._weights = built.weights
+        self._optim = optim
+        self._context = ContextParallel(
+            size=parallel.cp,
+            rank=parallel_state.get_context_parallel_rank(),
+            order=parallel.cp_order,
+            comm=parallel.cp_comm,
+        )
+        self._multiple_of = self._context.stream_multiple(parallel.tp if parallel.sequence_parallel else 1)
+        self._microbatch_multiple = parallel.pp if parallel.vpp > 1 else 1
+        self._ddp = wrap(self._model, overlap_grad_reduce=overlap_grad_reduce)
+        self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
+        self.memory = TrainMemory(self._ddp, self._optimizer)
+        """What of this rank's state is on its device; work without what it needs is refused."""
+        self._num_updates = 0
+        self._pending_save: rank_checkpoint.PendingSave | None = None
+        self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
+        """True on ranks that must be given patches, of the media that `own_media` names."""
+        self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
+        encoders = parallel_state.get_tensor_and_context_parallel_group()
+        self.is_loss_rank: bool = self._is_last_stage and encoders.rank() == 0
+        """True on one rank of each replica: its metrics and log-probabilities count."""
+
+    @torch.no_grad()
+    def logprobs(self, microbatches: Microbatches, *, temperature: float = 1.0) -> list[list[np.ndarray]]:
+        """[microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
+        self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
+        return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
+
+    def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
+        """[sample][medium] True where this rank encodes it and must be given its patches; they may be None elsewhere.
+
+        Needs grids and `media_keys` of the samples, no patches.
+        """
+        if not self.needs_pixels:
+            return [(False,) * len(sample.grid_thw) for sample in microbatch]
+        encoders = parallel_state.get_tensor_and_context_parallel_group()
+        return own_media(microbatch, rank=encoders.rank(), num_ranks=encoders.size())
+
+    def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
+        """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
+        self.memory.require(EVERYTHING, "update")
+        for chunk in self._ddp:
+            chunk.zero_grad_buffer()
+        self._optimizer.zero_grad()
+        outputs = self._run(microbatches, temperature, loss_fn)
+        for group in self._optimizer.param_groups:
+            group["lr"] = self._optim.lr_at(self._num_updates)
+        _, grad_norm, _ = self._optimizer.step()
+        self._num_updates += 1
+        metrics: dict[str, float] = {}
+        for scored in outputs:
+            for name, value in scored.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + float(value)
+        return StepResult(
+            loss_metrics=metrics,
+            grad_norm=float(grad_norm),
+            logprobs=[scored.by_sample() for scored in outputs],
+        )
+
+    @property
+    def weights(self) -> ShardedWeights:
+        """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
+        self.memory.require([Holding.WEIGHTS], "export")
+        return self._weights
+
+    def save(self, directory: Path, *, asynchronous: bool = False) -> None:
+        """Write a checkpoint from which `load` continues, bit for bit in the same layout.
+
+        An asynchronous one holds the state of now, but is complete only after `finish_save`.
+        """
+        self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
+        self.finish_save()
+        self._pending_save = rank_checkpoint.start_save(directory, self._model, self._optimizer, self._num_updates)
+        if not asynchronous:
+            self.finish_save()
+
+    def finish_save(self) -> None:
+        """Wait until the save that is under way, if any, is on disk on every rank. Raises OSError where it failed."""
+        pending, self._pending_save = self._pending_save, None
+        if pending is not None:
+            pending.finish()
+
+    def load(self, directory: Path) -> None:
+        """Continue from a checkpoint, of this layout or another."""
+        self.memory.require(EVERYTHING, "load a checkpoint")
+        self._num_updates = rank_checkpoint.load_checkpoint(directory, self._model, self._optimizer)
+
+    def save_hf(self, directory: Path) -> None:
+        """Write a Hugging Face folder like the one the model came from, with today's weights, whole or not at all.
+
+        Raises on rank 0 alone where it cannot be written: the other ranks have then given their part and go on.
+        """
+        try:
+            if dist.get_rank() == 0:
+                self._files.write_like(directory, self.weights)
+            else:
+                for _ in self.weights:
+                    pass
+        finally:
+            dist.barrier()
+
+    def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
+        """Forward, and backward with a loss; what the last stage scored, per microbatch."""
+
+        def forward_step(iterator: Iterator[Sequence[TrainSample]], model: Any) -> tuple[torch.Tensor, Any]:
+            samples = next(iterator)
+            batch = pack(
+                samples,
+                self._layout,
+                multiple_of=self._multiple_of,
+                sample_multiple=self._context.sample_multiple,
+                device=self._device,
+            )
+            batch = cut(batch, self._context)
+            return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
+
+        # the schedule of a virtual pipeline runs whole rounds of as many microbatches as there are stages
+        num_empty = -len(microbatches) % self._microbatch_multiple
+        filled = [*microbatches, *[()] * num_empty]
+        scored: list[_Scored] = get_forward_backward_func()(
+            forward_step_func=forward_step,
+            data_iterator=[iter(filled) for _ in self._ddp],
+            model=self._ddp,
+            num_microbatches=len(filled),
+            # both are ignored: each microbatch has its own length
+            seq_length=1,
+            micro_batch_size=1,
+            forward_only=loss_fn is None,
+        )
+        return scored[: len(microbatches)]
+
+    def _apply_loss(
+        self, output: torch.Tensor, batch: PackedBatch, samples: Sequence[TrainSample], loss_fn: LossFunction | None
+    ) -> tuple[torch.Tensor, torch.Tensor, _Scored]:
+        """(loss, a token count that nobody uses, what to keep), as megatron's schedules want it."""
+        logprobs, entropy = output
+        scored = _Scored(logprobs.detach(), batch.num_scored)
+        if loss_fn is None or not len(logprobs):
+            # a zero that still reaches every weight, so that an empty microbatch has a backward pass
+            loss = output.sum() * 0.0
+        else:
+            loss, scored.metrics = loss_fn(logprobs, entropy, self._columns(samples))
+        return loss, torch.ones((), dtype=torch.int, device=self._device), scored
+
+    def _columns(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:
+        return {
+            name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples])).to(self._device)
+            for name in samples[0].columns
+        }

@@ -1,0 +1,139 @@
+"""The plan of one training step: which rank trains which sample, in which microbatch. Pure data and arithmetic.
+
+Every controller computes the same plan from the same few numbers per sample; the ranks resolve what they own.
+Imported in controllers: no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from models.flops import Operations
+from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.training.balance import max_over_mean, spread
+from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num_microbatches
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedGroup:
+    """A group to train on, as every controller tells all others of it."""
+
+    position: int
+    """The prompt's position in the run's order."""
+    group: GroupRef
+    advantages: tuple[float, ...]
+    """[G]"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlannedSample:
+    """One row of a group, with what the loss wants to know."""
+
+    group: int
+    """Index into the plan's groups."""
+    row: int
+    advantage: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """One optimizer update on one data-parallel replica."""
+
+    microbatches: tuple[tuple[PlannedSample, ...], ...]
+    """The same number on every replica; some may be empty."""
+    token_weight: float
+    """1 / sampled tokens of this update over all replicas."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdatePlan:
+    """What one data-parallel replica trains in one step."""
+
+    groups: tuple[GroupRef, ...]
+    minibatches: tuple[Minibatch, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepPlan:
+    """What the replicas train that somebody asked about, and how even the work of all is."""
+
+    replicas: tuple[UpdatePlan, ...]
+    """In the order in which they were asked for."""
+    imbalance: float
+    """Largest planned work of a replica over the mean, of the step's most uneven update."""
+    num_microbatches: int
+    """Of one replica, over all updates of the step."""
+
+
+def plan_step(
+    groups: Sequence[PlannedGroup],
+    *,
+    operations: Operations,
+    num_replicas: int,
+    num_minibatches: int,
+    limits: Limits,
+    replicas: Sequence[int],
+) -> StepPlan:
+    """What `replicas` train in a step: the samples of all controllers, spread over all replicas.
+
+    Minibatches take whole prompts in the run's order. The plan depends on the groups alone, not on the order in
+    which controllers reported them.
+
+    Raises:
+        ValueError: a sample, or the images of a prompt, are larger than a microbatch may be.
+    """
+    by_position = {group.position: group for group in sorted(groups, key=lambda group: group.position)}
+    parts = _divide(list(by_position.values()), num_minibatches)
+    imbalance, num_micro = 1.0, 0
+    shares: list[list[list[list[Piece]]]] = []
+    for part in parts:
+        work = spread([work_of(group, operations) for group in part], num_replicas, limits)
+        imbalance = max(imbalance, max_over_mean([sum(piece.cost for piece in pieces) for pieces in work]))
+        num = num_microbatches(work, limits)
+        num_micro += num
+        shares.append([lay_out(work[replica], num, limits) for replica in replicas])
+    weights = [1 / max(1, sum(sum(group.group.lengths) for group in part)) for part in parts]
+    plans = [_update_plan([share[k] for share in shares], weights, by_position) for k in range(len(replicas))]
+    return StepPlan(replicas=tuple(plans), imbalance=imbalance, num_microbatches=num_micro)
+
+
+def work_of(planned: PlannedGroup, operations: Operations) -> WorkGroup:
+    """A group as balancing sees it."""
+    group = planned.group
+    num_tokens = tuple(group.num_prompt_tokens + length for length in group.lengths)
+    grids = [(int(t), int(h), int(w)) for t, h, w in (ref.meta["grid_thw"] for ref in group.media)]
+    return WorkGroup(
+        position=planned.position,
+        num_tokens=num_tokens,
+        num_patches=sum(t * h * w for t, h, w in grids),
+        row_costs=tuple(operations.decoder(num, scored) for num, scored in zip(num_tokens, group.lengths)),
+        shared_cost=operations.tower(grids),
+    )
+
+
+def _divide(groups: Sequence[PlannedGroup], num_parts: int) -> list[list[PlannedGroup]]:
+    """Equal parts, in order."""
+    bounds = [len(groups) * k // num_parts for k in range(num_parts + 1)]
+    return [list(groups[begin:end]) for begin, end in pairwise(bounds)]
+
+
+def _update_plan(
+    share: Sequence[Sequence[Sequence[Piece]]], weights: Sequence[float], groups: Mapping[int, PlannedGroup]
+) -> UpdatePlan:
+    """One replica's plan from its [minibatch][microbatch] pieces."""
+    used = sorted({piece.group.position for minibatch in share for micro in minibatch for piece in micro})
+    place = {position: k for k, position in enumerate(used)}
+
+    def planned(pieces: Sequence[Piece]) -> tuple[PlannedSample, ...]:
+        rows = [(piece.group.position, row) for piece in pieces for row in piece.rows]
+        return tuple(PlannedSample(group=place[p], row=row, advantage=groups[p].advantages[row]) for p, row in rows)
+
+    return UpdatePlan(
+        groups=tuple(groups[position].group for position in used),
+        minibatches=tuple(
+            Minibatch(microbatches=tuple(planned(micro) for micro in minibatch), token_weight=weight)
+            for minibatch, weight in zip(share, weights, strict=True)
+        ),
+    )

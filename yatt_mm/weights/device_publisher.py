@@ -1,0 +1,55 @@
+"""Publishing to engines on the same GPUs: each rank gathers the whole model in its GPU's memory, engines map it.
+
+The memory is there from `publish` to `release`: both roles must hold no more than weights meanwhile.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from models.weights.export import ShardedWeights
+from yatt_mm.protocol.published import DeviceSegment
+from yatt_mm.weights import cuda_ipc
+from yatt_mm.weights.checked_copy import NonFiniteWeightsError
+from yatt_mm.weights.rank_agreement import together
+from yatt_mm.weights.segment import Layout, views
+
+
+class DevicePublisher:
+    """One training rank's part of publishing; `publish` is collective over all ranks."""
+
+    def __init__(self, weights: ShardedWeights, device: torch.device) -> None:
+        self._weights = weights
+        self._device = device
+        self._layout = Layout.of(weights.metadata())
+        self._flat: torch.Tensor | None = None
+
+    def publish(self, version: int) -> DeviceSegment:
+        """The model in this GPU's memory, until `release`.
+
+        Raises on every rank where one fails; NonFiniteWeightsError names a tensor.
+        """
+        flat = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=self._device)
+        places = dict(views(flat, self._layout.index))
+        is_finite: dict[str, torch.Tensor] = {}
+        for name, tensor in self._weights:
+            places[name].copy_(tensor)
+            is_finite[name] = tensor.isfinite().all()
+        together(lambda: _check(is_finite))
+        self._flat = flat
+        gpu, handle = cuda_ipc.share(flat)
+        return DeviceSegment(gpu=gpu, index=self._layout.index, handle=handle)
+
+    def release(self) -> None:
+        """Give the memory back; every engine has let go of it."""
+        self._flat = None
+        if self._device.type == "cuda":
+            torch.cuda.ipc_collect()
+
+
+def _check(is_finite: dict[str, torch.Tensor]) -> None:
+    """Waits for the device once."""
+    flags = torch.stack(list(is_finite.values())).tolist()
+    for name, flag in zip(is_finite, flags, strict=True):
+        if not flag:
+            raise NonFiniteWeightsError.of(name)
