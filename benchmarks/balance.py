@@ -4,11 +4,11 @@
     python benchmarks/balance.py --json
     python benchmarks/balance.py --samples 64 --ranks 4 --repeats 1      # a minute
 
-256 samples (32 prompts with one image, 8 responses each) of published sizes (benchmarks/published.py) are spread over 8
-ranks in four ways: `round_robin`; `token_count` and `verl`, the largest differencing method on tokens and on verl's
-24576 n + n^2 (verl/utils/seqlen_balancing.py), which know samples but no images; and `ours`. Everything after that is
-the same for all: rows of a group that meet on a rank share their image, under the same caps. One process then trains on
-each rank's microbatches in turn, forward and backward, with the real engine.
+256 samples (32 prompts with one image, 8 responses each) of published sizes (benchmarks/common/published_lengths.py)
+are spread over 8 ranks in four ways: `round_robin`; `token_count` and `verl`, the largest differencing method on tokens
+and on verl's 24576 n + n^2 (verl/utils/seqlen_balancing.py), which know samples but no images; and `ours`. Everything
+after that is the same for all: rows of a group that meet on a rank share their image, under the same caps. One process
+then trains on each rank's microbatches in turn, forward and backward, with the real engine.
 
 `max_over_mean` is of the operations that torch's FlopCounterMode counts, `cpu_max_over_mean` of the processor time
 (one thread, least of the repeats, with the optimizer's), `wall_max_over_mean` of the time by the clock, `operations`
@@ -39,9 +39,9 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.published import Prompt, draw, to_samples
-from benchmarks.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folder
-from benchmarks.torch_flops import count
+from benchmarks.common.published_lengths import Prompt, draw, to_samples
+from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folder
+from benchmarks.common.torch_flops import count
 from models.flops import Operations, count_operations
 from models.layout.parallel import Parallel
 from yatt_mm.protocol.adam_settings import AdamSettings

@@ -25,7 +25,7 @@ import webdataset
 from PIL import Image
 from sklearn.datasets import load_digits
 
-from benchmarks.runs import parser, run_and_read, show
+from benchmarks.common.runs import parser, run_and_read, show
 
 SIDE = 448
 PATCH_BYTES = (SIDE // 14) ** 2 * 3 * 2 * 14 * 14

@@ -29,7 +29,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.links import Link, LoopbackLink, NamespaceLink
+from benchmarks.common.links import Link, LoopbackLink, NamespaceLink
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest

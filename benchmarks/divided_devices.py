@@ -19,7 +19,7 @@ from typing import Any
 if not __package__:  # run by its path
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from benchmarks.runs import parser, run_and_read, show
+from benchmarks.common.runs import parser, run_and_read, show
 
 NUM_WARMUP_STEPS = 2
 PLACEMENTS = {

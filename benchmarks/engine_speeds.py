@@ -30,7 +30,7 @@ import numpy as np
 from PIL import Image
 from scipy.optimize import nnls
 
-from benchmarks.runs import parser, show
+from benchmarks.common.runs import parser, show
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader

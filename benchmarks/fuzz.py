@@ -29,9 +29,9 @@ from rich.console import Console
 from rich.progress import Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from benchmarks.fuzz_client import run_worker
-from benchmarks.fuzz_node import MEMORY_BYTES, FuzzedNode, Usage
-from benchmarks.fuzz_requests import Corpus, Known
+from benchmarks.fuzzing.client import run_worker
+from benchmarks.fuzzing.node import MEMORY_BYTES, FuzzedNode, Usage
+from benchmarks.fuzzing.requests import Corpus, Known
 from dataplane.client.client import Client
 from dataplane.client.connect import connect
 from dataplane.client.reader import Reader

@@ -40,8 +40,8 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.memory import cpu_s, family, watched
-from benchmarks.photos import photographs, variants, write_shards
+from benchmarks.common.memory import cpu_s, family, watched
+from benchmarks.common.photos import photographs, variants, write_shards
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader

@@ -62,7 +62,7 @@ def measure(path: str, options: argparse.Namespace) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from benchmarks.peaks import measured_peak
+    from benchmarks.common.peaks import measured_peak
     from models.decoder.logprob import Head, linear_logprob
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

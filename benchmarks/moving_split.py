@@ -28,7 +28,7 @@ if not __package__:  # run by its path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.runs import parser, show
+from benchmarks.common.runs import parser, show
 from yatt_mm.simulator.config import parse_simulation
 from yatt_mm.simulator.results import LayoutResult
 from yatt_mm.simulator.turn_layouts import partial_dynamic, partial_static

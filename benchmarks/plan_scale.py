@@ -4,8 +4,9 @@
     python benchmarks/plan_scale.py --samples 65536 --group-size 16 --replicas 256 --json
 
 Every controller gathers all groups of the step (`bytes_per_sample`, pickled as they travel) and plans them for all
-replicas, laying out its own one. Sizes are those of benchmarks/published.py, the model has Qwen2.5-VL-7B's shape.
-`seconds` is processor time, the least of the repeats. No torch, no ranks: this is what a controller runs.
+replicas, laying out its own one. Sizes are those of benchmarks/common/published_lengths.py, the model has
+Qwen2.5-VL-7B's shape. `seconds` is processor time, the least of the repeats. No torch, no ranks: this is what a
+controller runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if not __package__:  # run by its path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.published import Prompt, draw
+from benchmarks.common.published_lengths import Prompt, draw
 from dataplane.core.refs import Lineage, Ref
 from models.flops import count_operations
 from yatt_mm.protocol.rollout import GroupRef

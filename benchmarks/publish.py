@@ -78,7 +78,7 @@ def build_folder(directory: Path, num_params: int) -> Path:
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    from tests.training.tiny import build_folder as build_tiny
+    from tests.yatt_mm.training.tiny import build_folder as build_tiny
 
     width, vocab_size = 768, 20_000
     per_layer = 4 * width * width // 3 * 2 + 3 * width * 2048

@@ -21,7 +21,7 @@ if not __package__:  # run by its path
 from rich.console import Console
 from rich.progress import track
 
-from benchmarks.runs import parser, show
+from benchmarks.common.runs import parser, show
 from yatt_mm.simulator.config import load_simulation
 from yatt_mm.simulator.layouts import best_external, best_partial_static
 from yatt_mm.simulator.turn_layouts import full, partial_dynamic

@@ -30,8 +30,8 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from benchmarks.soak_catalog import Catalog
-from benchmarks.soak_workers import HANG_S, run_worker
+from benchmarks.soaking.catalog import Catalog
+from benchmarks.soaking.workers import HANG_S, run_worker
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader

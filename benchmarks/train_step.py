@@ -81,8 +81,8 @@ def main() -> None:
 def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str, Any]:
     """One row. Runs in a process of its own."""
     import models.compat.megatron_core  # noqa: F401  makes this process ready for transformers' models
-    from benchmarks.peaks import measured_peak
-    from benchmarks.small_model import build_folder
+    from benchmarks.common.peaks import measured_peak
+    from benchmarks.common.small_model import build_folder
     from models.flops import count_operations
     from models.registry import read_config
 
@@ -142,7 +142,7 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
     """Samples of 60 to 500 tokens; every second one has an image."""
     import numpy as np
 
-    from benchmarks.small_model import IMAGE_TOKEN, PATCH_VALUES, VISION_END, VISION_START
+    from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, VISION_END, VISION_START
     from yatt_mm.training.train_sample import TrainSample
 
     random = np.random.default_rng(0)
@@ -183,7 +183,7 @@ def _transformers(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     import torch
     from transformers import Qwen2_5_VLForConditionalGeneration
 
-    from benchmarks.small_model import IMAGE_TOKEN
+    from benchmarks.common.small_model import IMAGE_TOKEN
 
     torch.set_num_threads(os.cpu_count() or 1)
     device, dtype = _device(), torch.bfloat16 if torch.cuda.is_available() else torch.float32

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
-from tests.training.ranks import RankPool
+from tests.yatt_mm.training.ranks import RankPool
 
 LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
 """Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""

@@ -96,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; 0, or 1 after one line that says what is wrong."""
     args = build_parser().parse_args(argv)
     if args.command == "serve":
-        from dataplane.server.main import serve
+        from dataplane.cli.serve import serve
 
         return serve(args)
     try:

@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.fuzz import fuzz, known_of
-from benchmarks.fuzz_requests import Corpus, Known
-from benchmarks.fuzz_wire import SERVICE, action, command, flight_data, ipc_parts
+from benchmarks.fuzzing.requests import Corpus, Known
+from benchmarks.fuzzing.wire import SERVICE, action, command, flight_data, ipc_parts
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.server.do_exchange import EXCHANGES

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.soak import soak
-from benchmarks.soak_catalog import Catalog
+from benchmarks.soaking.catalog import Catalog
 
 
 def put(name: str, started: float, **more: Any) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from tests.models import parity
-from tests.training.tiny import build_folder
+from tests.yatt_mm.training.tiny import build_folder
 
 
 @pytest.fixture(autouse=True)

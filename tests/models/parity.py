@@ -18,8 +18,8 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel
 from models.compat.megatron_core import parallel_state
 from models.layout.parallel import Parallel
 from tests.models.positions import behind_videos
-from tests.training import jobs
-from tests.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOKEN, Form, make_samples
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOKEN, Form, make_samples
 from yatt_mm.training.train_sample import TrainSample
 
 LEAST_GRADIENT = 5e-6

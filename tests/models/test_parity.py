@@ -9,8 +9,8 @@ import pytest
 
 from tests.models import parity
 from tests.models.layouts import LAYOUTS, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for
-from tests.training.ranks import RankPool
-from tests.training.tiny import MODELS
+from tests.yatt_mm.training.ranks import RankPool
+from tests.yatt_mm.training.tiny import MODELS
 
 TOLERANCE = 1e-5
 

@@ -14,9 +14,9 @@ import pytest
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.shards import wait_until
-from tests.rollout.classifiers import build_classifier
 from tests.yatt_mm import runs
 from tests.yatt_mm.killing_reward import VARIABLE
+from tests.yatt_mm.rollout.classifiers import build_classifier
 
 pytestmark = pytest.mark.alone
 

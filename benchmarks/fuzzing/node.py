@@ -1,0 +1,110 @@
+"""The node that is fuzzed, as a child process, and what it holds of the machine."""
+
+import contextlib
+import json
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from dataplane.core.errors import DataPlaneError
+from tests.dataplane.shards import encode, noise, write_shard
+
+MEMORY_BYTES = 64 << 20
+SETTLE_S = 20.0
+"""A node that has nothing to do is given so long to come to rest."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Usage:
+    """What the node's processes hold of the machine."""
+
+    resident_bytes: int
+    """Private memory of the node and its decode workers, without shared segments."""
+    num_threads: int
+    num_fds: int
+
+
+class FuzzedNode:
+    """A node as a child whose log is kept, and which nobody restarts."""
+
+    def __init__(self, folder: Path) -> None:
+        write_shard(folder / "good-000.tar", {f"{at:03d}": encode(noise(at)) for at in range(8)})
+        self._log = folder / "node.log"
+        command = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
+        command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
+        self._disk = folder / "disk"
+        command += ["--spill", str(self._disk), "--spill-size", "16MiB"]
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                cwd=Path(__file__).resolve().parents[2],
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        ready = json.loads(self.process.stdout.readline() or b'{"error": "", "message": "the node did not start"}')
+        if "error" in ready:
+            raise DataPlaneError(f"{ready['message']}: {self.log()[-2000:]}")
+        self.uri = str(ready["uri"])
+        self._segments = [Path(segment["path"]) for segment in ready["segments"]]
+
+    def log(self) -> str:
+        """What the node wrote to its standard error."""
+        return self._log.read_text("utf-8", "replace")
+
+    def usage(self) -> Usage:
+        """Now, of the node and its children; zeros when it is dead."""
+        pids = [self.process.pid, *_children(self.process.pid)]
+        resident = threads = 0
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                lines = dict(line.split(":\t", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+                resident += int(lines.get("RssAnon", "0").split()[0]) << 10
+                threads += int(lines["Threads"]) if pid == self.process.pid else 0
+        with contextlib.suppress(OSError):
+            return Usage(
+                resident_bytes=resident,
+                num_threads=threads,
+                num_fds=len(list(Path(f"/proc/{self.process.pid}/fd").iterdir())),
+            )
+        return Usage(resident_bytes=0, num_threads=0, num_fds=0)
+
+    def settled_usage(self) -> Usage:
+        """Once it has nothing to do: threads and their memory go a while after their calls."""
+        usage, until = self.usage(), time.monotonic() + SETTLE_S
+        while time.monotonic() < until:
+            time.sleep(1)
+            last, usage = usage, self.usage()
+            if usage.num_threads == last.num_threads and abs(usage.resident_bytes - last.resident_bytes) < 1 << 20:
+                break
+        return usage
+
+    def stop(self) -> int:
+        """End it; the code it ended with before that, or 0."""
+        code = self.process.poll()
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for path in self._segments:
+            path.unlink(missing_ok=True)
+        return code or 0
+
+    def files(self) -> list[str]:
+        """What lies in its folder of spilled and durable objects."""
+        return [path.name for path in self._disk.glob("**/*.arrow")]
+
+
+def _children(pid: int) -> list[int]:
+    """The processes that a process started, and theirs."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for path in Path(f"/proc/{pid}/task").glob("*/children"):
+            found += [int(child) for child in path.read_text().split()]
+    return found + [deeper for child in found for deeper in _children(child)]

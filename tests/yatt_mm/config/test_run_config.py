@@ -1,0 +1,125 @@
+"""A config is read, overridden and refused with messages that say what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.reference_page import reference, reference_page
+from yatt_mm.config.run_config import Config, dump_config, load_config
+from yatt_mm.config.values import parse_size
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+
+MINIMAL = """
+run: {name: test}
+model: {path: model}
+data: {train: "train-*.tar", eval: "eval-*.tar"}
+train: {steps: 2, prompts_per_step: 4, lr: 1e-4}
+"""
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(MINIMAL)
+    return path
+
+
+def test_overrides_go_through_the_same_checks(config_file: Path) -> None:
+    config = load_config(config_file, ["train.lr=5e-3", "train.parallel.tp=2", "dataplane.memory=64MiB"])
+    assert config.train.lr == 5e-3
+    assert config.train.parallel.tp == 2
+    assert config.dataplane.memory == 64 * 2**20
+
+
+def test_the_dumped_config_is_the_config(config_file: Path, tmp_path: Path) -> None:
+    config = load_config(config_file, ["rollout.deterministic=true"])
+    (tmp_path / "dumped.yaml").write_text(dump_config(config))
+    assert load_config(tmp_path / "dumped.yaml") == config
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("train.learning_rate=1", "train.learning_rate is not a known key; did you mean train"),
+        ("rollout.grup_size=4", "rollout.grup_size is not a known key; did you mean rollout.group_size"),
+        ("parallel.tp=2", "did you mean train.parallel"),
+        ("train.steps=many", "train.steps is 'many'"),
+        ("train.steps=0", "train.steps is 0"),
+        ("rollout.group_size=1", "rollout.group_size is 1"),
+        ("dataplane.memory=2XiB", "wanted a size such as 512MiB"),
+        ("train.lr=2020-13-45", "train.lr: '2020-13-45' is not a YAML value"),
+        ("nonsense", "wanted dotted.key=value"),
+        ("train.lr.x=1", "lr is a value, not a section"),
+        ("run.name=a/b", "run.name is 'a/b'"),
+    ],
+)
+def test_a_wrong_value_is_named_with_the_way_out(config_file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file, [override])
+    assert message in str(caught.value)
+
+
+def test_every_problem_is_told_at_once(config_file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(config_file, ["train.steps=0", "reward.num_workers=0"])
+    assert "train.steps" in str(caught.value) and "reward.num_workers" in str(caught.value)
+
+
+def test_a_missing_file_and_a_missing_key_are_told(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot read the config"):
+        load_config(tmp_path / "no.yaml")
+    (tmp_path / "part.yaml").write_text("run: {name: x}")
+    with pytest.raises(ConfigError, match="model is missing"):
+        load_config(tmp_path / "part.yaml")
+
+
+def test_a_file_that_is_not_text_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin.yaml").write_bytes("run: {name: é}".encode("latin-1"))
+    with pytest.raises(ConfigError, match=r"latin.yaml is not a text in UTF-8: .* at byte 12"):
+        load_config(tmp_path / "latin.yaml")
+
+
+def test_the_layout_must_fill_the_devices(config_file: Path) -> None:
+    config: Config = load_config(config_file, ["train.parallel.tp=2", "train.parallel.pp=2"])
+    with pytest.raises(ConfigError, match=r"tp 2 x pp 2 x cp 1 x dp 1 = 4 ranks, but placement.num_devices is 2"):
+        config.parallel()
+    assert load_config(config_file).parallel().dp == 2
+
+
+@pytest.mark.parametrize(("text", "size"), [("512MiB", 2**29), ("1.5GiB", 3 * 2**29), (7, 7), ("10", 10)])
+def test_sizes_are_read(text: object, size: int) -> None:
+    assert parse_size(text) == size
+
+
+def test_the_reference_page_is_up_to_date_and_leaves_nothing_undescribed() -> None:
+    assert all(meaning != "None" for _, _, meaning in reference())
+    page = Path(__file__).parents[3] / "docs" / "configuration.md"
+    assert page.read_text() == reference_page(), "run: python -m yatt_mm.config.reference_page > docs/configuration.md"
+
+
+def test_the_two_configs_with_a_judge_differ_in_their_placement_alone() -> None:
+    full, partial = (
+        _flat(load_config(CONFIGS / f"judge_{name}_cpu.yaml").model_dump()) for name in ("full", "partial")
+    )
+    assert full.keys() == partial.keys()
+    assert {key for key in full if full[key] != partial[key]} <= {
+        "run.name",
+        "placement.mode",
+        "placement.decide_every_s",
+        "rollout.max_groups_per_engine",
+        "reward.judges.digits.max_groups_per_engine",
+        "reward.judges.digits.num_engines",
+    }
+
+
+def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """[dotted key] value."""
+    values: dict[str, Any] = {}
+    for key, value in tree.items():
+        values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return values

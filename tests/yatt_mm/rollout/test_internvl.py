@@ -1,0 +1,132 @@
+"""InternVL, whose engine does not normalise: the frontend does, and all numbers are still transformers'."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from dataplane.media.recipes import parse_recipe
+from models.layout.parallel import Parallel
+from models.registry import load_recipe
+from tests.dataplane.shards import noise
+from tests.yatt_mm.rollout.conftest import Run, engine_config
+from tests.yatt_mm.rollout.internvl import build_internvl_folder
+from tests.yatt_mm.rollout.test_families import numbers
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.protocol.published import Published
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
+from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest, Medium, Sampled
+
+QUESTION = "Which number is written here?"
+IMAGES = [[(60, 60)], [(56, 112)], [(150, 70), (40, 40)], []]
+"""[prompt][image] heights and widths: of one tile, and of two and more with the whole image behind them."""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("internvl")
+    return build_internvl_folder(root / "0", 0), build_internvl_folder(root / "1", 1)
+
+
+def image_of(size: tuple[int, int]) -> Image.Image:
+    return Image.fromarray(noise(sum(size), *size))
+
+
+@cache
+def medium_of(folder: Path, size: tuple[int, int]) -> tuple[Medium, int]:
+    """An image as the data plane derives it, and its number of tokens."""
+    plan = parse_recipe(load_recipe(folder).patch_recipe(folder)).plan(image_of(size))
+    out = np.empty(math.prod(plan.shape), np.uint8)
+    plan.write(out)
+    num_tiles, rows, columns = plan.meta["grid_thw"]
+    medium = Medium(digest=f"{size}", patches=out.reshape(plan.shape), grid_thw=(num_tiles, rows, columns))
+    return medium, plan.meta["num_tokens"]
+
+
+def request_of(folder: Path, sizes: Sequence[tuple[int, int]]) -> GenerateRequest:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    marks = load_recipe(folder).IMAGE_MARKS
+    tokens = MediaTokens(image=tokenizer.context_image_token_id, video=None, image_marks=marks)
+    template = PromptTemplate(tokenizer, tokens)
+    media = [medium_of(folder, size) for size in sizes]
+    return GenerateRequest(
+        prompt_token_ids=template.token_ids(QUESTION, [MediumSize(num_tokens=num) for _, num in media]),
+        media=tuple(medium for medium, _ in media),
+        seeds=(1, 2),
+        max_tokens=6,
+    )
+
+
+@cache
+def processed(folder: Path, sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
+    """What transformers makes of the same question and images."""
+    processor = AutoProcessor.from_pretrained(folder)
+    processor.image_processor = GotOcr2ImageProcessorPil.from_pretrained(folder)
+    content: list[dict[str, str]] = [{"type": "image"}] * len(sizes) + [{"type": "text", "text": QUESTION}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    images = {"images": [image_of(size) for size in sizes]} if sizes else {}
+    return dict(processor(text=text, return_tensors="pt", **images))
+
+
+def test_prompts_and_tiles_are_those_of_the_models_own_processor(folders: tuple[Path, Path]) -> None:
+    mean, std = (np.array(values)[:, None, None] for values in load_recipe(folders[0]).pixel_affine(folders[0]))
+    for sizes in IMAGES:
+        request, wanted = request_of(folders[0], sizes), processed(folders[0], tuple(sizes))
+        assert [list(request.prompt_token_ids)] == wanted["input_ids"].tolist()
+        if sizes:
+            tiles = np.concatenate([medium.patches for medium in request.media])
+            assert np.abs((tiles / 255 - mean) / std - wanted["pixel_values"].numpy()).max() < 1e-6
+
+
+def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
+    folders: tuple[Path, Path], run: Run, ranks: RankPool, tmp_path: Path
+) -> None:
+    first, second = folders
+    segments = [str(tmp_path / f"{folder.name}.segment") for folder in folders]
+    for folder, path, version in zip(folders, segments, (2, 1), strict=True):
+        ranks.run(2, jobs.publish, folder, Parallel(tp=2), path, version)
+    requests = [request_of(first, sizes) for sizes in IMAGES]
+
+    async def answers() -> list[list[list[Sampled]]]:
+        engine = await Engine.start(engine_config(first, name="internvl"))
+        try:
+            assert not engine.normalizes_on_device
+            from_folder = await engine.generate_batch(requests)
+            assert engine.num_ipc_bytes == sum(4 * m.patches.nbytes for r in requests for m in r.media)
+            await engine.update_weights(Published(version=1, path=segments[1]))
+            other = await engine.generate_batch(requests)
+            await engine.update_weights(Published(version=2, path=segments[0]))
+            return [from_folder, other, await engine.generate_batch(requests)]
+        finally:
+            await engine.shutdown()
+
+    from_folder, other, from_trainer = run(answers())
+    assert numbers(from_trainer) == numbers(from_folder)
+    assert numbers(other) != numbers(from_folder)
+    for folder, groups in ((first, from_folder), (second, other)):
+        model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
+        for sizes, group in zip(IMAGES, groups, strict=True):
+            for sampled in group:
+                wanted = of_transformers(model, processed(folder, tuple(sizes)), sampled.token_ids)
+                assert sampled.logprobs == pytest.approx(wanted, abs=1e-4)
+
+
+def of_transformers(model: Any, inputs: dict[str, Any], sampled: Sequence[int]) -> list[float]:
+    """Log-probabilities of the sampled tokens, in one pass over prompt and response."""
+    tokens = torch.cat([inputs["input_ids"], torch.tensor([list(sampled)])], 1)
+    logits = model(input_ids=tokens, pixel_values=inputs.get("pixel_values")).logits
+    distribution = logits[0, -len(sampled) - 1 : -1].log_softmax(-1)
+    found: list[float] = distribution.gather(1, torch.tensor(sampled)[:, None])[:, 0].tolist()
+    return found

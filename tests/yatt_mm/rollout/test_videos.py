@@ -1,0 +1,169 @@
+"""Videos of the data plane in real engines: ids and patches of the processor, log-probabilities of the trainer."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.client.reader import Reader
+from models.layout.parallel import Parallel
+from models.recipes.media_recipes import MediaRecipes
+from tests.yatt_mm.rollout import clips
+from tests.yatt_mm.rollout.conftest import Run, engine_config
+from tests.yatt_mm.rollout.families import build_served_folder
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.common.media_refs import derive_media
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.rollout import PromptTask, Sampling
+from yatt_mm.rollout.video_times import engine_seconds
+from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.worker import RolloutWorker
+
+ORDERS = ((1,), (2,), (0, 1), (1, 0), (2, 3, 1), (0,))
+"""Which media a prompt has, and in which order: videos alone, mixed with images, images alone."""
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with EmbeddedNode(memory_bytes=64 * 2**20, roots={}, num_workers=1) as node, Client(node.uri) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def reader(client: Client) -> Iterator[Reader]:
+    with Reader(client.uri) as reader:
+        yield reader
+
+
+@pytest.fixture(scope="module")
+def qwen2_5(client: Client, tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> clips.Clips:
+    return clips.make_clips(client, tiny_dir, tmp_path_factory.mktemp("clips"))
+
+
+def check_against_processor(model_dir: Path, made: clips.Clips, requests: Sequence[Any]) -> None:
+    """The same ids, the same pixels, the same times."""
+    for places, request in zip(ORDERS, requests, strict=True):
+        wanted = clips.of_processor(model_dir, made, places)
+        assert list(request.prompt_token_ids) == wanted["input_ids"][0].tolist()
+        for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
+            patches = [medium.patches for medium in request.media if medium.kind == kind]
+            if patches:
+                assert np.array_equal(np.concatenate(patches), wanted[pixels])
+        if "second_per_grid_ts" in wanted:
+            seconds = [medium.seconds_per_grid for medium in request.media if medium.kind == "video"]
+            assert seconds == pytest.approx(list(wanted["second_per_grid_ts"]))
+
+
+def check_against_trainer(
+    ranks: RankPool, model_dir: Path, made: clips.Clips, requests: Sequence[Any], groups: Sequence[Any]
+) -> None:
+    """The trainer gives the sampled tokens the probabilities that the engine gave them."""
+    samples = [
+        clips.train_sample(made, places, request, sampled.token_ids)
+        for places, request, group in zip(ORDERS, requests, groups, strict=True)
+        for sampled in group
+    ]
+    (found, *_) = ranks.run(1, jobs.logprobs_of, model_dir, Parallel(), samples)
+    for logprobs, sampled in zip(found, (sampled for group in groups for sampled in group), strict=True):
+        assert sampled.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
+
+
+def test_qwen2_5_vl_sees_videos_as_its_processor_and_its_trainer_do(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run, ranks: RankPool
+) -> None:
+    requests = [clips.request_for(qwen2_5, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS]
+    check_against_processor(tiny_dir, qwen2_5, requests)
+    groups = run(engine.generate_batch(requests))
+    check_against_trainer(ranks, tiny_dir, qwen2_5, requests, groups)
+    still = dataclasses.replace(requests[0].media[0], digest="still", patches=np.zeros((80, 1176), np.uint8))
+    (other,) = run(engine.generate_batch([dataclasses.replace(requests[0], media=(still,))]))
+    assert other[0].logprobs != groups[0][0].logprobs
+
+
+def test_qwen3_vl_sees_each_frame_with_its_time_before_it(
+    client: Client, reader: Reader, run: Run, ranks: RankPool, tmp_path: Path
+) -> None:
+    folder = build_served_folder(tmp_path / "model", 0)
+    made = clips.make_clips(client, folder, tmp_path)
+
+    async def answers() -> tuple[list[Any], list[Any]]:
+        engine = await Engine.start(engine_config(folder, name="qwen3"))
+        try:
+            requests = [
+                clips.request_for(made, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS
+            ]
+            return requests, await engine.generate_batch(requests)
+        finally:
+            await engine.shutdown()
+
+    requests, groups = run(answers())
+    check_against_processor(folder, made, requests)
+    check_against_trainer(ranks, folder, made, requests, groups)
+
+
+def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
+    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run
+) -> None:
+    refs = tuple(qwen2_5.refs[place] for place in (2, 3, 1))
+    task = PromptTask(slot=0, question=clips.QUESTION, media=refs, num_samples=3, seed=1, name="videos/0")
+    worker = RolloutWorker(engine, client, reader)
+    before = engine.num_ipc_bytes
+    group = run(worker.generate(task, Sampling(max_tokens=3)))
+    (view,) = reader.resolve([group.ref])
+    wanted = clips.of_processor(tiny_dir, qwen2_5, (2, 3, 1))["input_ids"][0].tolist()
+    assert group_record.decode(view).prompt_token_ids.tolist() == wanted
+    assert group.media == refs and group.num_prompt_tokens == len(wanted)
+    assert engine.num_ipc_bytes - before == sum(ref.nbytes for ref in refs), "once for all samples"
+
+
+def test_videos_that_do_not_fit_are_refused_by_name(
+    engine: Engine, reader: Reader, qwen2_5: clips.Clips, run: Run
+) -> None:
+    request = clips.request_for(qwen2_5, (1,), engine.tokenizer, engine.media_tokens, reader)
+    (medium,) = request.media
+    with pytest.raises(ValueError, match=r"has 3 videos and rollout\.max_videos_per_prompt is 2"):
+        run(engine.generate(dataclasses.replace(request, media=(medium,) * 3)))
+    taller = dataclasses.replace(medium, grid_thw=(medium.grid_thw[0], 8, 4), patches=np.tile(medium.patches, (2, 1)))
+    with pytest.raises(ValueError, match=r"\(video, grid .* needs 40 placeholder"):
+        run(engine.generate(dataclasses.replace(request, media=(taller,))))
+    as_image = dataclasses.replace(medium, kind="image")
+    with pytest.raises(ValueError, match=r"\(image, grid .* needs 20 placeholder"):
+        run(engine.generate(dataclasses.replace(request, media=(as_image,))))
+
+
+def test_a_model_without_videos_has_them_set_aside(client: Client, qwen2_5: clips.Clips) -> None:
+    images_only = MediaRecipes(image=qwen2_5.recipes.image)
+    image, video = derive_media(client, qwen2_5.refs[:2], images_only)
+    assert image == qwen2_5.refs[0]
+    assert "it is a video, and the model's family takes none" in video.reason  # type: ignore[union-attr]
+
+
+@given(
+    num_frames=st.integers(2, 300),
+    total=st.integers(300, 5000),
+    rate=st.sampled_from([10.0, 12.0, 23.976, 25.0, 30.0]),
+    tokens_per_second=st.sampled_from([2.0, 4.0]),
+)
+@example(num_frames=235, total=300, rate=30.0, tokens_per_second=2.0)  # 8 / 47 of a position from frame to frame
+def test_the_engine_is_told_a_time_that_is_hardly_another(
+    num_frames: int, total: int, rate: float, tokens_per_second: float
+) -> None:
+    seconds = 2 / (num_frames / total * rate)
+    assert engine_seconds(seconds, num_frames // 2, tokens_per_second) == pytest.approx(seconds, rel=1e-6)
+
+
+@pytest.mark.parametrize(("seconds", "num_steps"), [(0.7, 40), (0.35, 80), (1 / 3, 90)])
+def test_nearly_whole_positions_are_rounded_as_the_trainer_rounds_them(seconds: float, num_steps: int) -> None:
+    steps = np.arange(num_steps)
+    trainer = (steps.astype(np.float32) * np.float32(2.0 * seconds)).astype(np.int64)
+    assert ((steps * (engine_seconds(seconds, num_steps, 2.0) * 2.0)).astype(np.int64) == trainer).all()

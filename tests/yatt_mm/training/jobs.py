@@ -1,0 +1,404 @@
+"""What tests run on ranks: each function builds an engine, does one thing and returns numpy."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from models.compat.megatron_core import parallel_state
+from models.freeze import Part
+from models.layout.parallel import Parallel
+from tests.yatt_mm.training.tiny import Form, make_samples, with_patches_of
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training import rank_checkpoint
+from yatt_mm.training.megatron_engine import TrainEngine
+from yatt_mm.training.offload import EVERYTHING, Holding
+from yatt_mm.training.train_sample import TrainSample
+from yatt_mm.weights.segment_publisher import SegmentPublisher
+from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
+
+OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
+"""Settings that are not the optimizer's."""
+GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
+"""Samples of four microbatches: images and a video, text alone, images, all kinds."""
+TEXT_LAST = ((0, 1, 6), (2,), (3, 4, 7), (5,))
+"""The same with a last microbatch of text alone; the second of two replicas has no image at all."""
+
+
+def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
+    """An engine without weight decay or clipping, unless told."""
+    defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
+    of_engine = {
+        name: settings.pop(name) for name in ("recompute", "freeze", "overlap_grad_reduce") if name in settings
+    }
+    optim = AdamSettings(**(defaults | settings))
+    return TrainEngine(model_dir=model_dir, parallel=parallel, optim=optim, dtype=dtype, seed=1, **of_engine)
+
+
+def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
+    """This replica's microbatches, every dp-th group, with the patches of those images that this rank encodes."""
+    samples = make_samples(form_of(engine))
+    rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
+    return [own_part(engine, [samples[i] for i in group]) for group in groups[rank::size]]
+
+
+def form_of(engine: TrainEngine) -> Form:
+    """How the samples of the engine's model show their media."""
+    if not engine._layout.has_mrope:
+        return "tiles"
+    return "frames" if engine._layout.tokens_per_second is None else "spans"
+
+
+def own_part(engine: TrainEngine, microbatch: Sequence[TrainSample]) -> list[TrainSample]:
+    """The microbatch as a worker would give it to this rank."""
+    without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in microbatch]
+    is_own = engine.own_media(without)
+    return [with_patches_of(sample, own) for sample, own in zip(microbatch, is_own, strict=True)]
+
+
+def zero_gradients(engine: TrainEngine) -> None:
+    """Forget the gradients of an earlier backward pass."""
+    for chunk in engine._ddp:
+        chunk.zero_grad_buffer()
+
+
+def weighted_loss(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Both outputs take part, so both backward passes are tested."""
+    loss = -(columns["weights"] * (logprobs + 0.3 * entropy)).sum()
+    return loss, {"loss": loss.detach(), "entropy": (columns["weights"] * entropy).sum().detach()}
+
+
+def zero_loss(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """No loss; its metric carries the entropies' sum."""
+    return logprobs.sum() * 0, {"entropy": entropy.sum().detach()}
+
+
+def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
+    """Every tensor of the model by its Hugging Face name."""
+    return {name: tensor.float().clone().numpy() for name, tensor in engine.weights}
+
+
+def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
+    """(log-probabilities, entropies) of each of this replica's samples, after a backward pass over them.
+
+    Empty on ranks that are not on the last stage. The forward pass alone must give the same bits.
+    """
+    before = engine.logprobs(microbatches(engine))
+    zero_gradients(engine)
+    scored = engine._run(microbatches(engine), 1.0, _keep_entropies)
+    entropies = [part.metrics["entropies"].cpu().split(list(part.num_scored)) for part in scored]
+    pairs = [
+        (logprobs, entropy.numpy())
+        for part, split in zip(scored, entropies)
+        for logprobs, entropy in zip(part.by_sample(), split, strict=True)
+    ]
+    alone = [logprobs for part in before for logprobs in part]
+    assert all(np.array_equal(found, logprobs) for found, (logprobs, _) in zip(alone, pairs, strict=True))
+    return pairs
+
+
+def _keep_entropies(
+    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    return weighted_loss(logprobs, entropy, columns)[0], {"entropies": entropy.detach()}
+
+
+def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
+    """What is exported, and this replica's log-probabilities."""
+    engine = build_engine(model_dir, parallel)
+    return exported(engine), [values for part in engine.logprobs(microbatches(engine)) for values in part]
+
+
+def publish(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
+    """Write the weights for engines, as a training rank does."""
+    SegmentPublisher(build_engine(model_dir, parallel).weights, path).publish(version)
+
+
+def stream(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
+    """Send the weights to one receiver, which finds at `path` how to get them."""
+    receivers = Receivers(host="127.0.0.1", num=1, deadline_s=60)
+    publisher = StreamPublisher(build_engine(model_dir, parallel).weights, torch.device("cpu"), receivers)
+    announced = publisher.publish(version)
+    if announced:
+        draft = Path(f"{path}.draft")
+        draft.write_bytes(pickle.dumps(announced))
+        draft.rename(path)
+    publisher.release()
+
+
+def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
+    """Losses (summed over replicas), gradient norms and final weights of a few updates."""
+    engine = build_engine(model_dir, parallel, **settings)
+    return _steps(engine, num_steps) | {"weights": exported(engine)}
+
+
+def train_with_releases(
+    rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]
+) -> dict[str, Any]:
+    """As `train`, with everything released between updates in the order of a colocated step."""
+    engine = build_engine(model_dir, parallel, **settings)
+    memory = engine.memory
+    losses, norms, host_bytes, left, refusals = [], [], [], [], []
+    for _ in range(num_steps):
+        done = _steps(engine, 1)
+        losses += done["losses"]
+        norms += done["norms"]
+        held = {part: memory.resident_bytes(part) for part in Holding}
+        given = memory.hold([Holding.WEIGHTS]).released_bytes
+        exported(engine)
+        given += memory.hold([]).released_bytes
+        assert given == sum(held.values())
+        left.append(sum(memory.resident_bytes(part) for part in Holding))
+        for work in (lambda: _steps(engine, 1), lambda: exported(engine), lambda: engine.save(Path("nowhere"))):
+            try:
+                work()
+            except RuntimeError as error:
+                refusals.append(str(error))
+        host_bytes.append(memory.host_bytes)
+        memory.hold([Holding.WEIGHTS])
+        engine.logprobs(microbatches(engine))
+        memory.hold(EVERYTHING)
+        assert {part: memory.resident_bytes(part) for part in Holding} == held
+    return {
+        "losses": losses,
+        "norms": norms,
+        "weights": exported(engine),
+        "left": left,
+        "host_bytes": host_bytes,
+        "refusals": refusals,
+        "at_end": held,
+    }
+
+
+def curves(
+    rank: int, model_dir: Path, cases: dict[str, tuple[Parallel, dict[str, Any]]], num_steps: int
+) -> dict[str, dict[str, list[float]]]:
+    """Losses and gradient norms of each case, one after the other."""
+    return {
+        name: _steps(build_engine(model_dir, layout, **its), num_steps, TEXT_LAST)
+        for name, (layout, its) in cases.items()
+    }
+
+
+def train_and_save(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
+    """Two updates, a checkpoint and an exported folder, then two more updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    _steps(engine, 2)
+    engine.save(directory / "checkpoint")
+    engine.save_hf(directory / "hf")
+    return {"saved": exported(engine)} | _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def save_both_ways(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
+    """Two updates, a checkpoint at once and one that is written only after the two updates that follow."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    _steps(engine, 2)
+    engine.save(directory / "at once")
+    trained = threading.Event()
+    write = rank_checkpoint._write_buckets
+
+    def write_later(*arguments: Any) -> None:
+        assert trained.wait(200)
+        write(*arguments)
+
+    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
+        engine.save(directory / "later", asynchronous=True)
+    done = _steps(engine, 2) | {"weights": exported(engine)}
+    dist.barrier()
+    done["was_complete"] = (directory / "later" / "metadata.json").exists()
+    trained.set()
+    engine.finish_save()
+    return done
+
+
+def load_both(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, dict[str, Any]]:
+    """Continue from each of the checkpoints of `save_both_ways`, one after the other, with two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    found = {}
+    for name in ("at once", "later"):
+        engine.load(directory / name)
+        found[name] = _steps(engine, 2) | {"weights": exported(engine)}
+    return found
+
+
+def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> str:
+    """What `finish_save` says when a file's place is taken by a folder while the ranks train."""
+    engine = build_engine(model_dir, parallel)
+    trained = threading.Event()
+    write = rank_checkpoint._write_buckets
+
+    def write_later(*arguments: Any) -> None:
+        assert trained.wait(200)
+        write(*arguments)
+
+    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
+        engine.save(directory / "checkpoint", asynchronous=True)
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(directory / "checkpoint")
+    dist.barrier()
+    trained.set()
+    try:
+        engine.finish_save()
+    except OSError as error:
+        return str(error)
+    return "no error"
+
+
+def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
+    """A checkpoint of the untrained model, then two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
+    engine.save(directory / "checkpoint")
+    return _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def load_and_train(
+    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+) -> dict[str, Any]:
+    """Continue from the checkpoint of `train_and_save` with two updates."""
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    engine.load(directory / "checkpoint")
+    return _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] = GROUPS) -> dict[str, Any]:
+    losses, norms = [], []
+    for _ in range(num_steps):
+        result = engine.step(microbatches(engine, groups), weighted_loss)
+        total = torch.tensor([result.loss_metrics["loss"] if engine.is_loss_rank else 0.0], dtype=torch.float64)
+        dist.all_reduce(total)
+        losses.append(float(total))
+        norms.append(result.grad_norm)
+    return {"losses": losses, "norms": norms}
+
+
+def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
+    """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
+    dense = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    experts = parallel_state.get_expert_data_parallel_group()
+    for chunk in engine._ddp:
+        buffers = [(dense, buffer) for buffer in chunk.buffers]
+        buffers += [(experts, buffer) for buffer in chunk.expert_parallel_buffers]
+        for group, buffer in buffers:
+            for bucket in buffer.buckets:
+                shard = bucket.grad_data.chunk(group.size())[group.rank()].clone()
+                dist.all_gather_into_tensor(bucket.grad_data, shard, group=group)
+    for param in engine._model.parameters():
+        param.data = param.main_grad
+    return exported(engine)
+
+
+def tower_after_training(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
+    """This rank's own copy of the vision tower after two updates."""
+    engine = build_engine(model_dir, parallel)
+    _steps(engine, 2)
+    tower = engine._model[0].vision_model
+    assert tower is not None
+    return {name: param.detach().numpy().copy() for name, param in tower.named_parameters()}
+
+
+def gradients_by_split(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, dict[str, np.ndarray]]:
+    """Gradients of the same samples, divided into microbatches in several ways."""
+    splits: dict[str, list[tuple[int, ...]]] = {
+        "together": [(0, 1, 2, 3, 4, 5)],
+        "one each": [(0,), (1,), (2,), (3,), (4,), (5,)],
+        "reordered": [(5, 3), (4, 0, 2, 1)],
+        "with empty ones": [(), (0, 1, 2), (), (3, 4, 5), ()],
+    }
+    return {name: _gradients_of(build_engine(model_dir, parallel), split) for name, split in splits.items()}
+
+
+def text_only_gradients(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
+    """Gradients of a microbatch without any image."""
+    return _gradients_of(build_engine(model_dir, parallel), [(2, 5)])
+
+
+def logprobs_at(rank: int, model_dir: Path, temperatures: Sequence[float]) -> dict[float, np.ndarray]:
+    """All log-probabilities at each temperature."""
+    engine = build_engine(model_dir, Parallel())
+    return {
+        temperature: np.concatenate(
+            [values for part in engine.logprobs(microbatches(engine), temperature=temperature) for values in part]
+        )
+        for temperature in temperatures
+    }
+
+
+def learning_rates(rank: int, model_dir: Path) -> list[float]:
+    """Learning rate of each of five updates with four of warm-up."""
+    engine = build_engine(model_dir, Parallel(), lr=1.0, warmup_steps=4)
+    rates = []
+    for _ in range(5):
+        engine.step(microbatches(engine), zero_loss)
+        rates.append(engine._optimizer.param_groups[0]["lr"])
+    return rates
+
+
+def refusal(rank: int, model_dir: Path, parallel: Parallel) -> str:
+    """What an engine says of a folder that it does not take."""
+    try:
+        build_engine(model_dir, parallel)
+    except ValueError as error:
+        return str(error)
+    raise AssertionError(f"rank {rank} took {model_dir}")
+
+
+def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bool]:
+    """(replica, wants pixels, counts for the loss) of this rank."""
+    engine = build_engine(model_dir, parallel)
+    return parallel_state.get_data_parallel_rank(), engine.needs_pixels, engine.is_loss_rank
+
+
+def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[str, np.ndarray]:
+    zero_gradients(engine)
+    engine._run(microbatches(engine, groups), 1.0, weighted_loss)
+    return gradients(engine)
+
+
+def frozen_parts(rank: int, model_dir: Path, parallel: Parallel, parts: Sequence[Part]) -> dict[str, Any]:
+    """What a few updates leave of each part, and what the optimizer keeps of it."""
+    engine = build_engine(model_dir, parallel, freeze=parts)
+    before = exported(engine)
+    result = _steps(engine, 2)
+    after = exported(engine)
+    num_trained = sum(param.numel() for param in engine._model.parameters() if param.requires_grad)
+    num_states = sum(buffer.numel for chunk in engine._ddp for buffer in chunk.buffers)
+    return result | {"before": before, "after": after, "num_trained": num_trained, "num_states": num_states}
+
+
+def owned_media(rank: int, model_dir: Path, parallel: Parallel) -> list[list[tuple[bool, ...]]]:
+    """[microbatch][sample][medium] what this rank asks for, told by keys and grids alone."""
+    engine = build_engine(model_dir, parallel)
+    without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]
+    return [engine.own_media([without[i] for i in group]) for group in GROUPS]
+
+
+def logprobs_without_pixels(rank: int, model_dir: Path) -> None:
+    """What happens to a rank that was not given what it encodes."""
+    engine = build_engine(model_dir, Parallel())
+    engine.logprobs([[with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]])
+
+
+def logprobs_of(rank: int, model_dir: Path, parallel: Parallel, samples: Sequence[TrainSample]) -> list[np.ndarray]:
+    """[sample] log-probabilities of the sampled tokens."""
+    engine = build_engine(model_dir, parallel)
+    return engine.logprobs([samples])[0]

@@ -1,0 +1,128 @@
+"""What balancing counts with, against what torch counts while the real engine trains."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.common.torch_flops import count
+from models.flops import TOWERS, count_operations
+from models.layout.parallel import Parallel
+from models.registry import FAMILIES
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from tests.yatt_mm.training.tiny import FORMS, MODELS, build_folder, make_samples
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.training.megatron_engine import TrainEngine
+
+VARIANTS: list[dict[str, Any]] = [
+    {"freeze": (), "recompute": "none"},
+    {"freeze": ("tower",), "recompute": "full"},
+    {"freeze": ("tower", "merger"), "recompute": "selective"},
+    {"freeze": ("merger",), "recompute": "none"},
+]
+
+
+def counted(rank: int, folder: Path) -> list[list[int]]:
+    """[variant][sample] operations of a forward and backward pass over each sample alone."""
+    found = []
+    for variant in VARIANTS:
+        optim = AdamSettings(lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
+        engine = TrainEngine(model_dir=folder, parallel=Parallel(), optim=optim, seed=1, **variant)
+        found.append(
+            [
+                count(partial(engine.step, [[sample]], jobs.weighted_loss))
+                for sample in make_samples(jobs.form_of(engine))
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize("family", MODELS)
+def test_operations_are_those_that_torch_counts(family: str, ranks: RankPool, tmp_path: Path) -> None:
+    folder = build_folder(tmp_path, family)
+    config = json.loads((folder / "config.json").read_text())
+    for variant, found in zip(VARIANTS, ranks.run(1, counted, folder)[0], strict=True):
+        operations = count_operations(config, **variant)
+        planned = [
+            operations.decoder(len(sample.token_ids), int(sample.loss_mask.sum())) + operations.tower(sample.grid_thw)
+            for sample in make_samples(FORMS[family])
+        ]
+        assert found == planned, variant
+
+
+def test_every_family_has_its_operations() -> None:
+    assert TOWERS.keys() >= FAMILIES.keys()
+
+
+def test_seven_billion_parameters_take_six_operations_a_token_and_parameter() -> None:
+    text = {
+        "hidden_size": 3584,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+        "intermediate_size": 18944,
+        "vocab_size": 152064,
+    }
+    tower = {
+        "depth": 32,
+        "hidden_size": 1280,
+        "intermediate_size": 3420,
+        "out_hidden_size": 3584,
+        "patch_size": 14,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "window_size": 112,
+        "fullatt_block_indexes": [7, 15, 23, 31],
+    }
+    operations = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text})
+    weights = 28 * (2 * 3584 * 3584 + 2 * 3584 * 512 + 3 * 3584 * 18944)
+    assert operations.per_token == 6 * weights
+    assert operations.window == 8
+    assert operations.per_window_pair == 28 * 14 * 1280
+    frozen = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text}, freeze=("tower", "merger"))
+    assert frozen.per_token == operations.per_token
+    assert frozen.per_patch * 3 > operations.per_patch > frozen.per_patch * 2.9
+    assert operations.tower([(1, 16, 20)]) == (
+        operations.per_patch * 320
+        + operations.per_patch_pair * 320**2
+        + operations.per_window_pair * (2 * 8**2) * (2 * 8**2 + 4**2)
+    )
+    recomputed = count_operations({"model_type": "qwen2_5_vl", "vision_config": tower, **text}, recompute="full")
+    assert recomputed.per_token == 8 * weights
+    assert recomputed.per_patch == operations.per_patch
+
+
+def test_of_a_mixture_only_the_experts_that_a_token_visits_count() -> None:
+    text = {
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 32,
+        "intermediate_size": 96,
+        "vocab_size": 200,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "mlp_only_layers": [1],
+    }
+    tower = {
+        "depth": 2,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "out_hidden_size": 64,
+        "patch_size": 4,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+        "deepstack_visual_indexes": [0],
+    }
+    operations = count_operations({"model_type": "qwen3_vl_moe", "text_config": text, "vision_config": tower})
+    attention = 2 * 64 * 128 + 2 * 64 * 64
+    assert operations.per_token == 6 * (2 * attention + 64 * 8 + 2 * 3 * 64 * 24 + 3 * 64 * 96)
+    assert operations.window == 0
+    assert operations.tower([(2, 4, 6)]) == 2 * operations.tower([(1, 4, 6)]), "attention stays within a frame"

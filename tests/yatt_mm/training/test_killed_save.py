@@ -1,0 +1,93 @@
+"""A rank that is killed in the middle of writing a checkpoint, while training goes on: the one before it holds."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch.distributed as dist
+
+from models.compat.megatron_core import filesystem_async
+from models.layout.parallel import Parallel
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint
+from yatt_mm.common.errors import CheckpointError
+from yatt_mm.training.megatron_engine import TrainEngine
+
+TP2 = Parallel(tp=2)
+DEADLINE_S = 120.0
+
+
+def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
+    """Commit a checkpoint, train, begin another and train on; then rank 1 dies with half of its file written."""
+    engine = jobs.build_engine(model_dir, TP2)
+    checkpoints = Checkpoints(root=run_dir / "checkpoints", keep=2)
+    jobs._steps(engine, 1)
+    engine.save(checkpoints.begin(1), asynchronous=True)
+    _finish_save(rank, engine, checkpoints, 1)
+    curves = [jobs._steps(engine, 1)]
+    has_trained = threading.Event()
+    write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+
+    def write_half(transforms: Any, number: int, bucket: Any, written: queue.SimpleQueue, *rest: Any) -> None:
+        assert has_trained.wait(DEADLINE_S)
+        write(transforms, number, bucket, written, *rest)
+        if rank == 1:
+            os.truncate(bucket[0], Path(bucket[0]).stat().st_size // 2)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    with mock.patch.object(filesystem_async.FileSystemWriterAsync, "write_preloaded_data", write_half):
+        engine.save(checkpoints.begin(2), asynchronous=True)
+        curves.append(jobs._steps(engine, 1))
+        if rank == 0:
+            (run_dir / "curves.json").write_text(json.dumps(curves))
+        dist.barrier()
+        has_trained.set()
+        _finish_save(rank, engine, checkpoints, 2)
+
+
+def _finish_save(rank: int, engine: TrainEngine, checkpoints: Checkpoints, step: int) -> None:
+    """As controllers have it done: what counts is what was committed after every rank had finished."""
+    engine.finish_save()
+    dist.barrier()
+    if rank == 0:
+        checkpoints.commit(step, {"step": step})
+    dist.barrier()
+
+
+def resume(rank: int, model_dir: Path, half: Path, good: Path) -> dict[str, Any]:
+    engine = jobs.build_engine(model_dir, TP2)
+    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+        engine.load(half)
+    engine.load(good)
+    return jobs._steps(engine, 2)
+
+
+def test_after_a_kill_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoint_before(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(AssertionError, match="rank 1 died"):
+        ranks.run(2, train_until_killed, untied_folder, tmp_path)
+    checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=2)
+    (half,) = checkpoints.root.glob(".partial*")
+    assert list(half.glob("*.distcp")), "nothing was being written"
+
+    good = find_checkpoint(tmp_path, "auto")
+    assert checkpoints.steps() == [1]
+    with pytest.raises(CheckpointError, match="not a committed checkpoint"):
+        find_checkpoint(tmp_path, str(half))
+    resumed = ranks.run(2, resume, untied_folder, half, good)[0]
+    curves = json.loads((tmp_path / "curves.json").read_text())
+    for key in ("losses", "norms"):
+        assert resumed[key] == [value for curve in curves for value in curve[key]]
+
+    checkpoints.clear_partial()
+    assert [path.name for path in checkpoints.root.iterdir()] == [good.name]

@@ -1,0 +1,56 @@
+"""Giving memory up between updates and taking it back: the same bits, nothing left behind, one host copy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from models.freeze import Part
+from models.layout.parallel import Parallel
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.training.offload import Holding
+
+SETTINGS = {"lr": 1e-3, "weight_decay": 0.1, "clip_grad": 0.5}
+
+
+@pytest.mark.parametrize("frozen", [(), ("tower",)], ids=["all", "frozen tower"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("parallel", [Parallel(tp=2), Parallel(dp=2)], ids=["tp2", "dp2"])
+def test_updates_with_everything_released_in_between_have_the_same_bits(
+    frozen: tuple[Part, ...], dtype: str, parallel: Parallel, ranks: RankPool, untied_folder: Path
+) -> None:
+    settings = SETTINGS | {"dtype": dtype, "freeze": frozen}
+    wanted = ranks.run(2, jobs.train, untied_folder, parallel, 3, settings)
+    for plain, moved in zip(wanted, ranks.run(2, jobs.train_with_releases, untied_folder, parallel, 3, settings)):
+        assert moved["losses"] == plain["losses"]
+        assert moved["norms"] == plain["norms"]
+        assert all(np.array_equal(moved["weights"][name], plain["weights"][name]) for name in plain["weights"])
+        assert moved["left"] == [0, 0, 0]
+        held = moved["at_end"]
+        assert moved["host_bytes"] == [held[Holding.WEIGHTS] + held[Holding.OPTIMIZER]] * 3
+        # moments of this rank's share, and where the model is not float32 itself, its main weights
+        per_value = 8 if dtype == "float32" else 12
+        whole = per_value * held[Holding.GRADIENTS] / 4 / parallel.dp
+        assert 0.95 * whole < held[Holding.OPTIMIZER] <= whole  # the buffer of gradients is padded
+
+
+def test_a_released_engine_names_the_work_that_it_refuses_and_what_is_missing(
+    ranks: RankPool, untied_folder: Path
+) -> None:
+    moved = ranks.run(1, jobs.train_with_releases, untied_folder, Parallel(), 1, SETTINGS)[0]
+    assert moved["refusals"] == [
+        "cannot update: released weights, gradients, optimizer; hold them again before it",
+        "cannot export: released weights; hold them again before it",
+        "cannot save a checkpoint: released weights, optimizer; hold them again before it",
+    ]
+
+
+def test_optimizer_state_on_the_host_is_refused_where_there_is_no_gpu(ranks: RankPool, untied_folder: Path) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is there")
+    with pytest.raises(AssertionError, match=r"train\.optimizer_offload_fraction is 0\.5, but there is no GPU"):
+        ranks.run(1, jobs.train, untied_folder, Parallel(), 1, {"offload_frac": 0.5})

@@ -1,0 +1,127 @@
+"""Tokens that an older policy sampled: weighed against that policy, and kept out of the comparison with the engine."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch.distributed as dist
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from models.layout.parallel import Parallel
+from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.generation.metrics import Meter, add_update, merge
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.training import TrainSpec, UpdateReport
+from yatt_mm.training.step_plan import Minibatch, PlannedSample, UpdatePlan
+from yatt_mm.training.worker import TrainWorker
+
+PROMPT = [20, 21, 22, 23]
+RESPONSES = ([30, 31, 32, 33, 34], [40, 41, 42])
+VERSIONS = ([0, 0, 1, 2, 2], [2, 2, 2])
+ADVANTAGES = (1.0, -0.5)
+NUM_TOKENS = 8
+CLIP = 0.2
+
+
+def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any]:
+    """Steps of one and two updates at policy version 2, on a group of which three tokens are older."""
+    dist.destroy_process_group()  # the worker makes its own
+    spec = TrainSpec(
+        model_dir=str(model_dir),
+        dtype="float32",
+        optim=AdamSettings(lr=1e-3, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0),
+        temperature=1.0,
+        clip_low=CLIP,
+        clip_high=CLIP,
+        entropy_coef=0.0,
+        seed=1,
+        timeout_s=60,
+        recompute="none",
+        freeze=(),
+        overlap_grad_reduce=False,
+        carrier="shm",
+        num_receivers=0,
+        deadline_s=60,
+    )
+    worker = TrainWorker(rank=0, spec=spec, parallel=Parallel(), dataplane_uri=uri)
+    with tempfile.TemporaryDirectory() as store, Client(uri) as client:
+        worker.start(f"file://{Path(store) / 'store'}")
+        worker.set_state(State.WEIGHTS_ONLY)
+        worker.publish(str(folder / "policy"), 2)
+        worker.set_state(State.AWAKE)
+        found = {}
+        for num_updates, name in ((2, "twice"), (1, "once")):
+            current = _current_logprobs(worker, client, name)
+            # the engine: 0.5 away where it was an older policy, and all but equal where it was this one
+            engine = [
+                (now + np.where(np.array(versions) < 2, 0.5, 1e-4)).astype(np.float32)
+                for now, versions in zip(current, VERSIONS)
+            ]
+            report = worker.update(_plan(client, name, engine, num_minibatches=num_updates))
+            found[name] = {"report": report, "current": current, "engine": engine}
+    return found
+
+
+def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np.ndarray]:
+    plan = _plan(client, f"before {name}", [np.zeros(len(ids), np.float32) for ids in RESPONSES])
+    return worker._engine.logprobs(worker._samples(worker._resolve(plan), plan.minibatches[0]))[0]
+
+
+def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatches: int = 1) -> UpdatePlan:
+    samples = tuple(
+        group_record.SampleRecord(
+            token_ids=np.array(ids), logprobs=values, policy_versions=np.array(versions), text="", finish_reason="stop"
+        )
+        for ids, values, versions in zip(RESPONSES, logprobs, VERSIONS, strict=True)
+    )
+    ref = client.put(
+        group_record.encode(group_record.GroupRecord(prompt_token_ids=np.array(PROMPT), samples=samples)), name=name
+    )
+    group = GroupRef(
+        slot=0,
+        ref=ref,
+        media=(),
+        num_prompt_tokens=len(PROMPT),
+        lengths=tuple(map(len, RESPONSES)),
+        policy_versions=tuple((min(versions), max(versions)) for versions in VERSIONS),
+        finish_reasons=("stop", "stop"),
+    )
+    planned = tuple(PlannedSample(group=0, row=row, advantage=advantage) for row, advantage in enumerate(ADVANTAGES))
+    minibatch = Minibatch(microbatches=(planned,), token_weight=1 / NUM_TOKENS)
+    return UpdatePlan(groups=(group,), minibatches=(minibatch,) * num_minibatches)
+
+
+@pytest.fixture(scope="module")
+def found(ranks: RankPool, tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with EmbeddedNode(memory_bytes=2**24, roots={}, num_workers=1) as node:
+        return ranks.run(1, trained, tiny_dir, node.uri, tmp_path_factory.mktemp("weights"))[0]
+
+
+def test_a_stale_token_is_weighed_against_the_policy_that_sampled_it(found: dict[str, Any]) -> None:
+    once = found["once"]
+    loss = 0.0
+    for now, engine, versions, advantage in zip(once["current"], once["engine"], VERSIONS, ADVANTAGES, strict=True):
+        ratio = np.where(np.array(versions) < 2, np.exp(now - engine), 1.0)
+        surrogate = np.minimum(ratio * advantage, ratio.clip(1 - CLIP, 1 + CLIP) * advantage)
+        loss -= surrogate.sum() / NUM_TOKENS
+    report: UpdateReport = once["report"]
+    assert report.loss_metrics["loss"] == pytest.approx(loss, abs=1e-6)
+    assert report.loss_metrics["approx_kl"] == pytest.approx(3 / NUM_TOKENS * (np.exp(-0.5) - 1 + 0.5), abs=1e-5)
+
+
+@pytest.mark.parametrize("name", ["once", "twice"])
+def test_stale_tokens_are_counted_and_not_compared_with_the_engine(found: dict[str, Any], name: str) -> None:
+    meter = Meter()
+    add_update(meter, found[name]["report"])
+    metrics = merge([meter])
+    assert metrics["rollout/stale_tokens_frac"] == 3 / NUM_TOKENS
+    assert metrics["rollout/logprob_diff_max"] == pytest.approx(1e-4, rel=0.05)
+    assert metrics["rollout/logprob_diff_mean"] == pytest.approx(1e-4, rel=0.05)
