@@ -37,8 +37,8 @@ from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from models.registry import load_recipe, read_config
 from yatt_mm.config.values import parse_size
-from yatt_mm.protocol.rollout import GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest
+from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
+from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 COSTS = ("decode_fixed_s", "decode_per_sequence_s", "prefill_per_token_s", "vision_per_patch_s", "request_s")
@@ -112,7 +112,7 @@ async def measure(
     """[N, 5] how often each trial paid each of `COSTS`, and [N] its seconds."""
     fresh = itertools.count()
     with Reader(client.uri) as reader:
-        engine = await Engine.start(config)
+        engine = await VllmEngine.start(config)
         never_end()
         worker = RolloutWorker(engine, client, reader)
         try:
@@ -121,7 +121,7 @@ async def measure(
                 for trial in trials:
                     tasks = list(make_tasks(trial, Path(config.model_dir), client, fresh))
                     began_s = time.perf_counter()
-                    sampling = Sampling(max_tokens=trial.max_tokens)
+                    sampling = SamplingSettings(max_tokens=trial.max_tokens)
                     groups = await asyncio.gather(*(worker.generate(task, sampling) for task in tasks))
                     seconds = time.perf_counter() - began_s
                     if trial not in best or seconds < best[trial][0]:

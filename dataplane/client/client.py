@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
-from dataplane.client.inplace_put import PlaceWriter
+from dataplane.client.inplace_put import InplacePut
 from dataplane.client.put_batches import Buffer, flat, groups, plain_body
-from dataplane.client.retry import GRACE_S, Patience
-from dataplane.client.scope_heartbeat import ScopeKeeper, weak_method
+from dataplane.client.retry import GRACE_S, NodeRetry
+from dataplane.client.scope_heartbeat import ScopeHeartbeat, weak_method
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import ChecksumError, MissingObjectError
 from dataplane.core.flight_errors import from_flight
@@ -41,9 +41,9 @@ class Client:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
-        self._place_writer = PlaceWriter(self._flight, uri)
-        self._patience = Patience(uri)
-        self._scope_keeper = ScopeKeeper(self._flight, uri, weak_method(self._act))
+        self._place_writer = InplacePut(self._flight, uri)
+        self._patience = NodeRetry(uri)
+        self._scope_keeper = ScopeHeartbeat(self._flight, uri, weak_method(self._act))
 
     def __enter__(self) -> Self:
         return self

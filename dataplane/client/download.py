@@ -23,7 +23,7 @@ from dataplane.core.flight_errors import from_body
 from dataplane.core.json_body import dump, parse
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import PIECES, check_array
-from dataplane.core.watch import Watch
+from dataplane.core.stall_watch import StallWatch
 
 RANGES_FROM = 16 << 20
 """From this size on an object comes in several range streams."""
@@ -60,7 +60,7 @@ class Call:
 
     ticket: Mapping[str, Any]
     deadline: float
-    watch: Watch
+    watch: StallWatch
     grace_s: float = 0.0
     """How much longer to wait for a sender that may say itself what it could not do in time."""
 

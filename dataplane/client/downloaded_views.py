@@ -11,18 +11,18 @@ from dataplane.client.connect import Credentials, connect
 from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, Whole, receive_many, receive_ranges
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.refs import Ref
-from dataplane.core.watch import Watch
+from dataplane.core.stall_watch import StallWatch
 
 _ALIGN = 64
 
 
-class Copies:
+class DownloadedViews:
     """Fetches over connections of its own, opened on first use. Thread-safe."""
 
     def __init__(self, uri: str, credentials: Credentials | None) -> None:
         self._uri = uri
         self._credentials = credentials
-        self._watch = Watch(math.inf)  # the call's deadline ends it
+        self._watch = StallWatch(math.inf)  # the call's deadline ends it
         self._lock = threading.Lock()
         self._flights: list[fl.FlightClient] = []
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow.flight as fl
 
-from dataplane.client.inplace_stream import PlaceStream
+from dataplane.client.inplace_stream import InplaceStream
 from dataplane.core.errors import DataPlaneError, NodeUnavailableError
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
@@ -33,14 +33,14 @@ _Piece = tuple[memoryview, int]
 log = logging.getLogger(__name__)
 
 
-class PlaceWriter:
+class InplacePut:
     """Puts in place over one stream, opened on first use. Thread-safe; puts take turns."""
 
     def __init__(self, flight: fl.FlightClient, uri: str) -> None:
         self._flight = flight
         self._uri = uri
         self._lock = threading.Lock()
-        self._stream: PlaceStream | None = None
+        self._stream: InplaceStream | None = None
         self._is_remote = False
 
     def put(
@@ -103,7 +103,7 @@ class PlaceWriter:
             return None
         is_fresh = self._stream is None or not self._stream.is_open
         if self._stream is None or not self._stream.is_open:
-            self._stream = PlaceStream(self._flight, self._uri, deadline)
+            self._stream = InplaceStream(self._flight, self._uri, deadline)
         if not self._stream.is_same_host:
             log.info("the node at %s runs on another machine; big objects go over Flight", self._uri)
             self._is_remote = True

@@ -11,16 +11,16 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.retry import GRACE_S
+from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.hosts import default_host_id
 from dataplane.core.json_body import dump, parse
-from dataplane.core.overdue import OVERDUE
 
 log = logging.getLogger(__name__)
 
 
-class PlaceStream:
+class InplaceStream:
     """One DoExchange `put`, for one thread at a time. Places that are not sealed go back when it closes."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, deadline: float) -> None:
@@ -65,7 +65,7 @@ class PlaceStream:
             self._reader.cancel()
 
         try:
-            with OVERDUE.cut(max(deadline, time.monotonic()) + GRACE_S, cut):
+            with BLOCK_TIMEOUTS.cut(max(deadline, time.monotonic()) + GRACE_S, cut):
                 chunk = self._reader.read_chunk()
             return parse(chunk.app_metadata, "the answer to put")
         except pa.ArrowException as error:

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
-from dataplane.client.downloaded_views import Copies
+from dataplane.client.downloaded_views import DownloadedViews
 from dataplane.client.inplace_stream import close_quietly
 from dataplane.client.retry import GRACE_S
 from dataplane.core.errors import NodeUnavailableError, StreamLostError
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Mapping:
+class SegmentMapping:
     """A segment in this process."""
 
     address: int
@@ -51,7 +51,7 @@ class Mapping:
 class ResolveStream:
     """One open DoExchange for resolve requests, used by one thread at a time."""
 
-    def __init__(self, session: "ReaderSession", writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
+    def __init__(self, session: "LeaseSession", writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
         self.session = session
         self._writer = writer
         self._reader = reader
@@ -93,7 +93,7 @@ class ResolveStream:
         close_quietly(self._writer)
 
 
-class ReaderSession:
+class LeaseSession:
     """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
 
     def __init__(
@@ -115,7 +115,7 @@ class ReaderSession:
         """The node does not know this session any more."""
         self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
-        self._copies = Copies(uri, credentials)
+        self._copies = DownloadedViews(uri, credentials)
         hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
@@ -165,9 +165,9 @@ class ReaderSession:
         with self._lock:
             self._num_leases += count
 
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> SegmentMapping | None:
         """Where the segment lies; None where it is out of reach."""
-        return None if self.address is None else Mapping(self.address, len(self._mapping), self)
+        return None if self.address is None else SegmentMapping(self.address, len(self._mapping), self)
 
     def open_stream(self) -> ResolveStream:
         """A new stream whose leases belong to this session."""

@@ -19,8 +19,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials
-from dataplane.client.lease_session import Mapping, ReaderSession, ResolveStream
-from dataplane.client.retry import MIN_ATTEMPT_S, Patience, is_gone
+from dataplane.client.lease_session import LeaseSession, ResolveStream, SegmentMapping
+from dataplane.client.retry import MIN_ATTEMPT_S, NodeRetry, is_gone
 from dataplane.core.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.json_body import dump, parse
@@ -42,7 +42,7 @@ class _Owner:
     __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
 
     def __init__(
-        self, address: int, ref: Ref, lease: int, session: ReaderSession, mapping: FileMapping | None = None
+        self, address: int, ref: Ref, lease: int, session: LeaseSession, mapping: FileMapping | None = None
     ) -> None:
         self._mapping = mapping  # of a spilled object's own file
         typestr = _TYPE_CODES[ref.dtype]
@@ -67,7 +67,7 @@ class Reader:
         self.timeout_s = timeout_s
         self._credentials = credentials
         self._pid = os.getpid()
-        self._patience = Patience(uri)
+        self._patience = NodeRetry(uri)
         self._session = self._patience.call("session", self._open_session, timeout_s)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
@@ -97,7 +97,7 @@ class Reader:
             return []
         return self._patience.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
 
-    def mapping(self) -> Mapping | None:
+    def mapping(self) -> SegmentMapping | None:
         """The segment as this process maps it now; None where objects are copied over Flight."""
         return self._session.mapping()
 
@@ -110,10 +110,10 @@ class Reader:
             stream.close()
         self._session.close()
 
-    def _open_session(self, open_s: float) -> ReaderSession:
-        return ReaderSession(self.uri, self.timeout_s, self._credentials, open_s)
+    def _open_session(self, open_s: float) -> LeaseSession:
+        return LeaseSession(self.uri, self.timeout_s, self._credentials, open_s)
 
-    def _current(self, timeout_s: float) -> ReaderSession:
+    def _current(self, timeout_s: float) -> LeaseSession:
         """The session; a new one where the node lost the last. One thread opens it, the others wait for that."""
         if self._is_closed:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
@@ -129,7 +129,7 @@ class Reader:
         finally:
             self._opening.release()
 
-    def _take_over(self, lost: ReaderSession, session: ReaderSession) -> None:
+    def _take_over(self, lost: LeaseSession, session: LeaseSession) -> None:
         """Go on with `session`, unless views of `lost` lie in memory that the node may use again by now."""
         if session.incarnation == lost.incarnation and lost.has_views:
             session.close()
@@ -164,7 +164,7 @@ class Reader:
             session.finish()
 
     @contextmanager
-    def _stream(self, session: ReaderSession) -> Iterator[ResolveStream]:
+    def _stream(self, session: LeaseSession) -> Iterator[ResolveStream]:
         """A stream for this thread alone; it is used again unless it broke."""
         with self._lock:
             stream = self._idle.pop() if self._idle and self._session is session else None
@@ -241,7 +241,7 @@ class Reader:
             raise
 
     def _open_spilled(
-        self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: ReaderSession
+        self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: LeaseSession
     ) -> "_Owner | np.ndarray":
         """The file of a spilled object, mapped; a copy over Flight where it cannot be opened from here."""
         try:

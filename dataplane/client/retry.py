@@ -38,7 +38,7 @@ def is_gone(error: pa.ArrowException) -> bool:
     return not isinstance(error, fl.FlightTimedOutError) and any(sign in str(error) for sign in _SIGNS)
 
 
-class Patience:
+class NodeRetry:
     """Makes calls to one node, again where it went away in the middle. Thread-safe."""
 
     def __init__(self, uri: str) -> None:

@@ -28,7 +28,7 @@ _CONNECT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class ScopeKeeper:
+class ScopeHeartbeat:
     """Keeps scopes open for as long as its client lives. Thread-safe."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, act: Callable[[str, Mapping[str, Any]], object]) -> None:
@@ -153,7 +153,7 @@ def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[
     return call
 
 
-def _watch(reference: "weakref.ref[ScopeKeeper]", reader: Any) -> None:
+def _watch(reference: "weakref.ref[ScopeHeartbeat]", reader: Any) -> None:
     """Waits for: the stream's end; then has the keeper come back, until it is closed or forgotten."""
     while True:
         try:

@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
-from dataplane.client.inplace_stream import PlaceStream
-from dataplane.client.retry import Patience
+from dataplane.client.inplace_stream import InplaceStream
+from dataplane.client.retry import NodeRetry
 from dataplane.core.errors import NodeUnavailableError
 from dataplane.core.json_body import check_plain_name
 from dataplane.core.refs import ArraySpec, Ref
@@ -43,9 +43,9 @@ class Writer:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
-        self._patience = Patience(uri)
+        self._patience = NodeRetry(uri)
         self._lock = threading.Lock()
-        self._idle: list[PlaceStream] = []
+        self._idle: list[InplaceStream] = []
         self._arena = np.empty(0, np.uint8)
         self._mapped: Mapping[str, Any] = {}
 
@@ -105,12 +105,12 @@ class Writer:
 
     def _allocate(
         self, specs: Sequence[ArraySpec], sizes: Sequence[int], scope: str | None, left_s: float
-    ) -> tuple[PlaceStream, list[Place]]:
+    ) -> tuple[InplaceStream, list[Place]]:
         deadline = time.monotonic() + left_s
         with self._lock:
             stream = self._idle.pop() if self._idle else None
         if stream is None:
-            stream = PlaceStream(self._flight, self.uri, deadline)
+            stream = InplaceStream(self._flight, self.uri, deadline)
         try:
             arena = self._map(stream)
             answer = stream.ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
@@ -123,7 +123,7 @@ class Writer:
             stream.close()
             raise
 
-    def _seal(self, stream: PlaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
+    def _seal(self, stream: InplaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
         bodies = [
             {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "meta": dict(spec.meta), "hash": False}
             for spec in specs
@@ -145,7 +145,7 @@ class Writer:
                 f"{self.uri} went away before what was written there was sealed ({str(error)[:100]}); write it again"
             ) from error
 
-    def _map(self, stream: PlaceStream) -> np.ndarray:
+    def _map(self, stream: InplaceStream) -> np.ndarray:
         """The arena, writable; mapped again when the node is another one. Arrays keep the mapping they lie in."""
         with self._lock:
             if self._mapped == stream.segment:

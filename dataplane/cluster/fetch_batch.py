@@ -21,7 +21,7 @@ Land = Callable[[Ref, Ref | DataPlaneError], None]
 """What came of an object that was asked for: it is resident, or why it cannot be had."""
 
 
-class Batch:
+class FetchBatch:
     """Objects that are fetched together, and what waits for them."""
 
     def __init__(self, refs: Sequence[Ref], land: Land, is_makeable: bool, deadline: float, lane: int) -> None:
@@ -52,7 +52,7 @@ class Batch:
 class ArenaSink:
     """Slabs of the arena; what came whole is sealed, and may be evicted: its home has it."""
 
-    def __init__(self, store: Store, batch: Batch, until: float, count: Callable[[int, int], None]) -> None:
+    def __init__(self, store: Store, batch: FetchBatch, until: float, count: Callable[[int, int], None]) -> None:
         """`count` is told how many objects, and of how many bytes, came whole."""
         self._keys = list(batch.rest)
         self.refs = [batch.rest[key] for key in self._keys]

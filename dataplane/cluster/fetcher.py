@@ -18,8 +18,8 @@ from dataplane.client.connect import Credentials, connect
 from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.cluster import byte_fetch, byte_fetch_ranges
 from dataplane.cluster.byte_connections import ByteConnections
-from dataplane.cluster.fetch_batch import ArenaSink, Batch, Land, parted
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.fetch_batch import ArenaSink, FetchBatch, Land, parted
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.byte_socket import STALL_S
 from dataplane.core.errors import (
     BadRequestError,
@@ -32,7 +32,7 @@ from dataplane.core.errors import (
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump
 from dataplane.core.refs import Ref
-from dataplane.core.watch import Watch
+from dataplane.core.stall_watch import StallWatch
 from dataplane.storage.store import Store
 
 DOWN_S = 30.0
@@ -52,7 +52,7 @@ class PeerFetcher:
     def __init__(
         self,
         store: Store,
-        peers: Peers,
+        peers: PeerDirectory,
         *,
         credentials: Credentials | None = None,
         num_streams: int = NUM_STREAMS,
@@ -65,7 +65,7 @@ class PeerFetcher:
         self._peers = peers
         self._credentials = credentials
         self._num_streams = num_streams
-        self._watch = Watch(stall_s)
+        self._watch = StallWatch(stall_s)
         self._bytes = ByteConnections(stall_s)
         self._lock = threading.Lock()
         self._flights: dict[str, list[fl.FlightClient]] = {}
@@ -90,7 +90,7 @@ class PeerFetcher:
             batches.setdefault(batch, []).append(ref)
         for together in batches.values():
             for lane, part in enumerate(parted(together, self._num_streams)):
-                self._threads.submit(self._fetch, Batch(part, land, is_makeable, deadline, lane))
+                self._threads.submit(self._fetch, FetchBatch(part, land, is_makeable, deadline, lane))
 
     def is_at_home(self, ref: Ref, until: float) -> bool:
         """Whether the ref's home says now that it holds just what the ref says. Waits for its answer, until `until`."""
@@ -129,7 +129,7 @@ class PeerFetcher:
 
     # -- private: in a fetch thread --------------------------------------------------------------------------------
 
-    def _fetch(self, batch: Batch) -> None:
+    def _fetch(self, batch: FetchBatch) -> None:
         """Try until nothing is left to fetch or the time is over; whatever happens every object lands."""
         try:
             self._try_until_over(batch)
@@ -139,7 +139,7 @@ class PeerFetcher:
             text = f"{type(error).__name__}: {error}"
             batch.fail_rest(lambda ref: PeerError(f"{ref.name}: {text}"))
 
-    def _try_until_over(self, batch: Batch) -> None:
+    def _try_until_over(self, batch: FetchBatch) -> None:
         started, backoff_s, num_wrong = time.monotonic(), _BACKOFF_S, 0
         until = batch.until(started)
         uri = self._peers.find(batch.home)
@@ -180,7 +180,7 @@ class PeerFetcher:
         seconds = time.monotonic() - started
         batch.fail_rest(lambda ref: _gave_up(ref, uri, seconds, problem))
 
-    def _try(self, batch: Batch, uri: str, until: float) -> None:
+    def _try(self, batch: FetchBatch, uri: str, until: float) -> None:
         flights = self._connections(uri)
         sink = ArenaSink(self._store, batch, until, self._count)
         call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, watch=self._watch)

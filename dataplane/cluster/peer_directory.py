@@ -26,7 +26,7 @@ _ANNOUNCE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Peers:
+class PeerDirectory:
     """Addresses of other nodes by id. Thread-safe."""
 
     def __init__(self, node_id: str, static: Mapping[str, str], directory: Path | None) -> None:

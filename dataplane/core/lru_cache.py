@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class Lru(Generic[Value]):
+class LruCache(Generic[Value]):
     """Values by key, of at most `max_cost` together; a value that costs more than that is not kept."""
 
     def __init__(self, max_cost: int) -> None:

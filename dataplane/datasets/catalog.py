@@ -23,11 +23,11 @@ from dataplane.datasets.formats.jsonl import JsonLinesShard
 from dataplane.datasets.formats.media_paths import media_folders
 from dataplane.datasets.formats.parquet import ParquetGroups
 from dataplane.datasets.formats.shard import Flaw, Medium, Row, Shard
-from dataplane.datasets.formats.shard import Place as Place
+from dataplane.datasets.formats.shard import MediumLocation as MediumLocation
 from dataplane.datasets.formats.table import TableShard
 from dataplane.datasets.formats.tar import TarShard
 from dataplane.datasets.range_files import RangeFile
-from dataplane.datasets.roots import Found, find_dataset_files
+from dataplane.datasets.roots import DatasetFiles, find_dataset_files
 
 MAX_INGEST_THREADS = 16
 
@@ -51,7 +51,7 @@ class _Progress:
     num_read: int = 0
 
 
-class Datasets:
+class Catalog:
     """The registered roots of a node and the indices made of them so far. Thread-safe."""
 
     def __init__(self, roots: Mapping[str, Sequence[str]], node_id: str, media_roots: Sequence[Path] = ()) -> None:
@@ -92,7 +92,7 @@ class Datasets:
                 samples[number] = self._sample(name, index.names[at], number, row)
         return [samples[number] for number in numbers]
 
-    def locate(self, lineage: Lineage) -> Place:
+    def locate(self, lineage: Lineage) -> MediumLocation:
         """Where a lineage points. Raises DatasetError unless it is exactly a medium of a registered shard."""
         shard = self._index(lineage.dataset).by_name.get(lineage.shard)
         place = shard.locate(lineage.offset, lineage.part, lineage.nbytes) if shard else None
@@ -132,10 +132,10 @@ class Datasets:
             index = self._indices[name]
         return index
 
-    def _build_index(self, name: str, found: Sequence[Found]) -> _Index:
+    def _build_index(self, name: str, found: Sequence[DatasetFiles]) -> _Index:
         progress = self._progress[name] = _Progress(num_found=len(found))
 
-        def read(item: Found) -> Shard | DatasetError:
+        def read(item: DatasetFiles) -> Shard | DatasetError:
             try:
                 return self._open(item)
             except DatasetError as error:
@@ -149,7 +149,7 @@ class Datasets:
             opened = list(threads.map(read, found))
         return _index_of(name, [item.file for item in found], opened)
 
-    def _open(self, item: Found) -> Shard:
+    def _open(self, item: DatasetFiles) -> Shard:
         if item.format == "tar":
             return TarShard(item.file)
         folders = media_folders(item.file, item.root.folder, self._media_roots)

@@ -52,7 +52,7 @@ class Root:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class DatasetFiles:
     """A file of a dataset."""
 
     file: RangeFile
@@ -79,9 +79,9 @@ def parse_root(text: str) -> Root:
     return Root(pattern, ColumnOptions(media=media, drop=drop, optional=optional))
 
 
-def find_dataset_files(name: str, patterns: Sequence[str]) -> list[Found]:
+def find_dataset_files(name: str, patterns: Sequence[str]) -> list[DatasetFiles]:
     """The files of every pattern, each once, in name order. Raises DatasetError where a pattern matches nothing."""
-    found: dict[str, Found] = {}
+    found: dict[str, DatasetFiles] = {}
     for text in patterns:
         root = parse_root(text)
         files = find_files(root.pattern) or _files_of_folders(root.pattern)
@@ -89,7 +89,7 @@ def find_dataset_files(name: str, patterns: Sequence[str]) -> list[Found]:
             raise DatasetError(
                 f"dataset {name!r}: no file matches {root.pattern!r} (from {Path.cwd()}); check the --root of the node"
             )
-        found |= {file.path: Found(file, format_of(file), root) for file in files}
+        found |= {file.path: DatasetFiles(file, format_of(file), root) for file in files}
     formats = {item.format: item.file.path for item in found.values()}
     if len(formats) > 1:
         examples = ", ".join(f"{kind} ({path})" for kind, path in sorted(formats.items()))

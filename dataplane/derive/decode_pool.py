@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from dataplane.core.errors import NodeTimeoutError
-from dataplane.derive.priority_queue import JobQueue
-from dataplane.derive.worker_handle import Job, PoolProcess, Result, WorkerDiedError, WorkerOverdueError
+from dataplane.derive.priority_queue import PriorityQueue
+from dataplane.derive.worker_handle import Job, Result, WorkerDiedError, WorkerHandle, WorkerOverdueError
 from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.storage.entries import Slab
 
@@ -24,7 +24,7 @@ MAX_ATTEMPTS = 2
 log = logging.getLogger(__name__)
 
 
-class Pool:
+class DecodePool:
     """`num_workers` processes; `submit` returns a future."""
 
     def __init__(
@@ -39,13 +39,13 @@ class Pool:
         self._abort = abort
         self._limits = limits
         self._local = threading.local()
-        self._workers: list[PoolProcess] = []
+        self._workers: list[WorkerHandle] = []
         self._lock = threading.Lock()
         self._is_closed = False
-        self._queue = JobQueue(num_workers)
+        self._queue = PriorityQueue(num_workers)
 
     @property
-    def queue(self) -> JobQueue:
+    def queue(self) -> PriorityQueue:
         """What the pool's threads do next."""
         return self._queue
 
@@ -81,10 +81,10 @@ class Pool:
         with self._lock:
             return [worker.pid for worker in self._workers]
 
-    def _worker(self) -> PoolProcess:
-        worker: PoolProcess | None = self._local.__dict__.get("worker")
+    def _worker(self) -> WorkerHandle:
+        worker: WorkerHandle | None = self._local.__dict__.get("worker")
         if worker is None:
-            worker = PoolProcess(self._segment, self._limits)
+            worker = WorkerHandle(self._segment, self._limits)
             with self._lock:
                 if self._is_closed:
                     worker.close()
@@ -94,7 +94,7 @@ class Pool:
         return worker
 
     def _discard_worker(self) -> None:
-        worker: PoolProcess = self._local.worker
+        worker: WorkerHandle = self._local.worker
         del self._local.worker
         worker.close()
         with self._lock:

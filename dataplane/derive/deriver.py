@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from dataplane.cluster.fetcher import PeerFetcher
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.errors import (
     BadMediaError,
     DataPlaneError,
@@ -24,12 +24,12 @@ from dataplane.core.errors import (
     PeerError,
 )
 from dataplane.core.refs import BadMedia, Ref
-from dataplane.datasets.catalog import Datasets
-from dataplane.derive.decode_pool import Allocate, Pool
+from dataplane.datasets.catalog import Catalog
+from dataplane.derive.decode_pool import Allocate, DecodePool
 from dataplane.derive.derived_refs import derived_ref
 from dataplane.derive.fetch_or_make import RemoteObjects
-from dataplane.derive.materializer import Maker, QuarantinedError
-from dataplane.derive.prefetch import WINDOW, Prefetched
+from dataplane.derive.materializer import Materializer, QuarantinedError
+from dataplane.derive.prefetch import WINDOW, PrefetchedObjects
 from dataplane.derive.quarantine import Wanted
 from dataplane.media.recipes import parse_recipe
 from dataplane.storage.store import Store
@@ -42,13 +42,19 @@ class Deriver:
     """Makes objects resident in a store. Thread-safe."""
 
     def __init__(
-        self, store: Store, datasets: Datasets, pool: Pool, node_id: str, peers: Peers, fetcher: PeerFetcher
+        self,
+        store: Store,
+        datasets: Catalog,
+        pool: DecodePool,
+        node_id: str,
+        peers: PeerDirectory,
+        fetcher: PeerFetcher,
     ) -> None:
         self._store = store
         self._pool = pool
         self._remote = RemoteObjects(store, datasets, peers, fetcher, lambda ref, until: self._start(ref, until)[0])
-        self._maker = Maker(store, datasets, pool, node_id, self._remote, self.make_resident)
-        self._prefetched = Prefetched(store)
+        self._maker = Materializer(store, datasets, pool, node_id, self._remote, self.make_resident)
+        self._prefetched = PrefetchedObjects(store)
         self._lock = threading.Lock()
         self._in_flight: dict[str, Future[Ref]] = {}
 

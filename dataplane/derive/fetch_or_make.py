@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial
 
 from dataplane.cluster.fetcher import PeerFetcher
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.errors import DataPlaneError, DatasetError, NodeTimeoutError
 from dataplane.core.lineage import gone
 from dataplane.core.refs import Ref
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 from dataplane.derive.derived_refs import checked_ref
 from dataplane.storage.store import Store
 
@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 class RemoteObjects:
     """What a node fetches for its readers. Thread-safe."""
 
-    def __init__(self, store: Store, datasets: Datasets, peers: Peers, fetcher: PeerFetcher, make: Make) -> None:
+    def __init__(self, store: Store, datasets: Catalog, peers: PeerDirectory, fetcher: PeerFetcher, make: Make) -> None:
         self._store = store
         self._datasets = datasets
         self._peers = peers

@@ -3,11 +3,11 @@
 from dataclasses import replace
 
 from dataplane.core.refs import Lineage
-from dataplane.datasets.formats.shard import Place
+from dataplane.datasets.formats.shard import MediumLocation
 from dataplane.derive.worker_handle import Job
 
 
-def file_job(lineage: Lineage, place: Place) -> Job:
+def file_job(lineage: Lineage, place: MediumLocation) -> Job:
     """The job of a worker that reads its source from a local shard."""
     label = f"{lineage.shard} {place.key}"
     job = source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)

@@ -15,10 +15,10 @@ import numpy as np
 from dataplane.core.digests import content_digest, source_name
 from dataplane.core.errors import ChecksumError, DatasetError, MissingObjectError
 from dataplane.core.lineage import check_claim, source_ref
-from dataplane.core.lru_cache import Lru
+from dataplane.core.lru_cache import LruCache
 from dataplane.core.refs import BadMedia, Lineage, Ref
-from dataplane.datasets.catalog import Datasets, Place
-from dataplane.derive.decode_pool import Allocate, Pool
+from dataplane.datasets.catalog import Catalog, MediumLocation
+from dataplane.derive.decode_pool import Allocate, DecodePool
 from dataplane.derive.fetch_or_make import RemoteObjects
 from dataplane.derive.jobs import file_job, source_job
 from dataplane.derive.quarantine import Quarantine, Wanted
@@ -45,7 +45,7 @@ class _Made:
     source_format: str
 
 
-class Maker:
+class Materializer:
     """Makes objects resident in a store. Thread-safe.
 
     `fetch` makes sources resident that another node calls its own, until a deadline.
@@ -54,8 +54,8 @@ class Maker:
     def __init__(
         self,
         store: Store,
-        datasets: Datasets,
-        pool: Pool,
+        datasets: Catalog,
+        pool: DecodePool,
         node_id: str,
         remote: RemoteObjects,
         fetch: Callable[[Sequence[Ref], float], None],
@@ -68,7 +68,7 @@ class Maker:
         self._remote = remote
         self._fetch = fetch
         self._lock = threading.Lock()
-        self._made: Lru[_Made] = Lru(MAX_REMEMBERED)
+        self._made: LruCache[_Made] = LruCache(MAX_REMEMBERED)
         self._num_processed = 0
         self._num_recomputed = 0
         self._processed_bytes = 0
@@ -141,7 +141,7 @@ class Maker:
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
         return self._publish(ref, result)
 
-    def _place(self, ref: Ref, lineage: Lineage) -> Place | None:
+    def _place(self, ref: Ref, lineage: Lineage) -> MediumLocation | None:
         """Where the source lies in a shard; None if it belongs to no dataset, or to one that only its home has."""
         if not lineage.dataset:
             return None
@@ -152,7 +152,7 @@ class Maker:
                 return None
             raise
 
-    def _run_on_resident_source(self, ref: Ref, place: Place | None, allocate: Allocate) -> Result:
+    def _run_on_resident_source(self, ref: Ref, place: MediumLocation | None, allocate: Allocate) -> Result:
         """The source lies in the arena: put there by hand, or just fetched from a remote shard or its home."""
         lineage = ref.lineage
         assert lineage is not None

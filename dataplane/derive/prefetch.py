@@ -16,7 +16,7 @@ WINDOW = 1024
 """How many objects may wait for being made ahead."""
 
 
-class Prefetched:
+class PrefetchedObjects:
     """Thread-safe."""
 
     def __init__(self, store: Store) -> None:

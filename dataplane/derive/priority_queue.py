@@ -18,7 +18,7 @@ class _Task:
     call: Callable[[], Any]
 
 
-class JobQueue:
+class PriorityQueue:
     """`num_threads` threads over two queues. They are daemons: `close` waits for nobody."""
 
     def __init__(self, num_threads: int) -> None:

@@ -91,7 +91,7 @@ class WorkerOverdueError(WorkerDiedError):
         self.result = result
 
 
-class PoolProcess:
+class WorkerHandle:
     """One child process and the node's end of its socket. Not thread-safe, but for `close`."""
 
     def __init__(self, segment: Path, limits: MediaLimits) -> None:

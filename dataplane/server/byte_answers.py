@@ -17,7 +17,7 @@ from dataplane.core.byte_socket import STALL_S, ByteSocket
 from dataplane.core.errors import DataPlaneError
 from dataplane.core.json_body import take_refs
 from dataplane.core.refs import Ref
-from dataplane.server.leasing import How, checksum, lease_some, span, start_missing
+from dataplane.server.leasing import LeaseOptions, checksum, lease_some, span, start_missing
 from dataplane.server.services import Services
 from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION
@@ -34,7 +34,7 @@ def answer(services: Services, body: Mapping[str, Any], line: ByteSocket) -> Non
 
     BadRequestError for a request that makes no sense; what is wrong with one object stands in its place.
     """
-    how = How.from_body(body, "the request")
+    how = LeaseOptions.from_body(body, "the request")
     refs = take_refs(body if "refs" in body else {"refs": [body.get("ref")]}, "the request")
     if how.is_made:
         start_missing(services, refs, how)

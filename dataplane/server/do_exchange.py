@@ -24,7 +24,7 @@ from dataplane.core.refs import Ref
 from dataplane.core.rights import Right
 from dataplane.core.schemas import LOCATORS
 from dataplane.server import do_exchange_put, scope_actions
-from dataplane.server.request_stream import Messages
+from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
 from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION
@@ -47,7 +47,7 @@ def session(
     services.store.open_session(token)
     try:
         writer.write_metadata(pa.py_buffer(dump({"session": token, **services.hello()})))
-        for _ in Messages(services, reader, context, "session"):
+        for _ in RequestStream(services, reader, context, "session"):
             pass
     finally:
         services.store.end_session(token)
@@ -70,7 +70,7 @@ def resolve(
     token = own or secrets.token_hex(16)
     if not own:
         services.store.open_session(token)
-    requests = Messages(services, reader, context, "resolve")
+    requests = RequestStream(services, reader, context, "resolve")
     try:
         writer.begin(LOCATORS)
         if not own:

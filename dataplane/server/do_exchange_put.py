@@ -14,7 +14,7 @@ import pyarrow.flight as fl
 from dataplane.core.errors import BadRequestError, DataPlaneError
 from dataplane.core.json_body import MAX_NUMBER, dump, take, take_list, take_timeout_s
 from dataplane.server.publish import Digests, PutRequest, seal_all
-from dataplane.server.request_stream import Messages
+from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
 from dataplane.storage.entries import Slab
 
@@ -33,8 +33,8 @@ def put(
     `{"written": nbytes}`, of all places in their order, lets the node hash so far, and has no answer. `{"abort": true}`
     gives the places back. After an error the stream has no places.
     """
-    places = _Places(services)
-    requests = Messages(services, reader, context, "put", note="written")
+    places = _PutStream(services)
+    requests = RequestStream(services, reader, context, "put", note="written")
     writer.write_metadata(pa.py_buffer(dump(services.hello())))
     try:
         for request in requests:
@@ -49,7 +49,7 @@ def put(
         places.give_back()
 
 
-class _Places:
+class _PutStream:
     """The unsealed places of one stream."""
 
     def __init__(self, services: Services) -> None:

@@ -18,7 +18,7 @@ from dataplane.core.json_body import dump, parse, take, take_refs
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import BATCH_BYTES, PIECES
 from dataplane.server.flight_info import describe
-from dataplane.server.leasing import How, checksum, lease_ref, span, start_missing, try_lease
+from dataplane.server.leasing import LeaseOptions, checksum, lease_ref, span, start_missing, try_lease
 from dataplane.server.services import Services
 from dataplane.storage.entries import Leased
 from dataplane.storage.store import Store
@@ -35,14 +35,14 @@ def stream(services: Services, ticket: fl.Ticket) -> pa.RecordBatchReader:
     With `"local": true` no other node is asked, and with `"make": false` only what is resident here is given.
     """
     body = parse(ticket.ticket, "the ticket")
-    how = How.from_body(body, "the ticket")
+    how = LeaseOptions.from_body(body, "the ticket")
     if "refs" in body:
         refs = take_refs(body, "the ticket")
         return pa.RecordBatchReader.from_batches(PIECES, _pieces(services, refs, how))
     return _stream_one(services, body, how)
 
 
-def _stream_one(services: Services, body: Mapping[str, Any], how: How) -> pa.RecordBatchReader:
+def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) -> pa.RecordBatchReader:
     leased = _lease_one(services, body, how)
     data = _buffer(services.store, leased)
     ref = leased.entry.ref
@@ -59,7 +59,7 @@ def _stream_one(services: Services, body: Mapping[str, Any], how: How) -> pa.Rec
     return pa.RecordBatchReader.from_batches(schema, list(batches))
 
 
-def _pieces(services: Services, refs: Sequence[Ref], how: How) -> Iterator[pa.RecordBatch]:
+def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Iterator[pa.RecordBatch]:
     """The batches of a stream of many, made while they are sent: an object is leased when its turn comes."""
     gathered = _Gathered()
     if how.is_made:
@@ -162,7 +162,7 @@ def _buffer(store: Store, leased: Leased) -> pa.Buffer:
     return pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
 
 
-def _lease_one(services: Services, body: Mapping[str, Any], how: How) -> Leased:
+def _lease_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) -> Leased:
     offered = services.offers.lease_again(take(body, "the ticket", "lease", str)) if "lease" in body else None
     if offered is not None:
         return offered

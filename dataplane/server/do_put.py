@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
-from dataplane.core.overdue import OVERDUE
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import ITEM_BYTES, reading
 from dataplane.server.publish import PutRequest, seal
@@ -79,7 +79,9 @@ def _receive(
         nbytes, chunks = total, iter(gathered)
     arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
     try:
-        with OVERDUE.cut(deadline, arriving.give_up):  # Arrow has no way to end the read of a client that stopped
+        with BLOCK_TIMEOUTS.cut(
+            deadline, arriving.give_up
+        ):  # Arrow has no way to end the read of a client that stopped
             for chunk in chunks:
                 arriving.add(chunk)
             return arriving.finished()

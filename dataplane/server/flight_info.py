@@ -13,8 +13,8 @@ from dataplane.core.json_body import ONE_OBJECT_BYTES, dump, parse, take, take_r
 from dataplane.core.refs import Ref
 from dataplane.server import do_exchange
 from dataplane.server.auth import Caller
-from dataplane.server.offers import DEFAULT_S, check_lease_s
 from dataplane.server.services import Services
+from dataplane.server.timed_leases import DEFAULT_S, check_lease_s
 from dataplane.storage.entries import Leased
 
 MAX_LISTED = 1000

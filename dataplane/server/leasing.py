@@ -23,7 +23,7 @@ HEARTBEAT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class How:
+class LeaseOptions:
     """What may be done for an object that is not resident, and until when."""
 
     deadline: float
@@ -43,14 +43,14 @@ class How:
         )
 
 
-def start_missing(services: Services, refs: Sequence[Ref], how: How) -> None:
+def start_missing(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> None:
     """Begin to make what is not resident, side by side."""
     found = services.store.find_all([ref.name for ref in refs])
     missing = [ref for ref, entry in zip(refs, found, strict=True) if entry is None]
     services.deriver.start(missing, how.deadline, is_local=how.is_local)
 
 
-def lease_ref(services: Services, ref: Ref, how: How) -> Leased:
+def lease_ref(services: Services, ref: Ref, how: LeaseOptions) -> Leased:
     """A lease on one object. Waits for: its making, until the deadline. Raises what makes it impossible."""
     if how.is_made:
         return do_exchange.lease_made(services, ref, how.deadline, is_local=how.is_local)
@@ -60,7 +60,7 @@ def lease_ref(services: Services, ref: Ref, how: How) -> Leased:
     return do_exchange.as_claimed(services, ref, leased)
 
 
-def try_lease(services: Services, ref: Ref, how: How) -> Leased | None:
+def try_lease(services: Services, ref: Ref, how: LeaseOptions) -> Leased | None:
     """As `lease_ref`, or None when that takes longer than a receiver likes to hear nothing."""
     soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
     try:
@@ -71,7 +71,7 @@ def try_lease(services: Services, ref: Ref, how: How) -> Leased | None:
         return None
 
 
-def lease_some(services: Services, refs: Sequence[Ref], how: How) -> list[Leased | DataPlaneError | None]:
+def lease_some(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | DataPlaneError | None]:
     """For each a lease, what is wrong with it, or None where it is to be asked for again.
 
     Waits for the first, for `HEARTBEAT_S`, where none is resident.
@@ -109,7 +109,7 @@ def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
     return start, length
 
 
-def _resident(services: Services, refs: Sequence[Ref], how: How) -> list[Leased | None]:
+def _resident(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | None]:
     """Leases on those that are resident; on none where a file cannot be read, which asking one by one will say."""
     if how.is_made:
         services.deriver.drop_stale(refs)

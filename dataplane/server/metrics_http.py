@@ -13,8 +13,8 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
+from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, OverloadedError, UnauthenticatedError
-from dataplane.core.overdue import OVERDUE
 from dataplane.core.token_file import TokenFile
 from dataplane.server.auth import Security, bearer, host_in_uri, is_loopback
 from dataplane.server.call_limits import Slots
@@ -84,7 +84,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """In the thread of a request: all of it, the handshake too, within its deadline."""
         try:
-            with OVERDUE.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
+            with BLOCK_TIMEOUTS.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
                 super().process_request_thread(request, client_address)
         finally:
             self.slots.give_back()

@@ -7,11 +7,11 @@ import threading
 from typing import Any
 
 from dataplane.cluster.fetcher import PeerFetcher
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.process import keep_freed_memory
 from dataplane.core.token_file import TokenFile
-from dataplane.datasets.catalog import Datasets
-from dataplane.derive.decode_pool import Pool
+from dataplane.datasets.catalog import Catalog
+from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
 from dataplane.server.byte_keys import ByteKeys
 from dataplane.server.byte_port import BytePort, listen
@@ -19,12 +19,12 @@ from dataplane.server.config import NodeConfig, check_config
 from dataplane.server.flight_server import FlightServer
 from dataplane.server.meter import Meter
 from dataplane.server.metrics_http import MetricsServer
-from dataplane.server.offers import Offers
 from dataplane.server.prometheus import Metrics
 from dataplane.server.scope_owners import ScopeOwners
 from dataplane.server.services import Services
+from dataplane.server.timed_leases import TimedLeases
 from dataplane.storage.arena import Segment, reap_dead_segments
-from dataplane.storage.disk_files import Disk
+from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.store import Store
 
 log = logging.getLogger(__name__)
@@ -35,17 +35,18 @@ class Node:
 
     def __init__(self, config: NodeConfig) -> None:
         check_config(config)
+        self.config = config
         tokens = TokenFile(config.security.token_file) if config.security.token_file else None
         reap_dead_segments(config.shm_dir)
         keep_freed_memory()
         segment = Segment(config.memory_bytes, config.node_id, config.shm_dir, config.numa)
-        self._disk: Disk | None = None
+        self._disk: DiskFiles | None = None
         self._listener: socket.socket | None = None
         self._byte_port: BytePort | None = None
         self._web: MetricsServer | None = None
         try:
             if config.spill_dir is not None:
-                self._disk = Disk(config.spill_dir, config.spill_bytes, config.node_id)
+                self._disk = DiskFiles(config.spill_dir, config.spill_bytes, config.node_id)
             if config.security.tls_cert is None:  # byte connections are not encrypted
                 self._listener = listen(config.host, config.peer_port, config.port)
             self.services = self._make_services(config, segment)
@@ -104,9 +105,9 @@ class Node:
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():
             scope_owners.expect(owner)
-        datasets = Datasets(config.roots, config.node_id, config.media_roots)
-        pool = Pool(config.num_workers, segment.path, store.abort, config.limits)
-        self._peers = Peers(config.node_id, config.peers, config.directory)
+        datasets = Catalog(config.roots, config.node_id, config.media_roots)
+        pool = DecodePool(config.num_workers, segment.path, store.abort, config.limits)
+        self._peers = PeerDirectory(config.node_id, config.peers, config.directory)
         self._fetcher = PeerFetcher(
             store, self._peers, credentials=config.peer_credentials, num_streams=config.num_streams
         )
@@ -119,7 +120,7 @@ class Node:
             datasets=datasets,
             pool=pool,
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
-            offers=Offers(store),
+            offers=TimedLeases(store),
             scope_owners=scope_owners,
             byte_keys=ByteKeys(self._listener.getsockname()[1]) if self._listener is not None else None,
             call_limits=config.call_limits,

@@ -18,7 +18,7 @@ from dataplane.server.services import Services
 log = logging.getLogger(__name__)
 
 
-class Messages:
+class RequestStream:
     """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
 
     def __init__(

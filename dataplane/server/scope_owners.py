@@ -7,7 +7,7 @@ client has a grace period to come back, and then its scopes close.
 import logging
 import threading
 
-from dataplane.core.deadlines import Deadlines
+from dataplane.core.timers import Timers
 from dataplane.storage.store import Store
 
 GRACE_S = 30.0
@@ -24,7 +24,7 @@ class ScopeOwners:
         self._store = store
         self._lock = threading.Lock()
         self._num_streams: dict[str, int] = {}
-        self._timers = Deadlines(self._end, "scope-owners")
+        self._timers = Timers(self._end, "scope-owners")
 
     def arrive(self, owner: str) -> None:
         """A stream of this client is open."""

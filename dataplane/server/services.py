@@ -7,14 +7,14 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataplane.datasets.catalog import Datasets
-from dataplane.derive.decode_pool import Pool
+from dataplane.datasets.catalog import Catalog
+from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
 from dataplane.server.byte_keys import ByteKeys
 from dataplane.server.call_limits import CallLimits
 from dataplane.server.meter import Meter
-from dataplane.server.offers import Offers
 from dataplane.server.scope_owners import ScopeOwners
+from dataplane.server.timed_leases import TimedLeases
 from dataplane.storage.arena import Segment
 from dataplane.storage.store import Store
 
@@ -31,10 +31,10 @@ class Services:
     """A random name of this start of the node, so that clients notice a restart."""
     segment: Segment
     store: Store
-    datasets: Datasets
-    pool: Pool
+    datasets: Catalog
+    pool: DecodePool
     deriver: Deriver
-    offers: Offers
+    offers: TimedLeases
     scope_owners: ScopeOwners
     byte_keys: ByteKeys | None
     """Keys for byte connections. None with TLS, because byte connections are not encrypted."""

@@ -6,17 +6,17 @@ from functools import partial
 from dataplane.core.errors import OutOfSpaceError
 from dataplane.core.units import format_bytes
 from dataplane.storage.allocator import slab_bytes
-from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.disk_tier import DiskTier
 from dataplane.storage.entries import Leased, Slab
-from dataplane.storage.object_table import Residents
+from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
-from dataplane.storage.store_lock import Room
+from dataplane.storage.store_lock import StoreLock
 
 
 class StoreAllocation:
     """Shares the store's lock and its residents; leases of `session` keep what is being spilled."""
 
-    def __init__(self, residents: Residents, room: Room, disk: StoreDisk, session: str) -> None:
+    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier, session: str) -> None:
         self._residents = residents
         self._room = room
         self._disk = disk

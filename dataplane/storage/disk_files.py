@@ -30,7 +30,7 @@ from dataplane.core.refs import Ref
 from dataplane.core.shared_files import identity, map_file
 from dataplane.storage.group_commit import GroupCommit, sync_directory
 from dataplane.storage.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
-from dataplane.storage.retention_marks import HELD, Keeps
+from dataplane.storage.retention_marks import HELD, RetentionMarks
 from dataplane.storage.scopes import Scope
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def charge_bytes(nbytes: int) -> int:
     return -(-nbytes // 4096) * 4096 + OVERHEAD_BYTES
 
 
-class Disk:
+class DiskFiles:
     """The files under one directory, which it locks. Thread-safe."""
 
     def __init__(self, directory: Path, budget_bytes: int, node_id: str) -> None:
@@ -83,7 +83,7 @@ class Disk:
         self._spill, self._objects = directory / "spill", directory / "durable" / "objects"
         self._commits = GroupCommit()
         try:
-            self._keeps = Keeps(directory / "durable" / "keeps", self._objects)
+            self._keeps = RetentionMarks(directory / "durable" / "keeps", self._objects)
             self._objects.mkdir(exist_ok=True)
             for folder in (directory / "durable" / "keeps", directory / "durable", directory):
                 sync_directory(folder)

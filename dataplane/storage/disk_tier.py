@@ -13,20 +13,20 @@ from dataplane.core.digests import content_digest
 from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.core.refs import Ref
 from dataplane.storage.arena import Segment
-from dataplane.storage.disk_files import Disk, DiskFile, charge_bytes
+from dataplane.storage.disk_files import DiskFile, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry, Leased, Slab
 from dataplane.storage.group_commit import sync_directory
-from dataplane.storage.object_table import Residents
+from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
-from dataplane.storage.store_lock import Room
+from dataplane.storage.store_lock import StoreLock
 
 log = logging.getLogger(__name__)
 
 
-class StoreDisk:
+class DiskTier:
     """Shares the store's lock and its residents."""
 
-    def __init__(self, residents: Residents, room: Room, disk: Disk | None, segment: Segment) -> None:
+    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskFiles | None, segment: Segment) -> None:
         self._residents = residents
         self._room = room
         self._disk = disk

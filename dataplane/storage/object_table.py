@@ -14,13 +14,13 @@ from dataplane.storage.entries import Entry, Leased, Slab
 from dataplane.storage.eviction import choose_victims
 from dataplane.storage.leases import Leases
 from dataplane.storage.scopes import Scope, Scopes
-from dataplane.storage.spill_budget import Spill
+from dataplane.storage.spill_budget import SpillBudget
 
 
-class Residents:
+class ObjectTable:
     """The sealed objects of a node by name, and the order in which they would be evicted."""
 
-    def __init__(self, capacity: int, spill: Spill) -> None:
+    def __init__(self, capacity: int, spill: SpillBudget) -> None:
         self.spill = spill
         self.allocator = Allocator(capacity)
         self.entries: dict[str, Entry] = {}

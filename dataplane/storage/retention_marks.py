@@ -29,7 +29,7 @@ _STATE = "scope.json"
 log = logging.getLogger(__name__)
 
 
-class Keeps:
+class RetentionMarks:
     """The marks in a folder, of the object files in another one. Thread-safe; every method may raise OSError."""
 
     def __init__(self, directory: Path, objects: Path) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 
 from dataplane.core.errors import OutOfSpaceError
-from dataplane.storage.disk_files import Disk, DiskFile, charge_bytes
+from dataplane.storage.disk_files import DiskFile, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry
 from dataplane.storage.scopes import Scope
 
@@ -21,10 +21,10 @@ _PAUSE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Spill:
+class SpillBudget:
     """Budget and files of the disk tier."""
 
-    def __init__(self, disk: Disk | None, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, disk: DiskFiles | None, later: Callable[[Callable[[], None]], None]) -> None:
         self.disk = disk
         self._later = later
         self.used_bytes = 0
@@ -140,7 +140,7 @@ class Spill:
         self._later(partial(_unlink, self.disk, file))
 
 
-def _unlink(disk: Disk, file: DiskFile) -> None:
+def _unlink(disk: DiskFiles, file: DiskFile) -> None:
     try:
         disk.remove(file)
     except OSError as error:

@@ -18,13 +18,13 @@ from dataplane.core.errors import MissingObjectError, StreamLostError
 from dataplane.core.refs import Ref
 from dataplane.storage.allocation import StoreAllocation
 from dataplane.storage.arena import Segment
-from dataplane.storage.disk_files import Disk, DiskFile
-from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.disk_files import DiskFile, DiskFiles
+from dataplane.storage.disk_tier import DiskTier
 from dataplane.storage.entries import Entry, Leased, Slab
-from dataplane.storage.object_table import Residents
+from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
-from dataplane.storage.spill_budget import Spill
-from dataplane.storage.store_lock import Room
+from dataplane.storage.spill_budget import SpillBudget
+from dataplane.storage.store_lock import StoreLock
 from dataplane.storage.store_scopes import StoreScopes
 
 INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
@@ -34,13 +34,13 @@ INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 class Store:
     """All sealed objects of a node, over one segment."""
 
-    def __init__(self, segment: Segment, disk: Disk | None = None) -> None:
+    def __init__(self, segment: Segment, disk: DiskFiles | None = None) -> None:
         self.segment = segment
-        self._room = Room()
-        self._residents = Residents(segment.capacity, Spill(disk, self._room.later))
+        self._room = StoreLock()
+        self._residents = ObjectTable(segment.capacity, SpillBudget(disk, self._room.later))
         self._residents.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
-        self.disk = StoreDisk(self._residents, self._room, disk, segment)
+        self.disk = DiskTier(self._residents, self._room, disk, segment)
         self._allocation = StoreAllocation(self._residents, self._room, self.disk, INTERNAL_SESSION)
         self.scopes = StoreScopes(self._residents, self._room, self.disk)
         self._ended: SimpleQueue[int | None] = SimpleQueue()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataplane.core.errors import OutOfSpaceError
 
 
-class Room:
+class StoreLock:
     """Hold it (`with`) around everything that touches residents; `changed` wakes whoever waits for room."""
 
     def __init__(self) -> None:

@@ -3,17 +3,17 @@
 from collections.abc import Sequence
 from functools import partial
 
-from dataplane.storage.disk_tier import StoreDisk
+from dataplane.storage.disk_tier import DiskTier
 from dataplane.storage.entries import Entry
-from dataplane.storage.object_table import Residents
+from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
-from dataplane.storage.store_lock import Room
+from dataplane.storage.store_lock import StoreLock
 
 
 class StoreScopes:
     """Shares the store's lock and its residents."""
 
-    def __init__(self, residents: Residents, room: Room, disk: StoreDisk) -> None:
+    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier) -> None:
         self._residents = residents
         self._room = room
         self._disk = disk

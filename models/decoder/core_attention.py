@@ -27,7 +27,7 @@ from models.compat.megatron_core import (
 )
 from models.layout.context_parallel import Run
 from models.sequence.attention import Segments, packed_attention, varlen_attention
-from models.sequence.packing import Share
+from models.sequence.packing import ContextShare
 
 
 class PackedParams(PackedSeqParams):
@@ -38,10 +38,10 @@ class PackedParams(PackedSeqParams):
     """
 
     segments: Segments
-    share: Share | None
+    share: ContextShare | None
 
     @classmethod
-    def of(cls, segments: Segments, share: Share | None) -> PackedParams:
+    def of(cls, segments: Segments, share: ContextShare | None) -> PackedParams:
         """The parameters of one packed stream, and which part of it this rank holds."""
         params = cls(qkv_format="sbhd")
         params.segments, params.share = segments, share
@@ -91,7 +91,7 @@ class PackedCoreAttention(MegatronModule):
 
 
 def _by_heads(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, share: Share, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, share: ContextShare, scale: float
 ) -> torch.Tensor:
     """[t, H, D]: every rank computes H / R heads over the whole stream. Key/value heads are repeated to fit R."""
     size, group = share.context.size, parallel_state.get_context_parallel_group()
@@ -109,7 +109,9 @@ def _by_heads(
     return returned.unflatten(0, (size, -1)).transpose(0, 1).flatten(1, 2)
 
 
-def _by_keys(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, share: Share, scale: float) -> torch.Tensor:
+def _by_keys(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, share: ContextShare, scale: float
+) -> torch.Tensor:
     """[t, H, D]: every rank computes all heads of its own tokens, over the keys before them."""
     group = parallel_state.get_context_parallel_group()
     both = _gather_tokens(torch.cat((key, value), 1), group).index_select(0, share.places)

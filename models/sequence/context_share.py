@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from models.layout.context_parallel import ContextParallel, places, runs_of, tokens_of
-from models.sequence.packing import PackedBatch, Share
+from models.sequence.packing import ContextShare, PackedBatch
 
 
 def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
@@ -28,7 +28,7 @@ def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
     predictor, slot = place[batch.predict_rows], place[batch.visual_slots]
     scorer = predictor // num_tokens
     is_scored, is_visual = scorer == context.rank, slot // num_tokens == context.rank
-    share = Share(
+    share = ContextShare(
         context=context,
         runs=runs_of(bounds, context),
         places=place,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from models.sequence.mrope import Grid, Span
+from models.sequence.mrope import Grid, MediaSpan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ def media_spans(
     grids: Sequence[Grid],
     seconds_per_grid: Sequence[float],
     layout: TokenLayout,
-) -> list[Span]:
+) -> list[MediaSpan]:
     """The spans of a sample's media, in order.
 
     `slots`: the visual tokens. `grids`: (t, h, w) in patches, per medium in the order of the tokens;
@@ -64,7 +64,7 @@ def media_spans(
             f"{len(slots)} image and video tokens, and media {tuple(grids)} that make {num_wanted}; expand each "
             f"medium's token to t * h * w / {layout.merge_size**2} of them"
         )
-    spans: list[Span] = []
+    spans: list[MediaSpan] = []
     cursor = 0
     for number, grid in enumerate(merged):
         kind = tokens[slots[cursor]]
@@ -77,7 +77,7 @@ def media_spans(
                     f"medium {number} with grid {tuple(grids[number])} needs {size} equal tokens in a row from token "
                     f"{run[0]} on, and there are fewer; its grid is not that of its tokens"
                 )
-            spans.append(Span(begin=int(run[0]), grid=part, step=step))
+            spans.append(MediaSpan(begin=int(run[0]), grid=part, step=step))
             cursor += size
     return spans
 

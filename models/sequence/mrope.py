@@ -17,7 +17,7 @@ Grid = tuple[int, int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class MediaSpan:
     """Neighbouring tokens that stand for an image, a video, or a frame of one."""
 
     begin: int
@@ -28,7 +28,7 @@ class Span:
     """Temporal positions from one t to the next; rounded down after multiplying."""
 
 
-def mrope_positions(num_tokens: int, spans: Sequence[Span]) -> np.ndarray:
+def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
     """[3, T] int64 positions; `spans` in the order of their tokens.
 
     What follows a span begins behind its largest position, as in vLLM and in the code that Qwen2.5-VL was trained with.

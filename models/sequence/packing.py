@@ -19,7 +19,7 @@ from models.sequence.media_tokens import TokenLayout, media_spans
 from models.sequence.mrope import Grid, mrope_positions
 
 
-class Sample(HasMedia, Protocol):
+class PackableSample(HasMedia, Protocol):
     """What packing needs of a training sample."""
 
     @property
@@ -36,7 +36,7 @@ class Sample(HasMedia, Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Share:
+class ContextShare:
     """What attention and the loss must know of a batch that was cut."""
 
     context: ContextParallel
@@ -76,12 +76,12 @@ class PackedBatch:
     """[V] the tokens that are visual."""
     visual_rows: torch.Tensor
     """[V] which row of the distinct images' embeddings each of them takes."""
-    share: Share | None = None
+    share: ContextShare | None = None
     """Of a context-parallel rank: the tensors above are then its part of the stream (models.sequence.context_share)."""
 
 
 def pack(
-    samples: Sequence[Sample],
+    samples: Sequence[PackableSample],
     layout: TokenLayout,
     *,
     multiple_of: int,
@@ -121,7 +121,7 @@ def pack(
     )
 
 
-def _sample_arrays(number: int, sample: Sample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
+def _sample_arrays(number: int, sample: PackableSample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
     tokens = sample.token_ids
     given = ~sample.loss_mask  # a policy may sample any token; only those of the prompt stand for media
     is_visual = given & np.isin(tokens, layout.visual_token_ids)

@@ -1,6 +1,6 @@
 """Where controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata only.
 
-Every call names its phase (`Key`). Controllers run the same loop, so they must arrive with the same keys in the
+Every call names its phase (`MeetingKey`). Controllers run the same loop, so they must arrive with the same keys in the
 same order; one that arrives with another key, fails, or is late ends the phase for all, with an error that names
 it. This is what keeps a crash in one process from becoming a hang in the others.
 """
@@ -14,13 +14,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from yatt_mm.batching.step_batches import Batches, RoundOutcome
+from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import PhaseAbortedError
 from yatt_mm.protocol.control import Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Key:
+class MeetingKey:
     """Which meeting this is."""
 
     step: int
@@ -35,8 +35,8 @@ class Key:
 
 
 @dataclass(slots=True)
-class _Room:
-    key: Key
+class _Meeting:
+    key: MeetingKey
     values: dict[int, Any] = field(default_factory=dict)
     done: asyncio.Event = field(default_factory=asyncio.Event)
     result: Any = None
@@ -51,19 +51,19 @@ class Rendezvous:
     Unblocked by: the last arrival, or `abort`.
     """
 
-    def __init__(self, *, num_controllers: int, deadline_s: float, batches: Batches, generation: int = 0) -> None:
+    def __init__(self, *, num_controllers: int, deadline_s: float, batches: StepBatches, generation: int = 0) -> None:
         self._num = num_controllers
         self._deadline_s = deadline_s
         self._batches = batches
         self._generation = generation
-        self._rooms: dict[int, _Room] = {}
+        self._rooms: dict[int, _Meeting] = {}
         self._aborted: str | None = None
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
 
-    async def gather(self, key: Key, controller: int, value: Any) -> list[Any]:
+    async def gather(self, key: MeetingKey, controller: int, value: Any) -> list[Any]:
         """[C] the values of all controllers, in controller order.
 
         Raises:
@@ -71,7 +71,7 @@ class Rendezvous:
         """
         return await self._meet(key, controller, value, lambda values: values)
 
-    async def draw(self, key: Key, controller: int, bad: list[int]) -> list[Slot]:
+    async def draw(self, key: MeetingKey, controller: int, bad: list[int]) -> list[Slot]:
         """Further prompts for this controller; `bad` are sample numbers of its last share to leave out from now on.
 
         The prompts are dealt in turn, so each prompt's position does not depend on who asks first.
@@ -79,12 +79,12 @@ class Rendezvous:
         shares = await self._meet(key, controller, bad, self._batches.deal)
         return shares[controller]
 
-    async def finish_round(self, key: Key, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
+    async def finish_round(self, key: MeetingKey, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
         """Whether the batch is full, after this controller's (position, has signal) and all the others'."""
         outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
         return outcome
 
-    async def open_stream(self, key: Key, controller: int) -> list[Slot]:
+    async def open_stream(self, key: MeetingKey, controller: int) -> list[Slot]:
         """The prompts with which this controller begins a stream."""
 
         def deal(_values: list[Any]) -> list[list[Slot]]:
@@ -158,9 +158,9 @@ class Rendezvous:
         records, self._records = self._records, []
         return records
 
-    async def _meet(self, key: Key, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
+    async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)
-        room = self._rooms.setdefault(key.sequence, _Room(key))
+        room = self._rooms.setdefault(key.sequence, _Meeting(key))
         if room.key != key:
             await self.abort(controller, f"it came to {key} where the others are at {room.key}")
             raise PhaseAbortedError(str(self._aborted))
@@ -176,7 +176,7 @@ class Rendezvous:
             del self._rooms[key.sequence]
         return room.result
 
-    async def _wait(self, room: _Room) -> None:
+    async def _wait(self, room: _Meeting) -> None:
         """Until the last controller is there, or one of those missing has given no sign of life for too long."""
         arrived = time.monotonic()
         while not room.done.is_set():
@@ -190,7 +190,7 @@ class Rendezvous:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(room.done.wait(), min(left_s.values()))
 
-    def _check(self, key: Key, controller: int) -> None:
+    def _check(self, key: MeetingKey, controller: int) -> None:
         if key.generation != self._generation:
             raise PhaseAbortedError(
                 f"controller {controller} belongs to generation {key.generation}; this run is at {self._generation}"

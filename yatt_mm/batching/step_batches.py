@@ -39,7 +39,7 @@ class RoundOutcome:
     """Positions of the groups with which the next stream begins."""
 
 
-class Batches:
+class StepBatches:
     """The steps' batches, one after the other."""
 
     def __init__(
@@ -172,7 +172,7 @@ class Batches:
         return {"cursor": self.cursor.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
     @classmethod
-    def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> Batches:
+    def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> StepBatches:
         """The inverse of `state`; prompts that were carried over are answered from their beginning."""
         cursor = PromptCursor.from_state(state["cursor"])
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))

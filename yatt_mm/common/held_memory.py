@@ -13,7 +13,7 @@ GPUS_VARIABLE = "YATT_MM_GPUS"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Changed:
+class StateReport:
     """What a unit reports of a change of its state."""
 
     held_bytes: int

@@ -34,7 +34,7 @@ from yatt_mm.config.sections import (
 from yatt_mm.config.values import Section
 from yatt_mm.config.yaml_file import explain, read_tree
 from yatt_mm.placement.policy import Bounds, Split
-from yatt_mm.placement.rebalancer import Division
+from yatt_mm.placement.rebalancer import CellDivision
 from yatt_mm.protocol.placement_model import Engines, Placement, cell_size, full_colocation, partial_colocation
 from yatt_mm.protocol.published import Carrier
 
@@ -116,7 +116,7 @@ class Config(Section):
     def _engines(self, num: int, tp: int) -> Engines:
         return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
 
-    def division(self) -> Division | None:
+    def division(self) -> CellDivision | None:
         """How devices may be divided in partial colocation; None without it."""
         section = self.placement
         if not self.is_partial:
@@ -128,7 +128,7 @@ class Config(Section):
         num_rollout = half if section.rollout_devices is None else section.rollout_devices // size
         if not self.has_local_judges:
             num_rollout = min_rollout = num
-        return Division(
+        return CellDivision(
             first=Split(rollout=num_rollout, genrm=num - num_rollout),
             bounds=Bounds(
                 min_rollout=min_rollout,

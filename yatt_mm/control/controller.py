@@ -17,10 +17,10 @@ from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.batch_filler import Filling
-from yatt_mm.generation.colleagues import Colleagues
+from yatt_mm.generation.actor_calls import ActorCalls
+from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
-    Meter,
+    StepMeter,
     add_groups,
     add_judges,
     add_moves,
@@ -31,11 +31,11 @@ from yatt_mm.generation.metrics import (
 )
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.generation.rounds import answer, scored
-from yatt_mm.placement.coordinator import Entered
+from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
-from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.protocol.rollout import SamplingSettings
 from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
 
@@ -51,10 +51,10 @@ class Controller:
         self._team = team
         self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
         self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
-        self._with = Colleagues(index, config, team)
+        self._with = ActorCalls(index, config, team)
         self._with.step = start.step
-        self._meter = Meter()
-        self._filling = Filling(
+        self._meter = StepMeter()
+        self._filler = BatchFiller(
             controller=index,
             config=config,
             team=team,
@@ -92,14 +92,14 @@ class Controller:
                 self.checkpoint()
 
     @contextmanager
-    def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[Entered]:
+    def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[PhaseEntry]:
         """Every role in its state of `phase`; ends when all controllers are through. Adds to `time/<clock>_s`."""
         self._with.phase = name = clock or str(phase)
         started_s = time.time()
         with self._meter.timed(f"time/{name}_s"):
             is_measured = name != "eval"
             mine = self._with.ask_coordinator("enter", phase, self.step, is_measured) if self.index == 0 else None
-            entered: Entered = self._with.meet(mine)[0]
+            entered: PhaseEntry = self._with.meet(mine)[0]
             if self.index == 0:
                 add_moves(self._meter, entered.moved)
             yield entered
@@ -113,7 +113,7 @@ class Controller:
 
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
-        filled = self._filling.fill()
+        filled = self._filler.fill()
         add_groups(self._meter, filled.judged, step=self.step)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
@@ -176,9 +176,9 @@ class Controller:
             self._tell(notices)
             if not sum(self._with.meet(len(prompts))):
                 raise DataError("every held-out sample is quarantined (quarantine.jsonl says why); check data.eval")
-            sampling = Sampling(max_tokens=self.config.rollout.max_tokens, greedy=True)
-            desk = self._filling.desk(entered, f"evaluation {self.step}")
-            groups = scored(answer(desk, prompts, sampling, num_samples=1))
+            sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
+            context = self._filler.context(entered, f"evaluation {self.step}")
+            groups = scored(answer(context, prompts, sampling, num_samples=1))
             self._client.release([group.group.ref for group in groups])
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
         self._meter.add_sum("eval/num_samples", len(groups))

@@ -12,28 +12,28 @@ from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.colleagues import Colleagues
-from yatt_mm.generation.group_work import Desk, Work
-from yatt_mm.generation.metrics import Meter
-from yatt_mm.generation.pending_calls import Pending
+from yatt_mm.generation.actor_calls import ActorCalls
+from yatt_mm.generation.group_work import GroupWork, PhaseContext
+from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.generation.pending_calls import PendingCalls
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.generation.rounds import answer, judge, scored
 from yatt_mm.generation.streaming import Streaming
-from yatt_mm.placement.coordinator import Entered
+from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot, Team
 from yatt_mm.protocol.placement_model import Phase
-from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.protocol.rollout import SamplingSettings
 
 
 class EnterPhase(Protocol):
     """Brings every role into its state of a phase, for a block."""
 
-    def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[Entered]:
+    def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[PhaseEntry]:
         """`clock`: the metric that the block's time adds to."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Filled:
+class FilledBatch:
     """A batch, as one controller sees it."""
 
     kept: list[ScoredGroup]
@@ -44,7 +44,7 @@ class Filled:
     num_rounds: int
 
 
-class Filling:
+class BatchFiller:
     """Consumes: prompts that the rendezvous deals out.  Produces: scored groups."""
 
     def __init__(
@@ -53,10 +53,10 @@ class Filling:
         controller: int,
         config: Config,
         team: Team,
-        colleagues: Colleagues,
+        colleagues: ActorCalls,
         client: Client,
         prompts: PromptSource,
-        meter: Meter,
+        meter: StepMeter,
         enter_phase: EnterPhase,
         tell: Callable[[Sequence[Mapping[str, Any]]], None],
     ) -> None:
@@ -70,22 +70,22 @@ class Filling:
         self._meter = meter
         self._enter_phase = enter_phase
         self._tell = tell
-        self._carried: dict[int, Work] = {}
+        self._carried: dict[int, GroupWork] = {}
         """Position -> what the last stream cut off, and the next one goes on with."""
 
-    def fill(self) -> Filled:
+    def fill(self) -> FilledBatch:
         """This controller's share of a full batch."""
         if self._config.rollout.deterministic:
             return self._in_rounds(self._all_at_once)
         return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
 
-    def desk(self, entered: Entered, name: str) -> Desk:
+    def context(self, entered: PhaseEntry, name: str) -> PhaseContext:
         """What the stages of a phase work with; `name`: of the phase, unique in the run."""
-        pending = Pending(
+        pending = PendingCalls(
             deadline_s=self._config.controllers.deadline_s,
             on_progress=lambda: self._team.rendezvous.seen.remote(self._controller),
         )
-        return Desk(
+        return PhaseContext(
             controller=self._controller,
             config=self._config,
             team=self._team,
@@ -96,17 +96,17 @@ class Filling:
             awake=entered.awake,
         )
 
-    def _in_a_stream(self) -> Filled:
+    def _in_a_stream(self) -> FilledBatch:
         """Groups go from stage to stage, each at its own pace."""
         with self._enter_phase(self._phase, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
-            desk = self.desk(entered, f"step {self._with.step}")
-            stream = Streaming(desk, self._sampling, self._load, self._carried, judging_for=self._meter)
+            context = self.context(entered, f"step {self._with.step}")
+            stream = Streaming(context, self._sampling, self._load, self._carried, judging_for=self._meter)
             kept, outcome = stream.run(slots)
         self._tell(stream.notices)
-        return Filled(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
+        return FilledBatch(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
-    def _in_rounds(self, take_round: Callable[[str], list[Work]]) -> Filled:
+    def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
         """All answer, all judge, and once more for what the batch still lacks."""
         judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
@@ -120,30 +120,30 @@ class Filling:
         positions = set(outcome.kept)
         self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
         kept = [group for group in judged if group.prompt.slot.position in positions]
-        return Filled(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
+        return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
 
-    def _in_turn(self, name: str) -> list[Work]:
+    def _in_turn(self, name: str) -> list[GroupWork]:
         """A round's groups: those that are answered first, all judged afterwards."""
         with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
-            stream = Streaming(self.desk(entered, name), self._sampling, self._load, self._carried)
+            stream = Streaming(self.context(entered, name), self._sampling, self._load, self._carried)
             works, _ = stream.run(slots)
         self._tell(stream.notices)
         return self._judged(works, name)
 
-    def _all_at_once(self, name: str) -> list[Work]:
+    def _all_at_once(self, name: str) -> list[GroupWork]:
         """A round's groups: every prompt that was dealt out, answered and then judged."""
         prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
-            works = answer(self.desk(entered, name), prompts, self._sampling, num_samples=num_samples)
+            works = answer(self.context(entered, name), prompts, self._sampling, num_samples=num_samples)
             if self._team.judges and self._config.is_partial:
-                works = judge(self.desk(entered, name), works, self._meter)
+                works = judge(self.context(entered, name), works, self._meter)
         return self._judged(works, name) if self._config.judges_in_turn else works
 
-    def _judged(self, works: Sequence[Work], name: str) -> list[Work]:
+    def _judged(self, works: Sequence[GroupWork], name: str) -> list[GroupWork]:
         """With all devices judging."""
         with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
-            return judge(self.desk(entered, name), works, self._meter)
+            return judge(self.context(entered, name), works, self._meter)
 
     def _next_prompts(self) -> list[Prompt]:
         """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
@@ -169,5 +169,7 @@ class Filling:
         return Phase.GENERATION if self._config.is_partial else Phase.ROLLOUT
 
     @property
-    def _sampling(self) -> Sampling:
-        return Sampling(max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature)
+    def _sampling(self) -> SamplingSettings:
+        return SamplingSettings(
+            max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dataplane.client.client import Client
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.pending_calls import Pending
+from yatt_mm.generation.pending_calls import PendingCalls
 from yatt_mm.placement.engine_pool import Ended
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Team
 from yatt_mm.protocol.rollout import GroupRef
@@ -19,7 +19,7 @@ CHUNK_SIZE = 8
 
 
 @dataclass(slots=True, kw_only=True)
-class Work:
+class GroupWork:
     """One group."""
 
     prompt: Prompt
@@ -47,14 +47,14 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Desk:
+class PhaseContext:
     """Who works, with whom, in which phase."""
 
     controller: int
     config: Config
     team: Team
     client: Client
-    pending: Pending
+    pending: PendingCalls
     name: str
     """Of the phase, in errors and in the names of objects; unique in a run."""
     number: int
@@ -67,10 +67,10 @@ class Desk:
         """Every engine gets all controllers' requests of a phase as one batch."""
         return self.config.rollout.deterministic
 
-    def shares(self, pool: str, works: Iterable[Work]) -> dict[int, list[Work]]:
+    def shares(self, pool: str, works: Iterable[GroupWork]) -> dict[int, list[GroupWork]]:
         """[engine] its part in a deterministic phase, by the run's order alone. Every engine has an entry."""
         engines = self.awake[pool]
-        shares: dict[int, list[Work]] = {engine: [] for engine in engines}
+        shares: dict[int, list[GroupWork]] = {engine: [] for engine in engines}
         for work in works:
             shares[engines[work.prompt.slot.position % len(engines)]].append(work)
         return shares
@@ -79,43 +79,45 @@ class Desk:
 class EngineQueue:
     """This controller's requests that wait for an engine of one pool."""
 
-    def __init__(self, desk: Desk, pool: str, send: Callable[[int, list[Work]], None], *, chunk_size: int) -> None:
+    def __init__(
+        self, context: PhaseContext, pool: str, send: Callable[[int, list[GroupWork]], None], *, chunk_size: int
+    ) -> None:
         """`send` gives an engine up to `chunk_size` requests."""
-        self._desk = desk
+        self._context = context
         self._pool = pool
         self._send = send
         self._chunk_size = chunk_size
-        self._waiting: deque[Work] = deque()
+        self._waiting: deque[GroupWork] = deque()
         self._ended: list[Ended] = []
         """What the coordinator has not been told yet."""
         self._is_asking = False
 
-    def add(self, works: Iterable[Work]) -> None:
+    def add(self, works: Iterable[GroupWork]) -> None:
         """Requests that want an engine."""
         self._waiting.extend(works)
-        self._desk.pending.soon(self._tell)
+        self._context.pending.soon(self._tell)
 
     def clear(self) -> None:
         """Give up what waits."""
         self._waiting.clear()
-        self._desk.pending.soon(self._tell)
+        self._context.pending.soon(self._tell)
 
     def finish(self, engine: int, count: int, *, num_ended: int) -> None:
         """An engine has given back `count` requests, of which `num_ended` are done and the others were cut off."""
         self._ended.append((engine, count, num_ended))
-        self._desk.pending.soon(self._tell)
+        self._context.pending.soon(self._tell)
 
     def _tell(self) -> None:
         """What waits and what has ended, in one call; with a wish for engines where there is none yet."""
-        desk = self._desk
+        context = self._context
         ended, self._ended = self._ended, []
-        news = (desk.number, self._pool, desk.controller, len(self._waiting), ended)
+        news = (context.number, self._pool, context.controller, len(self._waiting), ended)
         if self._waiting and not self._is_asking:
             self._is_asking = True
-            call = desk.team.coordinator.acquire.remote(*news)
-            desk.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
+            call = context.team.coordinator.acquire.remote(*news)
+            context.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
         elif ended or self._is_asking:
-            desk.team.coordinator.want.remote(*news)
+            context.team.coordinator.want.remote(*news)
 
     def _granted(self, engines: list[int]) -> None:
         self._is_asking = False
@@ -125,7 +127,7 @@ class EngineQueue:
                 self.finish(engine, engines.count(engine) - len(works), num_ended=0)
             for begin in range(0, len(works), self._chunk_size):
                 self._send(engine, works[begin : begin + self._chunk_size])
-        self._desk.pending.soon(self._tell)
+        self._context.pending.soon(self._tell)
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:

@@ -12,11 +12,11 @@ from pathlib import Path
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.protocol.control import ScoredGroup
-from yatt_mm.protocol.training import Moved, UpdateReport
+from yatt_mm.protocol.training import MovedMemory, UpdateReport
 
 
 @dataclass(slots=True)
-class Meter:
+class StepMeter:
     """What one controller collects during a step; `merge` makes the step's record of all of them."""
 
     sums: dict[str, float] = field(default_factory=dict)
@@ -50,16 +50,16 @@ class Meter:
         """Sum over time; over controllers the slowest counts."""
         self.maxima[name] = self.maxima.get(name, 0.0) + seconds
 
-    def take(self) -> Meter:
+    def take(self) -> StepMeter:
         """What was collected since the last call; begins anew."""
-        taken = Meter(sums=self.sums, counts=self.counts, maxima=self.maxima)
+        taken = StepMeter(sums=self.sums, counts=self.counts, maxima=self.maxima)
         self.sums, self.counts, self.maxima = {}, {}, {}
         return taken
 
 
-def merge(meters: Sequence[Meter]) -> dict[str, float]:
+def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
     """One record out of the meters of all controllers; means without a single count are left out."""
-    total = Meter()
+    total = StepMeter()
     for meter in meters:
         for name, value in meter.sums.items():
             total.add_sum(name, value)
@@ -76,7 +76,7 @@ def merge(meters: Sequence[Meter]) -> dict[str, float]:
     return record
 
 
-def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> None:
+def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int) -> None:
     """What the answers of one step were like."""
     for group in groups:
         rewards, lengths = group.rewards, group.group.lengths
@@ -89,7 +89,7 @@ def add_groups(meter: Meter, groups: Sequence[ScoredGroup], *, step: int) -> Non
         meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
 
 
-def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
+def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> None:
     """How a step's batch was filled; told by one controller, since all know the same."""
     meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
     meter.add_sum("sampling/num_groups", len(outcome.kept))
@@ -98,7 +98,7 @@ def add_sampling(meter: Meter, outcome: RoundOutcome, num_rounds: int) -> None:
     meter.add_sum("sampling/num_rounds", num_rounds)
 
 
-def add_update(meter: Meter, report: UpdateReport) -> None:
+def add_update(meter: StepMeter, report: UpdateReport) -> None:
     """What one training rank reported of a step."""
     meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
     meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
@@ -114,7 +114,7 @@ def add_update(meter: Meter, report: UpdateReport) -> None:
     meter.add_mean("rollout/stale_tokens_frac", report.num_stale, report.num_compared + report.num_stale)
 
 
-def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:
+def add_moves(meter: StepMeter, moves: Sequence[MovedMemory]) -> None:
     """What one change of the training ranks' state took: bytes of all ranks, seconds of the slowest."""
     meter.add_sum("train/released_bytes", sum(moved.released_bytes for moved in moves))
     meter.add_sum("train/restored_bytes", sum(moved.restored_bytes for moved in moves))
@@ -122,7 +122,7 @@ def add_moves(meter: Meter, moves: Sequence[Moved]) -> None:
     meter.add_time("train/restore_s", max((moved.restore_s for moved in moves), default=0.0))
 
 
-def add_judges(meter: Meter, metrics: Sequence[Mapping[str, float]]) -> None:
+def add_judges(meter: StepMeter, metrics: Sequence[Mapping[str, float]]) -> None:
     """What engines of the judges told of themselves."""
     meter.add_sum("genrm/ipc_bytes", sum(of_one["ipc_bytes"] for of_one in metrics))
     meter.add_sum("genrm/bytes_moved", sum(of_one["moved_bytes"] for of_one in metrics))

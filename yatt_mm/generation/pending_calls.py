@@ -26,7 +26,7 @@ class _Call:
     is_progress: bool
 
 
-class Pending:
+class PendingCalls:
     """Waits for many calls at once.
 
     Waits for: any of the calls.  Unblocked by: its answer, its failure, or `deadline_s` without a single answer.

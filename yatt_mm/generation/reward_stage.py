@@ -7,26 +7,26 @@ from collections.abc import Callable, Sequence
 import ray
 
 from yatt_mm.common.errors import WorkerError
-from yatt_mm.generation.group_work import Desk, Work
+from yatt_mm.generation.group_work import GroupWork, PhaseContext
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
 """How often the rewards of a call are asked for when reward workers die."""
 
 
-class Scoring:
+class RewardStage:
     """Consumes: answered groups.  Produces: the same with the function's rewards."""
 
-    def __init__(self, desk: Desk, on_scored: Callable[[list[Work]], None]) -> None:
-        self._desk = desk
+    def __init__(self, context: PhaseContext, on_scored: Callable[[list[GroupWork]], None]) -> None:
+        self._context = context
         self._on_scored = on_scored
-        self._next_worker = desk.controller
+        self._next_worker = context.controller
         self._busy: dict[int, int] = {}
         """[reward worker] calls that it has."""
 
-    def add(self, works: Sequence[Work], *, num_attempts: int = 1) -> None:
+    def add(self, works: Sequence[GroupWork], *, num_attempts: int = 1) -> None:
         """Groups to score, in one call."""
-        desk, workers = self._desk, self._desk.team.reward_workers
+        context, workers = self._context, self._context.team.reward_workers
         worker = self._next_worker % len(workers)
         self._next_worker += 1
         self._busy[worker] = self._busy.get(worker, 0) + 1
@@ -45,11 +45,11 @@ class Scoring:
             self.add(works, num_attempts=num_attempts + 1)
             return True
 
-        desk.pending.then(
+        context.pending.then(
             workers[worker].score.remote([_task(work) for work in works]),
             take,
             name=f"reward worker {worker}",
-            what=f"the rewards of {desk.name}",
+            what=f"the rewards of {context.name}",
             handle_loss=ask_again,
         )
 
@@ -57,10 +57,10 @@ class Scoring:
         """End workers that do not answer: their calls fail, and are asked again. False when there are none."""
         late = [worker for worker, num_calls in self._busy.items() if num_calls]
         for worker in late:
-            ray.kill(self._desk.team.reward_workers[worker], no_restart=False)
+            ray.kill(self._context.team.reward_workers[worker], no_restart=False)
         return bool(late)
 
 
-def _task(work: Work) -> RewardTask:
+def _task(work: GroupWork) -> RewardTask:
     assert work.group is not None
     return RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)

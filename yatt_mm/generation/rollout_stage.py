@@ -4,30 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from yatt_mm.generation.group_work import CHUNK_SIZE, Desk, EngineQueue, Work, prompt_seed
+from yatt_mm.generation.group_work import CHUNK_SIZE, EngineQueue, GroupWork, PhaseContext, prompt_seed
 from yatt_mm.protocol.placement_model import Role
-from yatt_mm.protocol.rollout import GroupRef, PromptTask, Sampling
+from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
 
 POOL = str(Role.ROLLOUT)
 
 
-class Answering:
+class RolloutStage:
     """Consumes: prompts.  Produces: answered groups, as each call to an engine ends."""
 
     def __init__(
         self,
-        desk: Desk,
-        sampling: Sampling,
+        context: PhaseContext,
+        sampling: SamplingSettings,
         *,
         num_samples: int,
-        on_answered: Callable[[list[Work]], None],
+        on_answered: Callable[[list[GroupWork]], None],
         chunk_size: int = CHUNK_SIZE,
     ) -> None:
-        self._desk = desk
+        self._context = context
         self._sampling = sampling
         self._num_samples = num_samples
         self._on_answered = on_answered
-        self._queue = EngineQueue(desk, POOL, self._send, chunk_size=chunk_size)
+        self._queue = EngineQueue(context, POOL, self._send, chunk_size=chunk_size)
         self._sent: dict[int, list[PromptTask]] = {}
         """[engine] tasks that it has."""
         self._is_stopping = False
@@ -37,12 +37,12 @@ class Answering:
         """Groups that engines have."""
         return sum(map(len, self._sent.values()))
 
-    def add(self, works: Sequence[Work]) -> None:
+    def add(self, works: Sequence[GroupWork]) -> None:
         """Groups to answer; those that have all their answers pass through."""
         answered = [work for work in works if work.is_answered]
         unanswered = [work for work in works if not work.is_answered]
-        if self._desk.is_deterministic:
-            for engine, share in self._desk.shares(POOL, unanswered).items():
+        if self._context.is_deterministic:
+            for engine, share in self._context.shares(POOL, unanswered).items():
                 self._send(engine, share)
         else:
             self._queue.add(unanswered)
@@ -55,15 +55,15 @@ class Answering:
         self._queue.clear()
         for engine, tasks in self._sent.items():
             if tasks:
-                self._desk.team.engines[engine].abort.remote([task.name for task in tasks])
+                self._context.team.engines[engine].abort.remote([task.name for task in tasks])
 
-    def _send(self, engine: int, works: list[Work]) -> None:
-        desk = self._desk
+    def _send(self, engine: int, works: list[GroupWork]) -> None:
+        context = self._context
         tasks = [self._task(work) for work in works]
         self._sent[engine] = self._sent.get(engine, []) + tasks
-        actor = desk.team.engines[engine]
-        if desk.is_deterministic:
-            call = actor.generate_together.remote(desk.name, desk.controller, tasks, self._sampling)
+        actor = context.team.engines[engine]
+        if context.is_deterministic:
+            call = actor.generate_together.remote(context.name, context.controller, tasks, self._sampling)
         else:
             call = actor.generate.remote(tasks, self._sampling)
 
@@ -71,15 +71,15 @@ class Answering:
             self._sent[engine] = [task for task in self._sent[engine] if task not in tasks]
             self._take(engine, works, groups)
 
-        desk.pending.then(call, take, name=desk.team.engine_name(engine), what=desk.name)
+        context.pending.then(call, take, name=context.team.engine_name(engine), what=context.name)
 
-    def _take(self, engine: int, works: list[Work], groups: list[GroupRef]) -> None:
+    def _take(self, engine: int, works: list[GroupWork], groups: list[GroupRef]) -> None:
         for work, group in zip(works, groups, strict=True):
             if work.group is not None:
-                self._desk.client.release([work.group.ref])
+                self._context.client.release([work.group.ref])
             work.group = group
         answered = [work for work in works if work.is_answered]
-        if not self._desk.is_deterministic:
+        if not self._context.is_deterministic:
             self._queue.finish(engine, len(works), num_ended=len(answered))
         if self._is_stopping:
             return
@@ -88,8 +88,8 @@ class Answering:
         if len(answered) < len(works):  # the engine fell asleep: others go on
             self._queue.add([work for work in works if not work.is_answered])
 
-    def _task(self, work: Work) -> PromptTask:
-        prompt, desk = work.prompt, self._desk
+    def _task(self, work: GroupWork) -> PromptTask:
+        prompt, context = work.prompt, self._context
         part = f".{work.num_parts}" if work.num_parts else ""
         work.num_parts += 1
         return PromptTask(
@@ -97,7 +97,7 @@ class Answering:
             question=prompt.question,
             media=prompt.media,
             num_samples=self._num_samples,
-            seed=prompt_seed(desk.config.run.seed, prompt),
-            name=f"rollout/{desk.team.run_id}/{desk.name}/{prompt.slot.position}{part}",
+            seed=prompt_seed(context.config.run.seed, prompt),
+            name=f"rollout/{context.team.run_id}/{context.name}/{prompt.slot.position}{part}",
             partial=work.group.ref if work.group is not None else None,
         )

@@ -7,46 +7,48 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from yatt_mm.generation.group_work import Desk, Work
-from yatt_mm.generation.judge_stage import Judging
-from yatt_mm.generation.metrics import Meter
-from yatt_mm.generation.reward_stage import Scoring
-from yatt_mm.generation.rollout_stage import Answering
+from yatt_mm.generation.group_work import GroupWork, PhaseContext
+from yatt_mm.generation.judge_stage import JudgeStage
+from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.generation.reward_stage import RewardStage
+from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.protocol.control import Prompt, ScoredGroup
-from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.protocol.rollout import SamplingSettings
 
 
-def answer(desk: Desk, prompts: Sequence[Prompt], sampling: Sampling, *, num_samples: int) -> list[Work]:
+def answer(
+    context: PhaseContext, prompts: Sequence[Prompt], sampling: SamplingSettings, *, num_samples: int
+) -> list[GroupWork]:
     """[prompt] answered and scored groups, in the run's order.
 
     Raises:
         WorkerError: an engine or a reward worker failed or was late.
     """
-    done: list[Work] = []
-    scoring = Scoring(desk, done.extend)
-    answering = Answering(desk, sampling, num_samples=num_samples, on_answered=scoring.add)
-    answering.add([Work(prompt=prompt) for prompt in prompts])
-    desk.pending.run(lambda: desk.pending.is_empty, on_late=scoring.restart_late)
+    done: list[GroupWork] = []
+    scoring = RewardStage(context, done.extend)
+    answering = RolloutStage(context, sampling, num_samples=num_samples, on_answered=scoring.add)
+    answering.add([GroupWork(prompt=prompt) for prompt in prompts])
+    context.pending.run(lambda: context.pending.is_empty, on_late=scoring.restart_late)
     return in_order(done)
 
 
-def judge(desk: Desk, works: Sequence[Work], meter: Meter) -> list[Work]:
+def judge(context: PhaseContext, works: Sequence[GroupWork], meter: StepMeter) -> list[GroupWork]:
     """The groups with the judges' scores in their rewards, in the run's order.
 
     Raises:
         WorkerError: an engine of a judge failed or was late.
     """
-    done: list[Work] = []
-    Judging(desk, meter, done.extend).add(works)
-    desk.pending.run(lambda: desk.pending.is_empty)
+    done: list[GroupWork] = []
+    JudgeStage(context, meter, done.extend).add(works)
+    context.pending.run(lambda: context.pending.is_empty)
     return in_order(done)
 
 
-def in_order(works: Sequence[Work]) -> list[Work]:
+def in_order(works: Sequence[GroupWork]) -> list[GroupWork]:
     """By their place in the run's order of prompts."""
     return sorted(works, key=lambda work: work.prompt.slot.position)
 
 
-def scored(works: Sequence[Work]) -> list[ScoredGroup]:
+def scored(works: Sequence[GroupWork]) -> list[ScoredGroup]:
     """What training and metrics want of them."""
     return [work.scored() for work in works]

@@ -13,14 +13,14 @@ from typing import Any
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.dynamic_sampling import Tail
 from yatt_mm.batching.step_batches import RoundOutcome
-from yatt_mm.generation.group_work import CHUNK_SIZE, Desk, Work
-from yatt_mm.generation.judge_stage import Judging
-from yatt_mm.generation.metrics import Meter
-from yatt_mm.generation.reward_stage import Scoring
-from yatt_mm.generation.rollout_stage import Answering
+from yatt_mm.generation.group_work import CHUNK_SIZE, GroupWork, PhaseContext
+from yatt_mm.generation.judge_stage import JudgeStage
+from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.generation.reward_stage import RewardStage
+from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.rounds import in_order, scored
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot
-from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.protocol.rollout import SamplingSettings
 
 LoadPrompts = Callable[[Sequence[Slot]], tuple[list[Prompt], list[dict[str, Any]]]]
 
@@ -30,12 +30,12 @@ class Streaming:
 
     def __init__(
         self,
-        desk: Desk,
-        sampling: Sampling,
+        context: PhaseContext,
+        sampling: SamplingSettings,
         load_prompts: LoadPrompts,
-        carried: dict[int, Work],
+        carried: dict[int, GroupWork],
         *,
-        judging_for: Meter | None = None,
+        judging_for: StepMeter | None = None,
     ) -> None:
         """`carried`: what the last stream cut off, by position; emptied as it is gone on with.
 
@@ -45,39 +45,39 @@ class Streaming:
         """All groups that came to the end, kept or not."""
         self.notices: list[dict[str, Any]] = []
         """Prompts that could not be had."""
-        self._desk = desk
+        self._context = context
         self._load_prompts = load_prompts
         self._carried = carried
-        self._works: dict[int, Work] = {}
-        self._answered: list[Work] = []
+        self._works: dict[int, GroupWork] = {}
+        self._answered: list[GroupWork] = []
         """Not on their way to be scored yet."""
         self._news: list[tuple[int, bool | None]] = []
         """What has landed and the rendezvous does not know."""
         self._outcome: RoundOutcome | None = None
-        rule = desk.config.sampling_rule()
+        rule = context.config.sampling_rule()
         self._restarts = rule.tail is Tail.RESTART
         chunk_size = CHUNK_SIZE if rule.over_dispatch == 1 else 1  # a call comes back with its slowest group
         on_scored = self._land
-        if judging_for is not None and desk.team.judges:
+        if judging_for is not None and context.team.judges:
             chunk_size = 1
-            on_scored = Judging(desk, judging_for, self._land, chunk_size=chunk_size).add
-        self._scoring = Scoring(desk, on_scored)
-        self._answering = Answering(
-            desk,
+            on_scored = JudgeStage(context, judging_for, self._land, chunk_size=chunk_size).add
+        self._scoring = RewardStage(context, on_scored)
+        self._answering = RolloutStage(
+            context,
             sampling,
-            num_samples=desk.config.rollout.group_size,
+            num_samples=context.config.rollout.group_size,
             on_answered=self._score,
             chunk_size=chunk_size,
         )
 
-    def run(self, slots: Sequence[Slot]) -> tuple[list[Work], RoundOutcome]:
+    def run(self, slots: Sequence[Slot]) -> tuple[list[GroupWork], RoundOutcome]:
         """From this controller's first prompts to the full batch: (kept groups in the run's order, how it was filled).
 
         Raises:
             WorkerError: a worker failed or was late.
             PhaseAbortedError: another controller did.
         """
-        pending = self._desk.pending
+        pending = self._context.pending
         self._await_full()
         self._take(slots)
         pending.run(lambda: self._outcome is not None, on_late=self._scoring.restart_late)
@@ -91,44 +91,44 @@ class Streaming:
         works = [self._carried.pop(slot.position) for slot in slots if slot.position in self._carried]
         have = {work.prompt.slot.position for work in works}
         prompts, notices = self._load_prompts([slot for slot in slots if slot.position not in have])
-        works += [Work(prompt=prompt) for prompt in prompts]
+        works += [GroupWork(prompt=prompt) for prompt in prompts]
         self._works.update({work.prompt.slot.position: work for work in works})
         self._answering.add(in_order(works))
         self.notices += notices
         for notice in notices:
             self._tell(notice["position"], None)
 
-    def _score(self, works: list[Work]) -> None:
+    def _score(self, works: list[GroupWork]) -> None:
         self._answered += works
-        self._desk.pending.soon(self._send_answered)
+        self._context.pending.soon(self._send_answered)
 
     def _send_answered(self) -> None:
         works, self._answered = self._answered, []
         for begin in range(0, len(works), CHUNK_SIZE):
             self._scoring.add(works[begin : begin + CHUNK_SIZE])
 
-    def _land(self, works: list[Work]) -> None:
+    def _land(self, works: list[GroupWork]) -> None:
         self.landed += scored(works)
         for work in works:
             self._tell(work.prompt.slot.position, has_signal(work.rewards))
 
     def _tell(self, position: int, with_signal: bool | None) -> None:
         self._news.append((position, with_signal))
-        self._desk.pending.soon(self._send_news)
+        self._context.pending.soon(self._send_news)
 
     def _send_news(self) -> None:
         news, self._news = self._news, []
-        call = self._desk.team.rendezvous.land.remote(self._desk.controller, news)
-        self._desk.pending.then(call, self._take_more, name="the rendezvous", what=f"landing {len(news)} prompts")
+        call = self._context.team.rendezvous.land.remote(self._context.controller, news)
+        self._context.pending.then(call, self._take_more, name="the rendezvous", what=f"landing {len(news)} prompts")
 
     def _take_more(self, slots: list[Slot]) -> None:
         if slots and self._outcome is None:
             self._take(slots)
 
     def _await_full(self) -> None:
-        patience_s = self._desk.config.controllers.deadline_s / 4
-        call = self._desk.team.rendezvous.wait_full.remote(self._desk.controller, patience_s)
-        self._desk.pending.then(
+        patience_s = self._context.config.controllers.deadline_s / 4
+        call = self._context.team.rendezvous.wait_full.remote(self._context.controller, patience_s)
+        self._context.pending.then(
             call, self._hear, name="the rendezvous", what="waiting for a full batch", is_progress=False
         )
 
@@ -137,13 +137,13 @@ class Streaming:
         if outcome is None:
             self._await_full()
 
-    def _keep(self, outcome: RoundOutcome) -> list[Work]:
+    def _keep(self, outcome: RoundOutcome) -> list[GroupWork]:
         """The groups to train on; of the others what is carried over is kept for the next step."""
         kept, carried = set(outcome.kept), set(outcome.carried)
         for position, work in self._works.items():
             is_useless = position not in kept and (position not in carried or self._restarts)
             if is_useless and work.group is not None:
-                self._desk.client.release([work.group.ref])
+                self._context.client.release([work.group.ref])
                 work.group = None
             if position in carried:
                 work.rewards, work.scores = [], {}

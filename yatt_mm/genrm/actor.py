@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from yatt_mm.common.cores import pin_to_cores
-from yatt_mm.common.held_memory import Changed, held_bytes
+from yatt_mm.common.held_memory import StateReport, held_bytes
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.rollout import EngineSpec
-from yatt_mm.rollout.batch_barrier import Meeting
-from yatt_mm.rollout.starting_worker import Hosted
+from yatt_mm.rollout.batch_barrier import BatchBarrier
+from yatt_mm.rollout.starting_worker import StartingWorker
 
 if TYPE_CHECKING:
     from yatt_mm.genrm.judge import Judge
@@ -38,10 +38,10 @@ class JudgeActor:
         self._spec = spec
         self._engine = engine
         self._dataplane_uri = dataplane_uri
-        self._meeting: Meeting[JudgeTask, JudgedGroup | None] = Meeting(
+        self._meeting: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
-        self._hosted: Hosted[Judge] = Hosted(name)
+        self._hosted: StartingWorker[Judge] = StartingWorker(name)
         self._traffic = Traffic()
 
     async def start(self) -> None:
@@ -52,11 +52,11 @@ class JudgeActor:
         await self._hosted.start(Judge.start(self._name, self._spec, self._engine, self._dataplane_uri))
         await self._hosted.worker.engine.sleep()
 
-    async def set_state(self, state: State) -> Changed:
+    async def set_state(self, state: State) -> StateReport:
         """Sleep or be awake."""
         engine = self._hosted.worker.engine
         await (engine.wake_up() if state is State.AWAKE else engine.sleep())
-        return Changed(held_bytes=held_bytes())
+        return StateReport(held_bytes=held_bytes())
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         """Judge the groups, together with whatever else the engine is doing.

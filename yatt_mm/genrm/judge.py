@@ -30,7 +30,7 @@ from yatt_mm.rollout.continuation import sample_seed
 from yatt_mm.rollout.engine_media import medium_of, size_of
 from yatt_mm.rollout.engine_types import ABORTED, EngineAsleepError, EngineTimeoutError, MediaDroppedError
 from yatt_mm.rollout.prompt_template import PromptTemplate
-from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest, Sampled
+from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Sampled, VllmEngine
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class Judge:
     """An engine with a judge's model, and its connections to the data plane."""
 
     def __init__(
-        self, spec: JudgeSpec, engine: Engine, client: Client, reader: Reader, *, recipes: MediaRecipes
+        self, spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, *, recipes: MediaRecipes
     ) -> None:
         """`recipes`: how the judge's model wants its media.
 
@@ -87,7 +87,7 @@ class Judge:
             client = undo.enter_context(Client(dataplane_uri, timeout_s=engine.deadline_s))
             reader = undo.enter_context(Reader(dataplane_uri, timeout_s=engine.deadline_s))
             recipes = load_recipes(model_dir, spec.video)
-            running = await Engine.start(EngineConfig.of(engine, name=name))
+            running = await VllmEngine.start(EngineConfig.of(engine, name=name))
             undo.push_async_callback(running.shutdown)
             judge = cls(spec, running, client, reader, recipes=recipes)
             undo.pop_all()  # it is whole: it ends them itself

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from yatt_mm.common.held_memory import Changed
+from yatt_mm.common.held_memory import StateReport
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.placement_model import State
-from yatt_mm.rollout.batch_barrier import Meeting
+from yatt_mm.rollout.batch_barrier import BatchBarrier
 
 if TYPE_CHECKING:
     from yatt_mm.genrm.remote import RemoteJudge
@@ -35,7 +35,7 @@ class RemoteJudgeActor:
         self._server = server
         self._dataplane_uri = dataplane_uri
         self._deadline_s = deadline_s
-        self._meeting: Meeting[JudgeTask, JudgedGroup | None] = Meeting(
+        self._meeting: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._traffic = Traffic()
@@ -49,11 +49,11 @@ class RemoteJudgeActor:
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)
         self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic)
 
-    async def set_state(self, state: State) -> Changed:
+    async def set_state(self, state: State) -> StateReport:
         """It holds no device; but while others train it asks nothing, and what it had begun comes to nothing."""
         if state is not State.AWAKE and self._judge is not None:
             self._judge.cut_off()
-        return Changed(held_bytes=0)
+        return StateReport(held_bytes=0)
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         """Judge the groups; None stands for one that was cut off: it is to be judged again."""

@@ -15,18 +15,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from yatt_mm.common.held_memory import Changed
+from yatt_mm.common.held_memory import StateReport
 from yatt_mm.common.ray_calls import answer_of
-from yatt_mm.placement.device_ledger import Occupancy
-from yatt_mm.placement.engine_pool import Ended, Pool
+from yatt_mm.placement.device_ledger import DeviceLedger
+from yatt_mm.placement.engine_pool import Ended, EnginePool
 from yatt_mm.placement.policy import Decision, Moment, Split
-from yatt_mm.placement.rebalancer import Division, Mover
+from yatt_mm.placement.rebalancer import CellDivision, Rebalancer
 from yatt_mm.placement.usage_report import Usage, UsageReport
 from yatt_mm.protocol.placement_model import MEMORY, Phase, Placement, Role, State, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entered:
+class PhaseEntry:
     """What the controllers are told of a phase that has begun."""
 
     number: int
@@ -47,7 +47,7 @@ class Coordinator:
         workers: Mapping[Unit, Any],
         states: Mapping[Unit, State],
         requests_per_engine: Mapping[str, int],
-        division: Division | None,
+        division: CellDivision | None,
         deadline_s: float,
     ) -> None:
         """`workers`: the actors behind the units; `states`: as they are now. `division` is for partial colocation."""
@@ -55,9 +55,9 @@ class Coordinator:
         self._workers = dict(workers)
         self._deadline_s = deadline_s
         self._clock_s = time.time() - time.monotonic()
-        self._occupancy = Occupancy(states)
+        self._occupancy = DeviceLedger(states)
         self._pools = {
-            pool: Pool(
+            pool: EnginePool(
                 num_engines=len(units),
                 requests_per_engine=requests_per_engine[pool],
                 devices_per_engine=len(units[0].devices),
@@ -78,7 +78,7 @@ class Coordinator:
             for role, pools in by_role.items()
             if (own := tuple(pool for pool in pools if pool.devices_per_engine))
         }
-        self._mover = Mover(division, in_cells, cell_size=len(placement.cells[0])) if division else None
+        self._mover = Rebalancer(division, in_cells, cell_size=len(placement.cells[0])) if division else None
         self._usage = Usage(by_role, placement)
         self._rollout_cells: list[int] = []
         self._refused: Split | None = None
@@ -89,7 +89,7 @@ class Coordinator:
         self._is_ending = asyncio.Event()
         self._failure: Exception | None = None
 
-    async def enter(self, phase: Phase, step: int, is_measured: bool) -> Entered:
+    async def enter(self, phase: Phase, step: int, is_measured: bool) -> PhaseEntry:
         """Bring every unit into its state of `phase`; nothing may be under way that the phase does not allow.
 
         `is_measured`: the phase counts in the step's metrics of placement.
@@ -116,7 +116,7 @@ class Coordinator:
         if phase is Phase.GENERATION and self._division is not None and self._division.is_dynamic:
             self._is_ending.clear()
             self._moving = asyncio.create_task(self._keep_moving(self._division.decide_every_s))
-        return Entered(
+        return PhaseEntry(
             number=self._number,
             awake={name: tuple(sorted(pool.awake)) for name, pool in self._pools.items()},
             moved=tuple(result for result in results if result is not None),
@@ -188,7 +188,9 @@ class Coordinator:
         if pool is not None and state is not State.AWAKE:
             pool.rest(unit.index, now_s=started_s)
         call = self._workers[unit].set_state.remote(state)
-        changed: Changed = await answer_of(call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s)
+        changed: StateReport = await answer_of(
+            call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s
+        )
         if not takes_memory:
             self._occupancy.change(unit, state, now_s=self._now_s)
         self._usage.add_transition(unit.role, state, self._now_s - started_s, changed.held_bytes)

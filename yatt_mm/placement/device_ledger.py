@@ -10,7 +10,7 @@ from yatt_mm.protocol.placement_model import MEMORY, Role, State, Unit
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class LedgerSpan:
     """A stretch of time in which a unit held its devices."""
 
     role: Role
@@ -24,7 +24,7 @@ class Span:
     end_s: float
 
 
-class Occupancy:
+class DeviceLedger:
     """State of every unit.
 
     Two awake roles never share a device. Training and rollout hold weights beside each other only while weights are
@@ -35,7 +35,7 @@ class Occupancy:
         """`states`: as the units came up, which may be more than the rules allow until the first phase."""
         self._states = dict(states)
         self._since: dict[Unit, float] = {}
-        self._spans: list[Span] = []
+        self._spans: list[LedgerSpan] = []
 
     def open(self, *, now_s: float) -> None:
         """The first phase has begun: spans are kept from now on."""
@@ -71,7 +71,7 @@ class Occupancy:
         self._close(unit, now_s)
         self._states[unit] = state
 
-    def take_spans(self, *, now_s: float) -> list[Span]:
+    def take_spans(self, *, now_s: float) -> list[LedgerSpan]:
         """What was held since the last call, and by whom."""
         for unit in self._states:
             self._close(unit, now_s)
@@ -86,7 +86,7 @@ class Occupancy:
         if state is State.ASLEEP or now_s <= since_s:
             return
         self._spans.append(
-            Span(
+            LedgerSpan(
                 role=unit.role,
                 pool=unit.pool,
                 index=unit.index,

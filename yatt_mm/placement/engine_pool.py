@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from yatt_mm.placement.engine_time import Times
+from yatt_mm.placement.engine_time import EngineTime
 
 Ended = tuple[int, int, int]
 """An engine, how many requests it gave back, and how many of them are done; the others were cut off."""
 
 
-class Pool:
+class EnginePool:
     """One pool of engines."""
 
     def __init__(self, *, num_engines: int, requests_per_engine: int, devices_per_engine: int = 1) -> None:
@@ -28,7 +28,7 @@ class Pool:
         self._awake: set[int] = set()
         self._waiting: dict[int, int] = {}
         """Controller -> requests that it wants to have an engine for; whoever was served last stands last."""
-        self._times = Times()
+        self._times = EngineTime()
         self._now_s: float | None = None
 
     @property
@@ -96,7 +96,7 @@ class Pool:
         self._running = [0] * len(self._running)
         self._waiting.clear()
 
-    def times(self, *, now_s: float) -> Times:
+    def times(self, *, now_s: float) -> EngineTime:
         """Totals until now."""
         self._advance(now_s)
         return self._times
@@ -107,7 +107,7 @@ class Pool:
         running = [self._running[engine] for engine in self._awake]
         passed_device_s = passed_s * self.devices_per_engine
         num_filled = sum(min(1.0, count / self.requests_per_engine) for count in running)
-        self._times = Times(
+        self._times = EngineTime(
             any_s=self._times.any_s + passed_s * any(running),
             active_s=self._times.active_s + passed_device_s * sum(count > 0 for count in running),
             filled_s=self._times.filled_s + passed_device_s * num_filled,

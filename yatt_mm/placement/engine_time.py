@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Times:
+class EngineTime:
     """Totals since some start, all in device-seconds or all in cell-seconds where nothing else is said."""
 
     any_s: float = 0.0
@@ -23,9 +23,9 @@ class Times:
     held_s: float = 0.0
     """Of engines that are awake."""
 
-    def since(self, before: Times) -> Times:
+    def since(self, before: EngineTime) -> EngineTime:
         """The difference."""
-        return Times(
+        return EngineTime(
             any_s=self.any_s - before.any_s,
             active_s=self.active_s - before.active_s,
             filled_s=self.filled_s - before.filled_s,
@@ -34,7 +34,7 @@ class Times:
         )
 
 
-def work_s(times: Times, *, is_rollout: bool, is_replacing: bool) -> float:
+def work_s(times: EngineTime, *, is_rollout: bool, is_replacing: bool) -> float:
     """Work of a role. Of GenRM, which waits for responses, what its requests would have needed in full engines.
 
     Of rollout any time with a request, since responses take as long as they take. Not so with `is_replacing`, where

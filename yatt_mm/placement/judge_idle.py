@@ -6,7 +6,7 @@ A run's mover and the simulator's both keep it, for `Observation.genrm_lead_s`.
 from __future__ import annotations
 
 
-class Lead:
+class JudgeIdle:
     """Times are the caller's."""
 
     def __init__(self, *, decide_every_s: float) -> None:

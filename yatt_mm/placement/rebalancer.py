@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from yatt_mm.placement.engine_pool import Pool
-from yatt_mm.placement.engine_time import Times, work_s
-from yatt_mm.placement.judge_idle import Lead
+from yatt_mm.placement.engine_pool import EnginePool
+from yatt_mm.placement.engine_time import EngineTime, work_s
+from yatt_mm.placement.judge_idle import JudgeIdle
 from yatt_mm.placement.policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 from yatt_mm.protocol.placement_model import Role
 
@@ -19,7 +19,7 @@ MOVE_MEMORY = 0.9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class CellDivision:
     """How cells may be divided; the part that the config decides."""
 
     first: Split
@@ -32,21 +32,23 @@ class Division:
     """Whether groups without signal are replaced (see `yatt_mm.placement.engine_time.work_s`)."""
 
 
-class Mover:
+class Rebalancer:
     """Decides for the coordinator, from what its pools measured."""
 
-    def __init__(self, division: Division, pools: Mapping[Role, tuple[Pool, ...]], *, cell_size: int = 1) -> None:
+    def __init__(
+        self, division: CellDivision, pools: Mapping[Role, tuple[EnginePool, ...]], *, cell_size: int = 1
+    ) -> None:
         """`pools`: of the roles that have any in the cells; `cell_size`: devices of a cell."""
         self._cell_size = cell_size
         self.planned = division.first
         """The split with which the phase began."""
         self._division = division
         self._pools = pools
-        self._start: dict[Role, tuple[Times, int]] = {}
+        self._start: dict[Role, tuple[EngineTime, int]] = {}
         self._last: dict[Role, tuple[float, int]] = {}
         """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
         self._move_s = 0.0
-        self._lead = Lead(decide_every_s=division.decide_every_s)
+        self._lead = JudgeIdle(decide_every_s=division.decide_every_s)
 
     def begin(self, *, now_s: float) -> Decision:
         """The split for the phase that begins."""
@@ -104,19 +106,19 @@ class Mover:
             request_s=(work_before_s + done_s) / num_ended if num_ended else 0.0,
         )
 
-    def _since_begin(self, role: Role, now_s: float) -> tuple[Times, int]:
+    def _since_begin(self, role: Role, now_s: float) -> tuple[EngineTime, int]:
         """Times and requests of this phase so far."""
         (before, ended_before), (now, ended) = self._start[role], self._totals(role, now_s)
         return now.since(before), ended - ended_before
 
-    def _work_s(self, role: Role, times: Times) -> float:
+    def _work_s(self, role: Role, times: EngineTime) -> float:
         return work_s(times, is_rollout=role is Role.ROLLOUT, is_replacing=self._division.is_replacing)
 
-    def _totals(self, role: Role, now_s: float) -> tuple[Times, int]:
+    def _totals(self, role: Role, now_s: float) -> tuple[EngineTime, int]:
         """In cell-seconds, of all the role's pools; several judges share their cells, so their mean counts."""
         pools = self._pools[role]
         times, share = [pool.times(now_s=now_s) for pool in pools], 1 / (len(pools) * self._cell_size)
-        return Times(
+        return EngineTime(
             active_s=sum(one.active_s for one in times) * share,
             filled_s=sum(one.filled_s for one in times) * share,
             crowded_s=sum(one.crowded_s for one in times) * share,

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from yatt_mm.placement.device_ledger import Span
-from yatt_mm.placement.engine_pool import Pool
-from yatt_mm.placement.engine_time import Times
+from yatt_mm.placement.device_ledger import LedgerSpan
+from yatt_mm.placement.engine_pool import EnginePool
+from yatt_mm.placement.engine_time import EngineTime
 from yatt_mm.placement.policy import Decision, Moment
 from yatt_mm.protocol.placement_model import STATES, Phase, Placement, Role, State
 
@@ -20,20 +20,20 @@ class UsageReport:
     metrics: Mapping[str, float]
     decisions: tuple[Mapping[str, Any], ...]
     """Records of how cells were divided, and why."""
-    spans: tuple[Span, ...]
+    spans: tuple[LedgerSpan, ...]
 
 
 class Usage:
     """Collects for the coordinator."""
 
-    def __init__(self, pools: Mapping[Role, tuple[Pool, ...]], placement: Placement) -> None:
+    def __init__(self, pools: Mapping[Role, tuple[EnginePool, ...]], placement: Placement) -> None:
         self.num_moves = 0
         self._pools = pools
         self._is_partial = placement.is_partial
         self._phase: Phase | None = None
         self._step = 0
         self._started_s = 0.0
-        self._before: dict[Role, Times] = {}
+        self._before: dict[Role, EngineTime] = {}
         self._phase_s: dict[Role, float] = {}
         self._held_s: dict[Role, float] = {}
         self._judging_s = 0.0
@@ -67,7 +67,7 @@ class Usage:
             }
         )
 
-    def take(self, spans: list[Span], *, now_s: float) -> UsageReport:
+    def take(self, spans: list[LedgerSpan], *, now_s: float) -> UsageReport:
         """Hand over what was collected."""
         self._end_phase(now_s)
         self._phase = None
@@ -93,8 +93,8 @@ class Usage:
             if role is Role.GENRM:
                 self._judging_s += times.any_s
 
-    def _times(self, role: Role, now_s: float) -> Times:
+    def _times(self, role: Role, now_s: float) -> EngineTime:
         """Of all pools of a role, which in partial colocation share their devices."""
         times = [pool.times(now_s=now_s) for pool in self._pools[role]]
         share = max(1, sum(pool.devices_per_engine > 0 for pool in self._pools[role])) if self._is_partial else 1
-        return Times(any_s=max(one.any_s for one in times), held_s=sum(one.held_s for one in times) / share)
+        return EngineTime(any_s=max(one.any_s for one in times), held_s=sum(one.held_s for one in times) / share)

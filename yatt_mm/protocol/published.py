@@ -24,7 +24,7 @@ class DeviceSegment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stream:
+class WeightStream:
     """A whole model on its way from training rank 0 to everybody who receives it."""
 
     host: str
@@ -48,14 +48,14 @@ class Published:
     path: str
     """The segment in shared memory, where there is nothing else; or the model's folder, before the first publish."""
     devices: tuple[DeviceSegment, ...] = ()
-    stream: Stream | None = None
+    stream: WeightStream | None = None
 
     @classmethod
-    def of(cls, version: int, path: str, parts: Iterable[DeviceSegment | Stream]) -> Published:
+    def of(cls, version: int, path: str, parts: Iterable[DeviceSegment | WeightStream]) -> Published:
         """From what all training ranks gave back."""
         streams, devices = [], []
         for part in parts:
-            if isinstance(part, Stream):
+            if isinstance(part, WeightStream):
                 streams.append(part)
             else:
                 devices.append(part)

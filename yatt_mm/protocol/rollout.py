@@ -11,7 +11,7 @@ from dataplane.core.refs import Ref
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingSettings:
     """How the tokens of one phase are sampled."""
 
     max_tokens: int

@@ -44,7 +44,7 @@ class TrainSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moved:
+class MovedMemory:
     """What one change of a rank's state took: memory of its device that it gave up or took back."""
 
     released_bytes: int = 0

@@ -6,12 +6,12 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from yatt_mm.common.cores import pin_to_cores
-from yatt_mm.common.held_memory import Changed, held_bytes
+from yatt_mm.common.held_memory import StateReport, held_bytes
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import Published
-from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.batch_barrier import Meeting
-from yatt_mm.rollout.starting_worker import Hosted
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
+from yatt_mm.rollout.batch_barrier import BatchBarrier
+from yatt_mm.rollout.starting_worker import StartingWorker
 
 if TYPE_CHECKING:
     from yatt_mm.rollout.worker import RolloutWorker
@@ -29,10 +29,10 @@ class RolloutActor:
         name = f"engine {index}"
         self._spec = spec
         self._dataplane_uri = dataplane_uri
-        self._meeting: Meeting[PromptTask, GroupRef] = Meeting(
+        self._meeting: BatchBarrier[PromptTask, GroupRef] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
-        self._hosted: Hosted[RolloutWorker] = Hosted(name)
+        self._hosted: StartingWorker[RolloutWorker] = StartingWorker(name)
 
     async def start(self) -> None:
         """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
@@ -42,16 +42,16 @@ class RolloutActor:
         await self._hosted.start(RolloutWorker.start(self._spec, self._dataplane_uri))
         await self._hosted.worker.engine.sleep()
 
-    async def set_state(self, state: State) -> Changed:
+    async def set_state(self, state: State) -> StateReport:
         """Sleep, hold weights only, or be awake."""
         worker = self._hosted.worker
         if state is State.AWAKE:
             await worker.engine.wake_up()
         else:
             await worker.engine.sleep()  # `update_weights` wakes the weights alone
-        return Changed(held_bytes=held_bytes())
+        return StateReport(held_bytes=held_bytes())
 
-    async def generate(self, tasks: list[PromptTask], sampling: Sampling) -> list[GroupRef]:
+    async def generate(self, tasks: list[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
         """Answer the tasks, all at once, together with whatever else the engine is doing.
 
         What `abort` or the engine's sleep cuts off comes back with the tokens that it has, and finish reason "abort".
@@ -64,7 +64,7 @@ class RolloutActor:
         await self._hosted.worker.abort(names)
 
     async def generate_together(
-        self, phase: str, controller: int, tasks: list[PromptTask], sampling: Sampling
+        self, phase: str, controller: int, tasks: list[PromptTask], sampling: SamplingSettings
     ) -> list[GroupRef]:
         """Answer the tasks of all controllers as one batch, in the run's order of prompts.
 

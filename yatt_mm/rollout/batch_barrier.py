@@ -29,7 +29,7 @@ class _Batch(Generic[T, R]):
     error: str | None = None
 
 
-class Meeting(Generic[T, R]):
+class BatchBarrier(Generic[T, R]):
     """Of all controllers, at one engine.
 
     Consumes: each controller's tasks by their place in the run's order.  Produces: their results.

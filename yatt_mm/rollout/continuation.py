@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
-from yatt_mm.protocol.rollout import PromptTask, Sampling
+from yatt_mm.protocol.rollout import PromptTask, SamplingSettings
 from yatt_mm.rollout.engine_types import GenerateRequest, Medium, Sampled
 
 _NOTHING = SampleRecord(
@@ -25,11 +25,11 @@ _NOTHING = SampleRecord(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Attempt:
+class Continuation:
     """One task, its prompt, and the samples that it starts from."""
 
     task: PromptTask
-    sampling: Sampling
+    sampling: SamplingSettings
     prompt: list[int]
     earlier: tuple[SampleRecord, ...]
     """[G] as the last attempt left them; without a token where there was none."""
@@ -74,14 +74,14 @@ class Attempt:
         return sample_seed(seed, num_tokens) if num_tokens else seed
 
 
-def begin(task: PromptTask, sampling: Sampling, prompt: list[int], partial: GroupRecord | None) -> Attempt:
+def begin(task: PromptTask, sampling: SamplingSettings, prompt: list[int], partial: GroupRecord | None) -> Continuation:
     """The task at its start, or where `partial` ended.
 
     Raises:
         ValueError: `partial` is of another prompt, or has another number of samples.
     """
     if partial is None:
-        return Attempt(task=task, sampling=sampling, prompt=prompt, earlier=(_NOTHING,) * task.num_samples)
+        return Continuation(task=task, sampling=sampling, prompt=prompt, earlier=(_NOTHING,) * task.num_samples)
     if len(partial.samples) != task.num_samples or partial.prompt_token_ids.tolist() != prompt:
         raise ValueError(
             f"task {task.name} wants {task.num_samples} samples of a prompt of {len(prompt)} tokens, and its partial "
@@ -89,7 +89,7 @@ def begin(task: PromptTask, sampling: Sampling, prompt: list[int], partial: Grou
             f"({'the same' if partial.prompt_token_ids.tolist() == prompt else 'other'} ids): "
             "give the record of an earlier attempt at the same task"
         )
-    return Attempt(task=task, sampling=sampling, prompt=prompt, earlier=partial.samples)
+    return Continuation(task=task, sampling=sampling, prompt=prompt, earlier=partial.samples)
 
 
 def sample_seed(group_seed: int, sample: int) -> int:

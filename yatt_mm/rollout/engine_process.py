@@ -26,7 +26,7 @@ INTERRUPT_PERIOD_S = 0.1
 """How often a start that was given up is looked at."""
 
 
-class Launched:
+class EngineProcess:
     """vLLM's frontend, the processes behind it, and their files."""
 
     llm: "AsyncLLM"

@@ -11,7 +11,7 @@ _MOMENT_S = 0.05
 """In which an event loop that was held up hears of what was finished meanwhile."""
 
 
-class Waits:
+class EngineWaits:
     """Belongs to one event loop. A bound that is reached raises TimeoutError in the code under it."""
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
-class Flight:
+class InFlightGroup:
     """One group."""
 
     def __init__(self, prefix: str, request: GenerateRequest, cut: Cut | None) -> None:
@@ -37,7 +37,7 @@ class Flight:
         return self.cut is not None and self.cut.is_made
 
 
-class Flights:
+class InFlightGroups:
     """All groups of one engine.
 
     Consumes: requests.  Produces: samples.  Waits for: the core, without a bound of its own.
@@ -53,12 +53,12 @@ class Flights:
         self._inputs = inputs
         self._is_usable = is_usable
         self._request_ids = itertools.count()
-        self._under_way: set[Flight] = set()
+        self._under_way: set[InFlightGroup] = set()
 
     @asynccontextmanager
-    async def together(self) -> AsyncIterator[list[Flight]]:
+    async def together(self) -> AsyncIterator[list[InFlightGroup]]:
         """Where groups are noted as they are sent; whatever ends the block early ends them too."""
-        flights: list[Flight] = []
+        flights: list[InFlightGroup] = []
         try:
             yield flights
         except BaseException:
@@ -69,10 +69,10 @@ class Flights:
             self._under_way.difference_update(flights)
             self.num_samples -= sum(len(flight.queues) for flight in flights)
 
-    async def send(self, request: GenerateRequest, flights: list[Flight], cut: Cut | None = None) -> None:
+    async def send(self, request: GenerateRequest, flights: list[InFlightGroup], cut: Cut | None = None) -> None:
         """Hand the group's samples to the core, in order, until the `cut` is made."""
         prefix = f"{self._name}-{next(self._request_ids)}"
-        flight = Flight(prefix, request, cut)
+        flight = InFlightGroup(prefix, request, cut)
         flights.append(flight)
         self._under_way.add(flight)
         try:
@@ -97,7 +97,7 @@ class Flights:
         """End the groups whose cut is made: `collect` gives them with the tokens that they have."""
         await self._abort([flight for flight in self._under_way if flight.is_cut])
 
-    async def collect(self, flight: Flight, on_progress: Callable[[], None]) -> list[Sampled]:
+    async def collect(self, flight: InFlightGroup, on_progress: Callable[[], None]) -> list[Sampled]:
         """Wait for the group's samples; `on_progress` is called as each is finished.
 
         Those that were aborted have the tokens that had come by then.
@@ -111,10 +111,10 @@ class Flights:
         sampled = await asyncio.gather(*map(one, flight.queues))
         return sampled + [ABORTED] * (flight.num_samples - len(sampled))
 
-    async def _abort(self, flights: Collection[Flight]) -> None:
+    async def _abort(self, flights: Collection[InFlightGroup]) -> None:
         await self._llm.abort([queue.request_id for flight in flights for queue in flight.queues], internal=True)
 
-    def _to_sampled(self, flight: Flight, output: "RequestOutput") -> Sampled:
+    def _to_sampled(self, flight: InFlightGroup, output: "RequestOutput") -> Sampled:
         (completion,) = output.outputs
         if completion.finish_reason == "error":
             raise self._dropped(flight)
@@ -127,13 +127,13 @@ class Flights:
             scored_logprobs=self._backend.scored_logprobs_of(completion, flight.scored_token_ids),
         )
 
-    def _to_classified(self, flight: Flight, output: "PoolingRequestOutput") -> Sampled:
+    def _to_classified(self, flight: InFlightGroup, output: "PoolingRequestOutput") -> Sampled:
         if output.error is not None:
             raise self._dropped(flight)
         logits = self._backend.label_logits_of(output)
         return replace(ABORTED, label_logits=logits, finish_reason="stop") if logits else ABORTED
 
-    def _dropped(self, flight: Flight) -> MediaDroppedError:
+    def _dropped(self, flight: InFlightGroup) -> MediaDroppedError:
         self._inputs.forget(flight.digests)
         return MediaDroppedError(
             f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 W = TypeVar("W")
 
 
-class Hosted(Generic[W]):
+class StartingWorker(Generic[W]):
     """Holds the worker once it is there."""
 
     def __init__(self, name: str) -> None:

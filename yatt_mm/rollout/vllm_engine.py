@@ -14,7 +14,7 @@ from typing import Any
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import Published
 from yatt_mm.rollout import child_processes
-from yatt_mm.rollout.engine_process import Launched
+from yatt_mm.rollout.engine_process import EngineProcess
 from yatt_mm.rollout.engine_types import (
     Cut,
     EngineAsleepError,
@@ -26,29 +26,29 @@ from yatt_mm.rollout.engine_types import (
     Medium,
     Sampled,
 )
-from yatt_mm.rollout.engine_waits import Waits
-from yatt_mm.rollout.in_flight import Flights
+from yatt_mm.rollout.engine_waits import EngineWaits
+from yatt_mm.rollout.in_flight import InFlightGroups
 
-__all__ = ["Engine", "EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled"]
+__all__ = ["EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled", "VllmEngine"]
 
 logger = logging.getLogger(__name__)
 
 
-class Engine:
+class VllmEngine:
     """Made by `start`; every method belongs to the event loop that started it.
 
     Consumes: requests with views of media.  Produces: sampled responses.
     Waits for: vLLM's core process, never longer than the config says.  Unblocked by: its outputs, or its death.
     """
 
-    def __init__(self, config: EngineConfig, launched: Launched) -> None:
+    def __init__(self, config: EngineConfig, launched: EngineProcess) -> None:
         self.config = config
         self._launched = launched
         self._llm = launched.llm
         self._backend = launched.backend
         self._inputs = launched.backend.InputBuilder(launched.llm, config)
         self._sending = asyncio.Lock()  # held while requests enter the core, and while its caches or weights change
-        self._flights = Flights(
+        self._flights = InFlightGroups(
             config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
         )
         self._state = State.AWAKE
@@ -57,14 +57,14 @@ class Engine:
         self._is_shut_down = False
         self._has_said_resident = False
         self._failure: str | None = None
-        self._waits = Waits()
+        self._waits = EngineWaits()
         self._stop_watching = child_processes.watch(launched.processes, self._on_death)
         self.policy_version = config.policy_version
 
     @classmethod
-    async def start(cls, config: EngineConfig) -> "Engine":
+    async def start(cls, config: EngineConfig) -> "VllmEngine":
         """Start vLLM. What was started is ended again when that fails or takes longer than the config allows."""
-        launched = Launched()
+        launched = EngineProcess()
         try:
             async with asyncio.timeout(config.start_timeout_s):
                 await asyncio.to_thread(launched.launch, config)

@@ -20,7 +20,7 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import Un
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 
 from models.weights.checkpoint_files import CheckpointFiles
-from yatt_mm.protocol.published import Stream, segment_on
+from yatt_mm.protocol.published import WeightStream, segment_on
 from yatt_mm.weights.buckets import receive
 from yatt_mm.weights.cuda_ipc import gpu_uuid, open_shared
 from yatt_mm.weights.segment import MappedSegment, views
@@ -42,7 +42,7 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     devices: list[dict[str, Any]]
     """Fields of `DeviceSegment`s; where there are any, the one of this GPU is read instead of the file."""
     stream: dict[str, Any] | None
-    """Fields of a `Stream`; where there is one, it is received instead."""
+    """Fields of a `WeightStream`; where there is one, it is received instead."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
@@ -72,7 +72,7 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
         model = cast(Any, self.model)
         if update_info.stream:
             name = f"{self.model_config.served_model_name} (process {self.parallel_config.rank})"
-            model.load_weights(receive(Stream(**update_info.stream), self.device, name))
+            model.load_weights(receive(WeightStream(**update_info.stream), self.device, name))
         elif update_info.devices:
             found = segment_on(gpu_uuid(self.device), update_info.devices)
             model.load_weights(views(open_shared(found["handle"], self.device), found["index"]))

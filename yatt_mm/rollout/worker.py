@@ -15,8 +15,8 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.published import Published
-from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.continuation import Attempt, begin
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
+from yatt_mm.rollout.continuation import Continuation, begin
 from yatt_mm.rollout.engine_media import medium_of, size_of
 from yatt_mm.rollout.engine_types import (
     ABORTED,
@@ -28,7 +28,7 @@ from yatt_mm.rollout.engine_types import (
     Sampled,
 )
 from yatt_mm.rollout.prompt_template import PromptTemplate
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.vllm_engine import VllmEngine
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ class RolloutWorker:
     """An engine and its connections to the data plane."""
 
     def __init__(
-        self, engine: Engine, client: Client, reader: Reader, *, scope: str | None = None, durable: bool = False
+        self, engine: VllmEngine, client: Client, reader: Reader, *, scope: str | None = None, durable: bool = False
     ) -> None:
         """`scope` is open at the node, and kept open by `client` among others; `durable` as of `Client.put`."""
         self.engine = engine
@@ -65,14 +65,14 @@ class RolloutWorker:
         reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
         try:
             client.open_scope(spec.scope)
-            engine = await Engine.start(EngineConfig.of(spec))
+            engine = await VllmEngine.start(EngineConfig.of(spec))
             return cls(engine, client, reader, scope=spec.scope, durable=spec.durable)
         except BaseException:
             reader.close()
             client.close()
             raise
 
-    def generate(self, task: PromptTask, sampling: Sampling) -> Coroutine[Any, Any, GroupRef]:
+    def generate(self, task: PromptTask, sampling: SamplingSettings) -> Coroutine[Any, Any, GroupRef]:
         """Answer one task, from where its `partial` ended, together with whatever else the engine is doing.
 
         Samples that `abort` or the engine's sleep cut off come back with the tokens that they have; so does the whole
@@ -82,7 +82,7 @@ class RolloutWorker:
         self._in_hand.add(cut)
         return self._generate(task, sampling, cut)
 
-    async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
+    async def generate_batch(self, tasks: Sequence[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
         """Answer all tasks as one batch, from where their `partial`s ended: the same list gives the same bits.
 
         Raises EngineAsleepError where the engine is asleep; `abort` does not reach a batch.
@@ -128,7 +128,7 @@ class RolloutWorker:
     def _token_ids(self, task: PromptTask) -> list[int]:
         return self._template.token_ids(task.question, [size_of(ref) for ref in task.media])
 
-    async def _generate(self, task: PromptTask, sampling: Sampling, cut: Cut) -> GroupRef:
+    async def _generate(self, task: PromptTask, sampling: SamplingSettings, cut: Cut) -> GroupRef:
         try:
             attempt = await self._begin(task, sampling)
             sampled = await self._sample(attempt, cut) if attempt.unfinished else []
@@ -136,7 +136,7 @@ class RolloutWorker:
             self._in_hand.discard(cut)
         return await self._store(attempt, sampled)
 
-    async def _begin(self, task: PromptTask, sampling: Sampling) -> Attempt:
+    async def _begin(self, task: PromptTask, sampling: SamplingSettings) -> Continuation:
         partial = None
         if task.partial is not None:
             wanted = task.partial
@@ -144,7 +144,7 @@ class RolloutWorker:
             partial = group_record.decode(view)
         return begin(task, sampling, self._token_ids(task), partial)
 
-    async def _sample(self, attempt: Attempt, cut: Cut) -> list[Sampled]:
+    async def _sample(self, attempt: Continuation, cut: Cut) -> list[Sampled]:
         """The unfinished samples' tokens; none where the engine is asleep."""
 
         async def sample() -> list[Sampled]:
@@ -167,7 +167,7 @@ class RolloutWorker:
             logger.warning("%s; done", error)
         return await sample()
 
-    async def _requests(self, attempts: Sequence[Attempt]) -> list[GenerateRequest]:
+    async def _requests(self, attempts: Sequence[Continuation]) -> list[GenerateRequest]:
         """Requests over leased views: the leases last until the engine has been sent what they show."""
         refs = [ref for attempt in attempts for ref in attempt.task.media]
         views = iter(await self._call(lambda: self._reader.resolve(refs)))
@@ -175,7 +175,7 @@ class RolloutWorker:
             attempt.request(tuple(medium_of(ref, next(views)) for ref in attempt.task.media)) for attempt in attempts
         ]
 
-    async def _store(self, attempt: Attempt, sampled: Sequence[Sampled]) -> GroupRef:
+    async def _store(self, attempt: Continuation, sampled: Sequence[Sampled]) -> GroupRef:
         task = attempt.task
         group = attempt.joined(sampled, self._text)
         ref = await self._call(

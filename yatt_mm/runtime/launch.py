@@ -24,7 +24,7 @@ from dataplane.client.client import Client
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Dataset
 from yatt_mm.batching.cursor import PromptCursor
-from yatt_mm.batching.step_batches import Batches
+from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.owned_dirs import owned_folder
@@ -147,7 +147,7 @@ def _ingest(client: Client, key: str, name: str) -> Dataset:
 
 def _start_point(
     config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
-) -> tuple[RunStart, Batches]:
+) -> tuple[RunStart, StepBatches]:
     embedded = config.dataplane.uri is None
     train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
@@ -161,9 +161,11 @@ def _start_point(
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
     rule = config.sampling_rule()
-    batches = Batches(rule, PromptCursor(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn)
+    batches = StepBatches(
+        rule, PromptCursor(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn
+    )
     if state is not None:
-        batches = Batches.from_state(rule, state, in_turns=config.judges_in_turn)
+        batches = StepBatches.from_state(rule, state, in_turns=config.judges_in_turn)
         if batches.cursor.num_samples != num_train:
             raise ConfigError(
                 f"--resume: the checkpoint was made with {batches.cursor.num_samples} training samples, data.train has "

@@ -15,7 +15,7 @@ from models.flops import count_operations
 from models.recipes.media_recipes import load_recipes
 from models.registry import read_config
 from yatt_mm.batching.rendezvous import Rendezvous
-from yatt_mm.batching.step_batches import Batches
+from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.cores import core_of
 from yatt_mm.common.ray_calls import wait_all
@@ -43,7 +43,7 @@ SHARE_OF_JUDGE = 0.8
 
 
 def build_team(
-    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: Batches, weights_dir: Path
+    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: StepBatches, weights_dir: Path
 ) -> Team:
     """Every actor but the controllers, started and ready; `stack` ends them.
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from yatt_mm.placement.device_ledger import Span
+from yatt_mm.placement.device_ledger import LedgerSpan
 from yatt_mm.protocol.placement_model import Role
 
 TIMELINE_FILE = "timeline.json"
@@ -34,7 +34,7 @@ class Timeline:
             path.write_text("[")
             self._append([_name("process_name", PHASES_PID, 0, "phases")])
 
-    def add(self, spans: Iterable[Span], phases: Iterable[tuple[str, float, float]]) -> None:
+    def add(self, spans: Iterable[LedgerSpan], phases: Iterable[tuple[str, float, float]]) -> None:
         """Who held what, and phases as (name, begin, end) in seconds since the epoch."""
         events: list[dict[str, Any]] = []
         for span in spans:
@@ -46,7 +46,7 @@ class Timeline:
         events += [{**_event(name, PHASES_PID, 0, start, end), "cat": "phase"} for name, start, end in phases]
         self._append(events)
 
-    def _names(self, device: int, span: Span) -> list[dict[str, Any]]:
+    def _names(self, device: int, span: LedgerSpan) -> list[dict[str, Any]]:
         row = self._rows[span.pool]
         new = [] if (device, row) in self._named else [_name("thread_name", device, row, span.pool)]
         if not any(device == named for named, _ in self._named):

@@ -11,7 +11,7 @@ from yatt_mm.batching.dynamic_sampling import Tail
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
-from yatt_mm.simulator.generation import Generation
+from yatt_mm.simulator.generation import GenerationPhase
 from yatt_mm.simulator.results import LayoutResult, StepTimes
 from yatt_mm.simulator.training import update_time
 from yatt_mm.simulator.workload import Workload
@@ -31,7 +31,7 @@ class _AsyncRun:
         self.events = Events()
         self.cells = Cells(config.num_cells)
         self.workload = Workload(config)
-        self.generation = Generation(config, self.workload, self.events)
+        self.generation = GenerationPhase(config, self.workload, self.events)
         self._num_rollout, self._num_genrm = num_rollout, num_genrm
         self._train_cells = range(num_rollout + num_genrm, config.num_cells)
         self._is_training = False

@@ -6,20 +6,20 @@ from collections.abc import Callable
 from typing import Protocol
 
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.placement.engine_time import Times, work_s
-from yatt_mm.placement.judge_idle import Lead
+from yatt_mm.placement.engine_time import EngineTime, work_s
+from yatt_mm.placement.judge_idle import JudgeIdle
 from yatt_mm.placement.policy import Bounds, Decision, Moment, Observation, RoleLoad, Split, decide
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
 from yatt_mm.simulator.fleet import Fleet
-from yatt_mm.simulator.generation import Generation
+from yatt_mm.simulator.generation import GenerationPhase
 
 MAX_DECISIONS = 10**5
 """In a phase; a run has a few hundred."""
 
 
-class Mover(Protocol):
+class CellMover(Protocol):
     """Decides on cells."""
 
     def first_split(self) -> Split:
@@ -38,7 +38,7 @@ class Mover(Protocol):
 class Hands:
     """Moves one cell from role to role; it is out of work meanwhile."""
 
-    def __init__(self, config: SimulationConfig, generation: Generation, events: Events, cells: Cells) -> None:
+    def __init__(self, config: SimulationConfig, generation: GenerationPhase, events: Events, cells: Cells) -> None:
         self.num_moving = 0
         self.num_moves = 0
         self._generation, self._events, self._cells = generation, events, cells
@@ -100,7 +100,7 @@ class Fixed:
 class Turns:
     """Full colocation: all cells answer, then all judge, and again while groups are replaced."""
 
-    def __init__(self, generation: Generation, hands: Hands, num_cells: int) -> None:
+    def __init__(self, generation: GenerationPhase, hands: Hands, num_cells: int) -> None:
         self._generation, self._hands, self._num_cells = generation, hands, num_cells
 
     def first_split(self) -> Split:
@@ -133,7 +133,7 @@ class ByPolicy:
     def __init__(
         self,
         config: SimulationConfig,
-        generation: Generation,
+        generation: GenerationPhase,
         hands: Hands,
         events: Events,
         log: Callable[[Decision], None],
@@ -146,8 +146,8 @@ class ByPolicy:
         self._is_on = False
         self._phase = 0
         self._num_decisions = 0
-        self._lead = Lead(decide_every_s=config.placement.decide_every_s)
-        self._start: dict[Fleet, tuple[Times, int]] = {}
+        self._lead = JudgeIdle(decide_every_s=config.placement.decide_every_s)
+        self._start: dict[Fleet, tuple[EngineTime, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
         """Work and requests of the last phase: at the start of a phase little has ended yet."""
 
@@ -224,12 +224,12 @@ class ByPolicy:
         for cell in giver.emptiest(abs(num_to_genrm)):
             self._hands.move(cell, use)
 
-    def _since_begin(self, fleet: Fleet) -> tuple[Times, int]:
+    def _since_begin(self, fleet: Fleet) -> tuple[EngineTime, int]:
         """Times and requests of this phase so far."""
         before, ended_before = self._start[fleet]
         return fleet.times().since(before), fleet.num_ended - ended_before
 
-    def _work_s(self, fleet: Fleet, times: Times) -> float:
+    def _work_s(self, fleet: Fleet, times: EngineTime) -> float:
         is_replacing = self._config.sampling.replaces_groups
         return work_s(times, is_rollout=fleet is self._generation.rollout, is_replacing=is_replacing)
 

@@ -10,10 +10,10 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Iterable
 
-from yatt_mm.placement.engine_time import Times
+from yatt_mm.placement.engine_time import EngineTime
 from yatt_mm.simulator.config import EngineSection
 from yatt_mm.simulator.events import Events
-from yatt_mm.simulator.modelled_engine import Engine, Request, Speed
+from yatt_mm.simulator.modelled_engine import ModelledEngine, Request, Speed
 
 
 class Fleet:
@@ -29,8 +29,8 @@ class Fleet:
         self._requests_per_cell = self._engines_per_cell * self.speed.knee
         self._events = events
         self._on_end = on_end
-        self._engines: dict[int, list[Engine]] = {}
-        self._by_load: list[tuple[int, int, Engine]] = []
+        self._engines: dict[int, list[ModelledEngine]] = {}
+        self._by_load: list[tuple[int, int, ModelledEngine]] = []
         self._num_engines_made = 0
         self._num_running = 0
         self._gone_active_s = 0.0
@@ -60,7 +60,7 @@ class Fleet:
         """Requests at work or waiting."""
         return self._num_running + len(self.waiting)
 
-    def times(self) -> Times:
+    def times(self) -> EngineTime:
         """Cell-seconds so far."""
         now_s = self._events.now_s
         self._count_crowded()
@@ -70,7 +70,7 @@ class Fleet:
         active_s = self._gone_active_s + sum(engine.active_s for engine in engines)
         filled_s = self._gone_filled_s + sum(engine.filled_s for engine in engines)
         held_s = self._gone_held_s + sum(now_s - since_s for since_s in self._held_since_s.values())
-        return Times(
+        return EngineTime(
             active_s=active_s / self._engines_per_cell,
             filled_s=filled_s / self._engines_per_cell,
             crowded_s=self._crowded_s,
@@ -86,7 +86,7 @@ class Fleet:
         self._count_crowded()
         now_s = self._events.now_s
         assert cell not in self._engines
-        self._engines[cell] = [Engine(self.speed, clock_s=now_s) for _ in range(self._engines_per_cell)]
+        self._engines[cell] = [ModelledEngine(self.speed, clock_s=now_s) for _ in range(self._engines_per_cell)]
         self._held_since_s[cell] = now_s
         for engine in self._engines[cell]:
             self._offer(engine)
@@ -138,7 +138,7 @@ class Fleet:
 
     def fill(self) -> None:
         """Start what waits and has room."""
-        touched: dict[int, Engine] = {}
+        touched: dict[int, ModelledEngine] = {}
         while self.waiting:
             engine = self._least_loaded()
             if engine is None or not engine.has_room(self.waiting[0]):
@@ -159,7 +159,7 @@ class Fleet:
             self._crowded_s += num_cells * (now_s - self._crowded_until_s)
         self._crowded_until_s = now_s
 
-    def _least_loaded(self) -> Engine | None:
+    def _least_loaded(self) -> ModelledEngine | None:
         while self._by_load:
             load, _, engine = self._by_load[0]
             if engine.version >= 0 and engine.num_running == load:
@@ -167,21 +167,21 @@ class Fleet:
             heapq.heappop(self._by_load)
         return None
 
-    def _offer(self, engine: Engine) -> None:
+    def _offer(self, engine: ModelledEngine) -> None:
         self._num_engines_made += 1
         heapq.heappush(self._by_load, (engine.num_running, self._num_engines_made, engine))
 
-    def _changed(self, engine: Engine) -> None:
+    def _changed(self, engine: ModelledEngine) -> None:
         self._offer(engine)
         self._plan(engine)
 
-    def _plan(self, engine: Engine) -> None:
+    def _plan(self, engine: ModelledEngine) -> None:
         end_s = engine.next_end_s()
         if end_s is not None:
             version = engine.version
             self._events.plan(max(end_s, self._events.now_s), lambda: self._end(engine, version))
 
-    def _end(self, engine: Engine, version: int) -> None:
+    def _end(self, engine: ModelledEngine, version: int) -> None:
         if engine.version != version:
             return
         self._count_crowded()

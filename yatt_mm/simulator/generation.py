@@ -41,7 +41,7 @@ class Tally:
     num_aborted: int = 0
 
 
-class Generation:
+class GenerationPhase:
     """All generation phases of a run, one at a time."""
 
     def __init__(

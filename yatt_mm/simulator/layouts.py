@@ -8,7 +8,7 @@ from dataclasses import replace
 from yatt_mm.simulator.asynchronous_layout import asynchronous
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.results import LayoutResult
-from yatt_mm.simulator.search import Found, find_best
+from yatt_mm.simulator.search import BestFound, find_best
 from yatt_mm.simulator.turn_layouts import external, full, partial_dynamic, partial_static
 
 NAMES = (
@@ -69,7 +69,7 @@ def best_async(config: SimulationConfig) -> LayoutResult:
 
 def _searched(config: SimulationConfig, choices: list, run: Callable[..., LayoutResult]) -> LayoutResult:  # type: ignore[type-arg]
     short = _shorter(config)
-    found: Found = find_best(  # type: ignore[type-arg]
+    found: BestFound = find_best(  # type: ignore[type-arg]
         choices, lambda choice: run(short, choice), lambda result: result.step_s, max_tries=config.search.max_splits
     )
     result: LayoutResult = found.result if short is config else run(config, found.choice)

@@ -76,7 +76,7 @@ class Request:
 
 
 @dataclass(slots=True, eq=False)
-class Engine:
+class ModelledEngine:
     """State of one awake engine."""
 
     speed: Speed

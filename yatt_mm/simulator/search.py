@@ -11,7 +11,7 @@ Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found(Generic[Choice, Result]):
+class BestFound(Generic[Choice, Result]):
     """The outcome of a search."""
 
     choice: Choice
@@ -26,7 +26,7 @@ def find_best(
     cost: Callable[[Result], float],
     *,
     max_tries: int,
-) -> Found[Choice, Result]:
+) -> BestFound[Choice, Result]:
     """The choice of the least cost among those tried; ties go to the earlier.
 
     With more choices than tries, half of the tries go to an even grid and the rest between the neighbours of the best
@@ -54,6 +54,6 @@ def find_best(
                 break
             attempt(wide)
     best = min(tried, key=lambda place: (cost(tried[place]), place))
-    return Found(
+    return BestFound(
         choice=choices[best], result=tried[best], num_tried=len(tried), is_exhaustive=len(tried) == len(choices)
     )

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from yatt_mm.placement.policy import Split
-from yatt_mm.simulator.cell_movers import ByPolicy, Fixed, Hands, Mover, Turns
+from yatt_mm.simulator.cell_movers import ByPolicy, CellMover, Fixed, Hands, Turns
 from yatt_mm.simulator.cells import Cells, Use
 from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.events import Events
-from yatt_mm.simulator.generation import Generation
+from yatt_mm.simulator.generation import GenerationPhase
 from yatt_mm.simulator.results import LayoutResult, StepTimes
 from yatt_mm.simulator.training import update_time
 from yatt_mm.simulator.workload import Workload
@@ -61,9 +61,9 @@ class _Run:
         self.cells = Cells(config.num_cells)
         self.workload = Workload(config)
         holds = num_external > 0 and not config.external.streams
-        self.generation = Generation(config, self.workload, self.events, holds_verdicts=holds)
+        self.generation = GenerationPhase(config, self.workload, self.events, holds_verdicts=holds)
         self.hands = Hands(config, self.generation, self.events, self.cells)
-        self.mover: Mover
+        self.mover: CellMover
         self.decisions: list[str] = []
         self._num_shared = config.num_cells - num_external
         self._external = range(self._num_shared, config.num_cells)

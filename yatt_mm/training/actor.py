@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from models.layout.parallel import Parallel
 from yatt_mm.common.cores import pin_to_cores
-from yatt_mm.common.held_memory import Changed, held_bytes
+from yatt_mm.common.held_memory import StateReport, held_bytes
 from yatt_mm.protocol.placement_model import State
-from yatt_mm.protocol.published import DeviceSegment, Stream
+from yatt_mm.protocol.published import DeviceSegment, WeightStream
 from yatt_mm.protocol.training import TrainSpec, UpdateReport
 from yatt_mm.training.step_plan import UpdatePlan
 
@@ -46,16 +46,16 @@ class TrainActor:
         )
         self._worker.start(store_address, self._listener)
 
-    def set_state(self, state: State) -> Changed:
+    def set_state(self, state: State) -> StateReport:
         """Asleep, weights only, or awake."""
         moved = self._started().set_state(state)
-        return Changed(held_bytes=held_bytes(), moved=moved)
+        return StateReport(held_bytes=held_bytes(), moved=moved)
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
         """Train one step."""
         return self._started().update(plan)
 
-    def publish(self, path: str, version: int) -> DeviceSegment | Stream | None:
+    def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
         """Make the weights readable for the engines."""
         return self._started().publish(path, version)
 

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from models.compat.megatron_core import DistributedDataParallel, MegatronOptimizer
-from yatt_mm.protocol.training import Moved
+from yatt_mm.protocol.training import MovedMemory
 
 
 class Holding(StrEnum):
@@ -53,7 +53,7 @@ class TrainMemory:
         """What a part takes on the device now."""
         return sum(storage.nbytes() for storage in self._storages(part))
 
-    def hold(self, parts: Iterable[Holding]) -> Moved:
+    def hold(self, parts: Iterable[Holding]) -> MovedMemory:
         """Hold exactly these parts: others are released first, missing ones are restored bit for bit."""
         wanted = frozenset(parts)
         started = time.perf_counter()
@@ -63,7 +63,7 @@ class TrainMemory:
         between = time.perf_counter()
         restored = sum(self._restore(part) for part in Holding if part in wanted - self._held)
         self._held = wanted
-        return Moved(
+        return MovedMemory(
             released_bytes=released,
             restored_bytes=restored,
             release_s=between - started,

@@ -21,8 +21,8 @@ from models.layout.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
-from yatt_mm.protocol.published import DeviceSegment, Stream
-from yatt_mm.protocol.training import Moved, TrainSpec, UpdateReport
+from yatt_mm.protocol.published import DeviceSegment, WeightStream
+from yatt_mm.protocol.training import MovedMemory, TrainSpec, UpdateReport
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
@@ -91,7 +91,7 @@ class TrainWorker:
             overlap_grad_reduce=spec.overlap_grad_reduce,
         )
 
-    def set_state(self, state: State) -> Moved:
+    def set_state(self, state: State) -> MovedMemory:
         """Go to sleep, hold weights only, or wake up, and give the device's memory up accordingly. Work in another
         state is an error."""
         if self._publisher and self._state is State.WEIGHTS_ONLY and state is not State.WEIGHTS_ONLY:
@@ -123,7 +123,7 @@ class TrainWorker:
         report.seconds = time.perf_counter() - started
         return report
 
-    def publish(self, path: str, version: int) -> DeviceSegment | Stream | None:
+    def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
         """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU, or
         as a stream.
 

@@ -7,20 +7,20 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from yatt_mm.protocol.published import Stream
+from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.segment import Row, view_of
-from yatt_mm.weights.stream_group import Group, reach
+from yatt_mm.weights.stream_group import StreamGroup, reach
 
 BUCKET_BYTES = 64 * 2**20
 """Tensors that are broadcast together; a larger tensor has a bucket of its own."""
 
 
-def receive(stream: Stream, device: torch.device, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[tuple[str, torch.Tensor]]:
     """Every tensor of a stream, in memory of its own. `name`: of the receiver, for whom others wait.
 
     Raises StreamError where the sender, or another receiver, is late or went away.
     """
-    group = Group(stream, reach(stream), device, name)
+    group = StreamGroup(stream, reach(stream), device, name)
     try:
         for bucket in buckets(stream.index):
             flat = new_flat(bucket, device)

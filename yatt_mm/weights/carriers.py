@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from models.weights.export import ShardedWeights
-from yatt_mm.protocol.published import Carrier, DeviceSegment, Stream
+from yatt_mm.protocol.published import Carrier, DeviceSegment, WeightStream
 from yatt_mm.weights.device_publisher import DevicePublisher
 from yatt_mm.weights.segment_publisher import SegmentPublisher
 from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
@@ -16,7 +16,7 @@ from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 class Publisher(Protocol):
     """One training rank's part of publishing."""
 
-    def publish(self, version: int) -> DeviceSegment | Stream | None:
+    def publish(self, version: int) -> DeviceSegment | WeightStream | None:
         """Make today's weights readable for engines; what they need besides the segment's path. Collective."""
 
     def release(self) -> None:

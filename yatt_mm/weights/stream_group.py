@@ -14,17 +14,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from yatt_mm.protocol.published import Stream
+from yatt_mm.protocol.published import WeightStream
 
 
 class StreamError(RuntimeError):
     """Weights did not get from the sender to a receiver."""
 
 
-class Group:
+class StreamGroup:
     """One member; the sender has number 0."""
 
-    def __init__(self, stream: Stream, store: dist.Store, device: torch.device, name: str) -> None:
+    def __init__(self, stream: WeightStream, store: dist.Store, device: torch.device, name: str) -> None:
         """Meet the others. `name`: of this member, empty for the sender. Raises StreamError at the deadline."""
         self._deadline = timedelta(seconds=stream.deadline_s)
         self._others = f"the receivers of {stream.key}" if not name else f"training rank 0 at {stream.host}"
@@ -71,7 +71,7 @@ class Group:
             ) from error
 
 
-def reach(stream: Stream) -> dist.Store:
+def reach(stream: WeightStream) -> dist.Store:
     """The sender's store. Raises StreamError where it does not answer in time."""
     try:
         return dist.TCPStore(

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 
 from models.weights.export import ShardedWeights
-from yatt_mm.protocol.published import Stream
+from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.buckets import buckets, new_flat
 from yatt_mm.weights.checked_copy import check_finite
 from yatt_mm.weights.rank_agreement import together
 from yatt_mm.weights.segment import Layout, view_of
-from yatt_mm.weights.stream_group import Group
+from yatt_mm.weights.stream_group import StreamGroup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +48,7 @@ class StreamPublisher:
         self._sending: Future[None] | None = None
         self._num_published = 0
 
-    def publish(self, version: int) -> Stream | None:
+    def publish(self, version: int) -> WeightStream | None:
         """Begin to send; on the first rank what engines need to receive it.
 
         Raises on every rank, before anything is sent, where one has a weight that is not finite.
@@ -70,11 +70,11 @@ class StreamPublisher:
         for name, tensor in self._weights.held():
             check_finite(name, tensor)
 
-    def _announce(self, version: int) -> Stream:
+    def _announce(self, version: int) -> WeightStream:
         if self._store is None:
             timeout = timedelta(seconds=self._receivers.deadline_s)
             self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)
-        return Stream(
+        return WeightStream(
             host=self._receivers.host,
             port=self._store.port,
             key=f"version {version} (publish {self._num_published})",
@@ -83,7 +83,7 @@ class StreamPublisher:
             index=self._index,
         )
 
-    def _send(self, stream: Stream | None) -> None:
+    def _send(self, stream: WeightStream | None) -> None:
         """Collective: all ranks iterate to the end, whatever becomes of the stream."""
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
@@ -98,9 +98,9 @@ class StreamPublisher:
 
 
 def _send_all(
-    stream: Stream, store: dist.Store, tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
+    stream: WeightStream, store: dist.Store, tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
 ) -> None:
-    group = Group(stream, store, device, name="")
+    group = StreamGroup(stream, store, device, name="")
     try:
         for bucket in buckets(stream.index):
             flat = new_flat(bucket, device)

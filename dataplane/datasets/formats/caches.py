@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from dataplane.core.lru_cache import Lru
+from dataplane.core.lru_cache import LruCache
 from dataplane.datasets.formats.media_cell import Cell
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ NUM_NAMED_FILES = 1 << 16
 class Caches:
     """Shared by the shards of all datasets of a node."""
 
-    groups: "Lru[pa.Table]" = field(default_factory=lambda: Lru(GROUP_CACHE_BYTES))
-    cells: Lru[bytes] = field(default_factory=lambda: Lru(CELL_CACHE_BYTES))
-    footers: "Lru[pq.FileMetaData]" = field(default_factory=lambda: Lru(FOOTER_CACHE_BYTES))
-    rows: "Lru[tuple[Cell, ...]]" = field(default_factory=lambda: Lru(NUM_NAMED_ROWS))
-    file_digests: Lru[str] = field(default_factory=lambda: Lru(NUM_NAMED_FILES))
+    groups: "LruCache[pa.Table]" = field(default_factory=lambda: LruCache(GROUP_CACHE_BYTES))
+    cells: LruCache[bytes] = field(default_factory=lambda: LruCache(CELL_CACHE_BYTES))
+    footers: "LruCache[pq.FileMetaData]" = field(default_factory=lambda: LruCache(FOOTER_CACHE_BYTES))
+    rows: "LruCache[tuple[Cell, ...]]" = field(default_factory=lambda: LruCache(NUM_NAMED_ROWS))
+    file_digests: LruCache[str] = field(default_factory=lambda: LruCache(NUM_NAMED_FILES))

@@ -13,9 +13,9 @@ from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.columns import MEDIA_NAMES, ColumnOptions
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders
-from dataplane.datasets.formats.media_values import CHAT_NAMES, Found, media_of, media_of_chat
+from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
-from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, Place, Row
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, MediumLocation, Row
 from dataplane.datasets.formats.table import checked_fields
 from dataplane.datasets.range_files import RangeFile
 
@@ -49,7 +49,7 @@ class JsonLinesShard:
         self._file.check_unchanged()
         return [self._row(number) for number in numbers]
 
-    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+    def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
         """The file that the line of this number names at `part`."""
         if not 0 <= offset < self.num_samples:
             return None
@@ -57,7 +57,7 @@ class JsonLinesShard:
         values, _ = self._parse(offset)
         for cell in self._cells([item for item in self._found(values) if item.part == part]):
             if cell.file is not None and cell.nbytes == nbytes:
-                return Place(cell.file, 0, nbytes, f"{self._key(offset)} {part}", cell.formats)
+                return MediumLocation(cell.file, 0, nbytes, f"{self._key(offset)} {part}", cell.formats)
         return None
 
     def _row(self, number: int) -> Row:
@@ -85,8 +85,8 @@ class JsonLinesShard:
             return {}, f"{where} holds a JSON {type(values).__name__}; wanted an object"
         return values, ""
 
-    def _found(self, values: dict[str, Any]) -> list[Found]:
-        found: list[Found] = []
+    def _found(self, values: dict[str, Any]) -> list[MediaValue]:
+        found: list[MediaValue] = []
         for name in self._names:
             if name in values:
                 is_optional = name in ("images", "videos") or name in self._options.optional
@@ -95,7 +95,7 @@ class JsonLinesShard:
             found += media_of_chat(name, values.get(name))
         return found
 
-    def _cells(self, found: Sequence[Found]) -> list[Cell]:
+    def _cells(self, found: Sequence[MediaValue]) -> list[Cell]:
         return [name_cell(item, self._folders, self._caches) for item in found]
 
 

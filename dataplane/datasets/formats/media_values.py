@@ -9,7 +9,7 @@ CHAT_NAMES = ("messages", "prompt", "conversations")
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class MediaValue:
     """One medium as its row names it: exactly one of data, path and reason is set."""
 
     part: str
@@ -18,7 +18,7 @@ class Found:
     reason: str | None = None
 
 
-def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[Found]:
+def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[MediaValue]:
     """The media of one cell; each has a part `column/place`. A null cell has none if optional, else is a fault."""
     if value is None and is_optional:
         return []
@@ -26,7 +26,7 @@ def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[Foun
     return [_found(f"{column}/{at}", item) for at, item in enumerate(values)]
 
 
-def media_of_chat(column: str, turns: Any) -> list[Found]:
+def media_of_chat(column: str, turns: Any) -> list[MediaValue]:
     """The media that chat turns name by path: `{"type": "image", "image": "a.png"}` among a turn's contents."""
     return [_found(f"{column}/{at}", value) for at, value in enumerate(_chat_values(turns))]
 
@@ -40,27 +40,29 @@ def _chat_values(turns: Any) -> Iterator[Any]:
                 yield content[kind]
 
 
-def _found(part: str, value: Any) -> Found:
+def _found(part: str, value: Any) -> MediaValue:
     if isinstance(value, Mapping):
         return _found_in_mapping(part, value)
     if isinstance(value, (bytes, memoryview)):
-        return Found(part, data=value)
+        return MediaValue(part, data=value)
     if isinstance(value, str):
-        return Found(part, path=value) if value else Found(part, reason="an empty path")
+        return MediaValue(part, path=value) if value else MediaValue(part, reason="an empty path")
     if value is None:
-        return Found(part, reason="null; say #optional=COLUMN in the root where samples may lack their one medium")
-    return Found(part, reason=f"{type(value).__name__} {str(value)[:40]!r}; wanted a path, bytes, or bytes and path")
+        return MediaValue(part, reason="null; say #optional=COLUMN in the root where samples may lack their one medium")
+    return MediaValue(
+        part, reason=f"{type(value).__name__} {str(value)[:40]!r}; wanted a path, bytes, or bytes and path"
+    )
 
 
-def _found_in_mapping(part: str, value: Mapping[str, Any]) -> Found:
+def _found_in_mapping(part: str, value: Mapping[str, Any]) -> MediaValue:
     data = value.get("bytes")
     if isinstance(data, (bytes, memoryview)):
-        return Found(part, data=data)
+        return MediaValue(part, data=data)
     if data is not None:
-        return Found(
+        return MediaValue(
             part, reason=f"bytes is a JSON {type(data).__name__}; JSON holds no bytes: write a file, name its path"
         )
     for key in ("path", "image", "video"):
         if isinstance(value.get(key), str) and value[key]:
-            return Found(part, path=value[key])
-    return Found(part, reason=f"neither bytes nor a path among {sorted(map(str, value))[:8]}")
+            return MediaValue(part, path=value[key])
+    return MediaValue(part, reason=f"neither bytes nor a path among {sorted(map(str, value))[:8]}")

@@ -8,7 +8,7 @@ from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders, RefusedPathError
-from dataplane.datasets.formats.media_values import Found
+from dataplane.datasets.formats.media_values import MediaValue
 from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium
 from dataplane.datasets.range_files import RangeFile
 from dataplane.media.kinds import kind_of
@@ -17,7 +17,7 @@ HEAD_BYTES = 16
 """What is looked at of media whose names promise nothing."""
 
 
-def name_cell(found: Found, folders: MediaFolders, caches: Caches) -> Cell:
+def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
     """The digest of one medium; its bytes are read for that where they were not before."""
     if found.reason is not None:
         return Cell(found.part, reason=found.reason)
@@ -50,7 +50,7 @@ def _cell_of_bytes(part: str, data: bytes | memoryview) -> Cell:
     return Cell(part, len(data), content_digest(data), kind=kind_of((), bytes(data[:HEAD_BYTES])))
 
 
-def _cell_of_file(found: Found, file: RangeFile, caches: Caches) -> Cell:
+def _cell_of_file(found: MediaValue, file: RangeFile, caches: Caches) -> Cell:
     digest = caches.file_digests.get(file)
     if digest is None:
         data = file.read(0, file.nbytes)

@@ -37,7 +37,7 @@ class ByteSource(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class MediumLocation:
     """Where a medium's encoded bytes lie, and what its name says it is."""
 
     file: ByteSource
@@ -101,7 +101,7 @@ class Shard(Protocol):
         """The rows with these numbers, in this order. Raises DatasetError if the shard changed since it was indexed."""
         ...
 
-    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+    def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
         """The place of a medium; None unless it is exactly one of this shard's."""
         ...
 

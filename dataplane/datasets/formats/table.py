@@ -20,9 +20,9 @@ from dataplane.datasets.formats.columns import ColumnOptions, split_columns
 from dataplane.datasets.formats.json_safe import json_safe
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders
-from dataplane.datasets.formats.media_values import CHAT_NAMES, Found, media_of, media_of_chat
+from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
-from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, Place, Row
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
 from dataplane.datasets.range_files import RangeFile
 
 MAX_GROUP_BYTES = 512 << 20
@@ -98,7 +98,7 @@ class TableShard:
             rows |= self._rows_of_group(group, members)
         return [rows[number] for number in numbers]
 
-    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+    def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
         """The place of the medium at a row's part; the row is read for that unless it was lately."""
         if not 0 <= offset < self.num_samples:
             return None
@@ -133,11 +133,11 @@ class TableShard:
     def _group_of(self, row: int) -> int:
         return int(np.searchsorted(self._groups.starts, row, side="right")) - 1
 
-    def _place(self, row: int, cell: Cell) -> Place:
+    def _place(self, row: int, cell: Cell) -> MediumLocation:
         key = f"{row_key(row)} {cell.part}"
         if cell.file is not None:
-            return Place(cell.file, cell.offset, cell.nbytes, key, cell.formats)
-        return Place(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
+            return MediumLocation(cell.file, cell.offset, cell.nbytes, key, cell.formats)
+        return MediumLocation(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
 
     def _rows_of_group(self, group: int, numbers: Sequence[int]) -> dict[int, Row]:
         start = int(self._groups.starts[group])
@@ -162,7 +162,7 @@ class TableShard:
     ) -> Row:
         key = row_key(number)
         if known is None or any(cell.is_path for cell in known):
-            found: list[Found] = []
+            found: list[MediaValue] = []
             if media is not None:
                 for name in self._columns.media:
                     is_optional = name in self._columns.optional
@@ -174,12 +174,12 @@ class TableShard:
         fields, reason = checked_fields(values)
         return Row(key, fields, served, (*flaws, Flaw(number, key, reason)) if reason else flaws)
 
-    def _name(self, number: int, found: Sequence[Found]) -> tuple[Cell, ...]:
+    def _name(self, number: int, found: Sequence[MediaValue]) -> tuple[Cell, ...]:
         cells = tuple(self._name_one(number, item) for item in found)
         self._caches.rows.put((self._groups.file, number), cells)
         return cells
 
-    def _name_one(self, number: int, found: Found) -> Cell:
+    def _name_one(self, number: int, found: MediaValue) -> Cell:
         at = self._groups.offset_in_file(pa.py_buffer(found.data).address) if found.data else None
         if at is not None:
             nbytes = len(found.data or b"")

@@ -12,7 +12,7 @@ from dataplane.datasets.formats.shard import (
     MAX_MEDIUM_BYTES,
     Flaw,
     Medium,
-    Place,
+    MediumLocation,
     Row,
 )
 from dataplane.datasets.range_files import RangeFile
@@ -43,13 +43,13 @@ class TarShard:
         self._file.check_unchanged()
         return [self._row(number) for number in numbers]
 
-    def locate(self, offset: int, part: str, nbytes: int) -> Place | None:
+    def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
         """The place of the medium whose bytes begin at `offset`."""
         member = self._index.find(offset)
         formats = formats_of(member) if member else None
         if member is None or formats is None or part or member.nbytes != nbytes:
             return None
-        return Place(self._file, offset, nbytes, member.key, formats)
+        return MediumLocation(self._file, offset, nbytes, member.key, formats)
 
     def _row(self, number: int) -> Row:
         members = self._index.sample(number)

@@ -57,7 +57,7 @@ Sampling = Annotated[SampleByFps | SampleByCount, Field(discriminator="by")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class FrameSampling:
     """The frames that are taken of one video."""
 
     indices: tuple[int, ...]
@@ -89,7 +89,7 @@ class Sample:
         }
 
 
-def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> Sample:
+def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> FrameSampling:
     """The frames to take of a video of `total` frames. ValueError if the range holds none."""
     first = math.ceil(sampling.start_s * video_fps - _TIME_SLACK)
     stop = total if sampling.end_s is None else min(total, math.ceil(sampling.end_s * video_fps - _TIME_SLACK))
@@ -102,7 +102,7 @@ def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, 
         indices = _sample_qwen2_vl(sampling, num_there, video_fps, multiple)
     else:
         indices = _sample_qwen3_vl(sampling, num_there, video_fps)
-    return Sample(
+    return FrameSampling(
         indices=tuple(first + index for index in indices),
         fps=len(indices) / num_there * video_fps,
         video_fps=video_fps,

@@ -25,7 +25,7 @@ from dataplane.client.download import RANGES_FROM
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.cluster import byte_connections
 from dataplane.cluster.fetcher import PeerFetcher
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.digests import content_digest, generation_of
 from dataplane.core.errors import (
     BadRequestError,
@@ -79,7 +79,7 @@ class Fetching:
     ) -> None:
         self._segment = Segment(memory_bytes, "b")
         self.store = Store(self._segment)
-        peers = Peers("b", {"a": uri}, None)
+        peers = PeerDirectory("b", {"a": uri}, None)
         self.fetcher = PeerFetcher(self.store, peers, num_streams=3, stall_s=stall_s, credentials=credentials)
 
     def __enter__(self) -> "Fetching":
@@ -269,7 +269,7 @@ def test_a_key_works_once_soon_and_nothing_else_works(served: Node, monkeypatch:
     monkeypatch.setattr(byte_port, "SHOW_S", 0.3)
     with dialled(port, key[:31]) as slow:
         assert is_closed(slow)
-    assert served.meter.verbs()["get_bytes"].num_errors == 3  # the slow one showed none
+    assert served.services.meter.verbs()["get_bytes"].num_errors == 3  # the slow one showed none
 
 
 @pytest.mark.parametrize(

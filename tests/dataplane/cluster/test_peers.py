@@ -19,7 +19,7 @@ from dataplane.client.client import Client
 from dataplane.client.download import NUM_STREAMS
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
-from dataplane.cluster.peer_directory import Peers
+from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import BadRequestError, ChecksumError, DataPlaneError, MissingObjectError, PeerError
 from dataplane.core.refs import Ref
@@ -203,18 +203,18 @@ def test_nodes_find_each_other_in_a_directory_also_after_one_moved(tmp_path: Pat
 
 
 def test_two_living_nodes_cannot_have_one_id_in_one_directory(tmp_path: Path) -> None:
-    first, second = (Peers("a", {}, tmp_path) for _ in range(2))
+    first, second = (PeerDirectory("a", {}, tmp_path) for _ in range(2))
     tmp_path.chmod(0o700)
     (tmp_path / "a.json").write_text("{}")  # of a run that was killed
     first.announce("grpc://127.0.0.1:1", "host", "1")
     with pytest.raises(BadRequestError, match="a node with the id a runs already"):
         second.announce("grpc://127.0.0.1:2", "host", "2")
-    assert Peers("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:1"
+    assert PeerDirectory("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:1"
     second.withdraw()
     first.withdraw()
     assert list(tmp_path.iterdir()) == []
     second.announce("grpc://127.0.0.1:2", "host", "2")
-    assert Peers("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:2"
+    assert PeerDirectory("b", {}, tmp_path).find("a") == "grpc://127.0.0.1:2"
     second.withdraw()
 
 
@@ -236,9 +236,9 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
         directory.mkdir()
         directory.chmod(mode)
         with pytest.raises(BadRequestError, match="nobody else who may write: chmod 700"):
-            Peers("a", {}, directory)
+            PeerDirectory("a", {}, directory)
     directory.chmod(0o700)
-    peers = Peers("a", {}, directory)
+    peers = PeerDirectory("a", {}, directory)
     entry = directory / "b.json"
     for text in ("", "[]", '{"node": "c", "uri": "grpc://1.1.1.1:1"}', '{"node": "b", "uri": 5}'):
         entry.write_text(text)

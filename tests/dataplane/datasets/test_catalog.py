@@ -16,7 +16,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import BadRequestError, DatasetError
 from dataplane.core.refs import Lineage, Ref
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 from tests.dataplane.shards import RECIPE, encode, noise, write_shard, write_tar
 
 
@@ -24,7 +24,7 @@ def test_samples_come_in_shard_and_tar_order_with_fields_and_media(tmp_path: Pat
     images = {f"{at}": encode(noise(at)) for at in range(6)}
     write_shard(tmp_path / "b.tar", {key: images[key] for key in "345"})
     write_shard(tmp_path / "a.tar", {key: images[key] for key in "012"})
-    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "*.tar")]}, "node")
     found = datasets.ingest("d")
     assert (found.num_samples, found.num_shards, found.bad) == (6, 2, ())
     samples = datasets.samples("d", [4, 0, 2])
@@ -45,14 +45,14 @@ def test_several_images_of_a_sample_keep_their_order_and_other_members_are_left_
     images = [encode(noise(at)) for at in range(2)]
     members = {"k.1.png": images[1], "k.0.png": images[0], "k.txt": b"no", "k.json": b'{"a": 1}'}
     write_tar(tmp_path / "a.tar", members)
-    sample = Datasets({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0])[0]
+    sample = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0])[0]
     assert [ref.name for ref in sample.media] == [f"s/{content_digest(images[at])}" for at in (1, 0)]
     assert sample.fields == {"a": 1}
 
 
 def test_fields_that_are_not_json_are_reported_with_the_sample(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", {"k.json": b"{broken", "l.json": b"[1]", "m.png": b"x"})
-    samples = Datasets({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0, 1, 2])
+    samples = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0, 1, 2])
     assert [bad.key for sample in samples for bad in sample.bad] == ["k", "l"]
     assert "is not JSON" in samples[0].bad[0].reason
     assert "wanted an object" in samples[1].bad[0].reason
@@ -72,7 +72,7 @@ def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mo
         return data
 
     monkeypatch.setattr(range_files, "read_local", counted)
-    assert Datasets({"d": [str(tmp_path / "a.tar")]}, "node").ingest("d").num_samples == 8
+    assert Catalog({"d": [str(tmp_path / "a.tar")]}, "node").ingest("d").num_samples == 8
     assert num_bytes < 1 << 20
 
 
@@ -81,7 +81,7 @@ def test_a_remote_shard_is_read_by_range_too(tmp_path: Path) -> None:
     filesystem = fsspec.filesystem("memory")
     filesystem.pipe("/shards/a.tar", data)
     try:
-        datasets = Datasets({"d": ["memory://shards/*.tar"]}, "node")
+        datasets = Catalog({"d": ["memory://shards/*.tar"]}, "node")
         assert datasets.ingest("d").num_samples == 2
         assert datasets.samples("d", [1])[0].media[0].name == f"s/{content_digest(encode(noise(1)))}"
     finally:
@@ -90,7 +90,7 @@ def test_a_remote_shard_is_read_by_range_too(tmp_path: Path) -> None:
 
 def test_a_changed_shard_is_indexed_again(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
-    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "*.tar")]}, "node")
     first = datasets.samples("d", [0])[0].media[0]
     assert datasets.ingest("d") is datasets.ingest("d")
     time.sleep(0.01)
@@ -101,7 +101,7 @@ def test_a_changed_shard_is_indexed_again(tmp_path: Path) -> None:
 
 def test_what_cannot_be_read_is_said_clearly(tmp_path: Path) -> None:
     write_tar(tmp_path / "zero.tar", {})
-    datasets = Datasets({"none": [str(tmp_path / "no-*.tar")], "zero": [str(tmp_path / "zero.tar")]}, "node")
+    datasets = Catalog({"none": [str(tmp_path / "no-*.tar")], "zero": [str(tmp_path / "zero.tar")]}, "node")
     with pytest.raises(DatasetError, match=r"no file matches '.*no-\*\.tar'.*--root"):
         datasets.ingest("none")
     with pytest.raises(DatasetError, match=r"no sample in 1 shard\(s\)"):
@@ -113,7 +113,7 @@ def test_what_cannot_be_read_is_said_clearly(tmp_path: Path) -> None:
 def test_only_members_of_registered_shards_can_be_located(tmp_path: Path) -> None:
     write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
     (tmp_path / "secret.tar").write_bytes((tmp_path / "a.tar").read_bytes())
-    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "a.tar")]}, "node")
     good = datasets.samples("d", [0])[0].media[0].lineage
     assert good is not None
     fields = good.to_dict()
@@ -132,7 +132,7 @@ def test_members_that_are_too_big_or_too_deep_are_reported_not_read(
     monkeypatch.setattr("dataplane.datasets.formats.tar.MAX_FIELDS_BYTES", 200_000)
     members = {"a.png": bytes(1001), "b.json": b"[" * 100_000, "c.json": b" " * 200_001, "d.png": bytes(1000)}
     write_tar(tmp_path / "a.tar", members)
-    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "a.tar")]}, "node")
     found = datasets.ingest("d")
     assert found.num_samples == 3
     assert [(bad.key, "wanted at most 1000" in bad.reason) for bad in found.bad] == [("a", True)]
@@ -157,7 +157,7 @@ def test_digests_and_places_of_a_tar_are_kept_in_arrays(tmp_path: Path) -> None:
     num = 20_000
     block = b"".join(tar_header(f"{at:06d}.png", 5) + b"image".ljust(512, b"\0") for at in range(num))
     (tmp_path / "a.tar").write_bytes(block + bytes(1024))
-    datasets = Datasets({"d": [str(tmp_path / "a.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "a.tar")]}, "node")
     tracemalloc.start()
     try:
         assert datasets.ingest("d").num_samples == num
@@ -178,7 +178,7 @@ def test_a_shard_that_cannot_be_used_is_quarantined_as_a_whole_and_the_others_se
     write_shard(tmp_path / "a.tar", {"0": encode(noise(0))})
     (tmp_path / "b.tar").write_bytes(b"")
     (tmp_path / "c.tar").write_bytes(b"no tar at all" * 100)
-    datasets = Datasets({"d": [str(tmp_path / "*.tar")]}, "node")
+    datasets = Catalog({"d": [str(tmp_path / "*.tar")]}, "node")
     found = datasets.ingest("d")
     assert (found.num_samples, found.num_shards) == (1, 1)
     assert [(bad.shard, bad.offset) for bad in found.bad] == [("b.tar", -1), ("c.tar", -1)]

@@ -15,7 +15,7 @@ from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Lineage, Ref
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import hugging_face_table, verl_table, write_lines, write_parquet
 
@@ -34,11 +34,11 @@ def save(folder: Path, tables: list[pa.Table], options: pa.ipc.IpcWriteOptions |
     return folder
 
 
-def datasets_of(pattern: object) -> Datasets:
-    return Datasets({"d": [str(pattern)]}, "node")
+def datasets_of(pattern: object) -> Catalog:
+    return Catalog({"d": [str(pattern)]}, "node")
 
 
-def media(datasets: Datasets, number: int) -> list[str]:
+def media(datasets: Catalog, number: int) -> list[str]:
     return [ref.name for ref in datasets.samples("d", [number])[0].media]
 
 
@@ -119,7 +119,7 @@ def test_a_folder_from_the_hub_is_its_files_of_one_format_and_split(tmp_path: Pa
     with pytest.raises(DatasetError, match="holds 3 parquet, 1 jsonl; wanted"):
         datasets.ingest("d")
     with pytest.raises(DatasetError, match=r"mixes formats: jsonl \(.*more.jsonl\), parquet"):
-        Datasets({"d": [f"{tmp_path}/*.jsonl", f"{tmp_path}/data/*.parquet"]}, "node").ingest("d")
+        Catalog({"d": [f"{tmp_path}/*.jsonl", f"{tmp_path}/data/*.parquet"]}, "node").ingest("d")
 
 
 def test_what_is_no_dataset_is_said_with_what_was_found(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import BadMedia, Lineage, Ref
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 from dataplane.datasets.formats.media_paths import media_folders
 from dataplane.datasets.range_files import RangeFile
 from tests.dataplane.shards import RECIPE, encode, noise
@@ -30,8 +30,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "set"
 
 
-def datasets_of(pattern: object, *media_roots: Path) -> Datasets:
-    return Datasets({"d": [str(pattern)]}, "node", media_roots)
+def datasets_of(pattern: object, *media_roots: Path) -> Catalog:
+    return Catalog({"d": [str(pattern)]}, "node", media_roots)
 
 
 def name(at: int) -> str:

@@ -17,7 +17,7 @@ from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import BadMedia, Lineage, Ref
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 from dataplane.datasets.formats.parquet import ParquetGroups
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import IMAGE, hugging_face_table, verl_table, write_parquet
@@ -25,8 +25,8 @@ from tests.dataplane.tables import IMAGE, hugging_face_table, verl_table, write_
 IMAGES = [encode(noise(at)) for at in range(6)]
 
 
-def datasets_of(*patterns: object) -> Datasets:
-    return Datasets({"d": [str(pattern) for pattern in patterns]}, "node")
+def datasets_of(*patterns: object) -> Catalog:
+    return Catalog({"d": [str(pattern) for pattern in patterns]}, "node")
 
 
 @pytest.fixture

@@ -10,8 +10,8 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.errors import OutOfSpaceError
 from dataplane.core.refs import Ref
-from dataplane.derive.prefetch import WINDOW, Prefetched
-from dataplane.derive.priority_queue import JobQueue
+from dataplane.derive.prefetch import WINDOW, PrefetchedObjects
+from dataplane.derive.priority_queue import PriorityQueue
 from dataplane.storage.arena import Segment
 from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store
@@ -70,7 +70,7 @@ def test_prefetching_stops_before_it_evicts_what_it_made_and_nobody_used(client:
 
 def test_an_object_is_asked_for_while_a_place_is_being_made(monkeypatch: pytest.MonkeyPatch) -> None:
     store, is_waiting, gate = Store(Segment(1 << 20, "test")), threading.Event(), threading.Event()
-    prefetched, real = Prefetched(store), store.allocate
+    prefetched, real = PrefetchedObjects(store), store.allocate
 
     def slow(nbytes: int, deadline: float, scope: str | None = None) -> Slab:
         is_waiting.set()
@@ -107,7 +107,7 @@ def test_the_window_is_bounded_and_bad_media_are_taken(client: Client) -> None:
 
 
 def test_what_somebody_waits_for_goes_first_and_may_overtake() -> None:
-    queue, order, gate, is_busy = JobQueue(1), [], threading.Event(), threading.Event()
+    queue, order, gate, is_busy = PriorityQueue(1), [], threading.Event(), threading.Event()
 
     def wait() -> bool:
         is_busy.set()
@@ -127,7 +127,7 @@ def test_what_somebody_waits_for_goes_first_and_may_overtake() -> None:
 
 
 def test_what_is_called_off_never_runs_and_a_closed_queue_takes_nothing() -> None:
-    queue, gate, is_busy = JobQueue(1), threading.Event(), threading.Event()
+    queue, gate, is_busy = PriorityQueue(1), threading.Event(), threading.Event()
 
     def wait() -> bool:
         is_busy.set()
@@ -141,6 +141,6 @@ def test_what_is_called_off_never_runs_and_a_closed_queue_takes_nothing() -> Non
     queue.close()
     gate.set()
     assert blocker.result(20) and waiting.cancelled() and queue.submit(lambda: 1).cancelled()
-    failed = JobQueue(1).submit(lambda: 1 // 0)
+    failed = PriorityQueue(1).submit(lambda: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         failed.result(20)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dataplane.client.client import PUT_IN_PLACE_FROM, Client
-from dataplane.client.lease_session import ReaderSession
+from dataplane.client.lease_session import LeaseSession
 from dataplane.client.reader import Reader
 from dataplane.client.writer import Writer
 from dataplane.core.errors import BadRequestError
@@ -50,15 +50,15 @@ def test_a_reader_that_finds_another_file_under_the_path_copies_instead(
 ) -> None:
     node = Node(NodeConfig(memory_bytes=1 << 20))
     try:
-        real = ReaderSession._map
+        real = LeaseSession._map
 
-        def elsewhere(self: ReaderSession, hello: dict[str, list[dict[str, object]]]) -> None:
+        def elsewhere(self: LeaseSession, hello: dict[str, list[dict[str, object]]]) -> None:
             other = tmp_path / "other"
             other.write_bytes(bytes(1 << 20))
             hello["segments"][0]["path"] = str(other)
             real(self, hello)
 
-        monkeypatch.setattr(ReaderSession, "_map", elsewhere)
+        monkeypatch.setattr(LeaseSession, "_map", elsewhere)
         with Client(node.uri) as client, Reader(node.uri) as reader:
             ref = client.put(np.arange(10, dtype=np.int64), name="ten", dtype="int64")
             assert reader._session.address is None

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dataplane.client.client import Client
-from dataplane.client.downloaded_views import Copies
+from dataplane.client.downloaded_views import DownloadedViews
 from dataplane.client.reader import Reader
 from dataplane.core.errors import ChecksumError, OverloadedError
 from dataplane.server.config import NodeConfig
@@ -70,7 +70,7 @@ def test_a_durable_file_that_cannot_be_opened_for_a_while_is_not_lost(
     node: Node, client: Client, monkeypatch: pytest.MonkeyPatch, code: int
 ) -> None:
     ref = make_cold(client, "kept", b"kept" * 1000)
-    path = next((node._config.spill_dir / "durable" / "objects").iterdir())  # type: ignore[operator]
+    path = next((node.config.spill_dir / "durable" / "objects").iterdir())  # type: ignore[operator]
     with opening_fails(monkeypatch, OSError(code, os.strerror(code))), Reader(node.uri, timeout_s=5) as reader:
         with pytest.raises(OverloadedError, match="nothing is lost: ask again"):
             reader.resolve([ref])
@@ -116,7 +116,7 @@ def test_many_spilled_objects_are_sent_and_mapped_with_few_descriptors(node: Nod
     refs = [client.put(np.full(4096, at % 251, np.uint8), name=f"small/{at}") for at in range(600)]
     client.release([client.put(bytes(2 * MIB), name="flood")])
     assert client.stat()["num_spilled"] == 600
-    copier = Copies(node.uri, None)
+    copier = DownloadedViews(node.uri, None)
     with Reader(node.uri, timeout_s=20) as reader:
         reader.resolve(refs[:1])
         copier.fetch(refs[:1], time.monotonic() + 30)

@@ -58,7 +58,7 @@ def test_plain_objects_spill_instead_of_being_refused_and_read_back_from_their_f
         del views
         wait_until(lambda: client.stat()["num_leases"] == 0)
     assert client.stat()["spilled_bytes"] == 0 == client.stat()["used_bytes"]
-    folder = node._config.spill_dir / "spill"  # type: ignore[operator]
+    folder = node.config.spill_dir / "spill"  # type: ignore[operator]
     wait_until(lambda: not list(folder.iterdir()))  # they are unlinked after they are counted off
 
 
@@ -118,7 +118,7 @@ def test_a_disk_that_refuses_files_is_named_and_loses_nothing(
 def test_a_damaged_file_is_an_error_and_never_wrong_bytes(node: Node, client: Client, harm: str) -> None:
     ref = client.put(b"a" * MIB, name="harmed")
     client.put(b"b" * 2 * MIB, name="other")
-    path = next((node._config.spill_dir / "spill").iterdir())  # type: ignore[operator]
+    path = next((node.config.spill_dir / "spill").iterdir())  # type: ignore[operator]
     if harm == "bytes":
         with path.open("r+b") as file:
             file.seek(MIB // 2)

@@ -14,7 +14,7 @@ from dataplane.core.refs import Ref
 from dataplane.server.publish import PutRequest, seal
 from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
-from dataplane.storage.disk_files import Disk, DiskFile
+from dataplane.storage.disk_files import DiskFile, DiskFiles
 from dataplane.storage.entries import Entry
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
@@ -26,7 +26,7 @@ class Kit:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.disk = Disk(folder, 100 * BLOCK, "n")
+        self.disk = DiskFiles(folder, 100 * BLOCK, "n")
         self.segment = Segment(4 * BLOCK, "test")
         self.store = Store(self.segment, self.disk)
 

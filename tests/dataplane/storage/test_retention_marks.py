@@ -96,7 +96,7 @@ def test_a_node_that_cannot_read_who_keeps_what_does_not_start_and_removes_nothi
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "read_text", fail)
-        found = disk_files.Disk(tmp_path, MIB, "one")
+        found = disk_files.DiskFiles(tmp_path, MIB, "one")
         with pytest.raises(OSError, match="Input/output error"):
             next(found.recover())
         found.close()

@@ -15,7 +15,7 @@ from dataplane.core.errors import OutOfSpaceError
 from dataplane.core.refs import Kind, Ref
 from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
-from dataplane.storage.disk_files import Disk
+from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.entries import Entry, Leased, Slab
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
@@ -30,7 +30,7 @@ class StoreMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
-        self.disk = Disk(self.folder, 4 * CAPACITY, "n")
+        self.disk = DiskFiles(self.folder, 4 * CAPACITY, "n")
         self.segment = Segment(CAPACITY, "machine")
         self.store = Store(self.segment, self.disk)
         self.numbers = itertools.count(1)

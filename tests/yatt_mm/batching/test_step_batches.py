@@ -11,14 +11,14 @@ import pytest
 
 from yatt_mm.batching.cursor import PromptCursor
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
-from yatt_mm.batching.step_batches import Batches, RoundOutcome
+from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.protocol.control import Slot
 
 RULE = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=32)
 
 
-def batches(rule: SamplingRule = RULE, num_samples: int = 100) -> Batches:
-    return Batches(rule, PromptCursor(num_samples=num_samples, seed=3))
+def batches(rule: SamplingRule = RULE, num_samples: int = 100) -> StepBatches:
+    return StepBatches(rule, PromptCursor(num_samples=num_samples, seed=3))
 
 
 def has_signal(slot: Slot) -> bool:
@@ -26,7 +26,9 @@ def has_signal(slot: Slot) -> bool:
     return slot.index % 2 == 0
 
 
-def fill(batches: Batches, num_controllers: int, bad: frozenset[int] = frozenset()) -> tuple[RoundOutcome, list[Slot]]:
+def fill(
+    batches: StepBatches, num_controllers: int, bad: frozenset[int] = frozenset()
+) -> tuple[RoundOutcome, list[Slot]]:
     """One step, as the controllers do it, in an order of arrival that is never the same; the slots that were used."""
     used: list[Slot] = []
     while True:
@@ -67,7 +69,7 @@ def test_the_batch_is_full_of_groups_with_signal() -> None:
 
 
 def test_a_set_without_any_signal_ends_at_the_bound_with_a_batch_of_its_size() -> None:
-    filling = Batches(RULE, PromptCursor(num_samples=100, seed=3))
+    filling = StepBatches(RULE, PromptCursor(num_samples=100, seed=3))
     while True:
         shares = filling.deal([[], []])
         outcome = filling.finish_round([[(slot.position, False) for slot in share] for share in shares])
@@ -102,7 +104,7 @@ def test_without_replacement_a_step_takes_what_it_draws() -> None:
 def test_a_checkpoint_continues_with_the_same_prompts() -> None:
     straight = batches()
     fill(straight, 2)
-    resumed = Batches.from_state(RULE, json.loads(json.dumps(straight.state())))
+    resumed = StepBatches.from_state(RULE, json.loads(json.dumps(straight.state())))
     for _ in range(3):
         assert fill(resumed, 1) == fill(straight, 2)
 
@@ -110,7 +112,7 @@ def test_a_checkpoint_continues_with_the_same_prompts() -> None:
 class Stream:
     """One step of a stream, as controllers do it, in an order of arrival that is never the same."""
 
-    def __init__(self, batches: Batches, num_controllers: int) -> None:
+    def __init__(self, batches: StepBatches, num_controllers: int) -> None:
         self.batches = batches
         self.flying = [(c, slot) for c, share in enumerate(batches.open(num_controllers)) for slot in share]
         self.begun = {slot.position: (c, slot) for c, slot in self.flying}
@@ -157,14 +159,14 @@ def test_prompts_that_were_carried_over_survive_a_checkpoint() -> None:
     filling = batches(STREAM)
     outcome = Stream(filling, 3).fill()
     state = json.loads(json.dumps(filling.state()))
-    restored = Stream(Batches.from_state(STREAM, state), 2)
+    restored = Stream(StepBatches.from_state(STREAM, state), 2)
     assert set(outcome.carried) <= set(restored.begun)
 
 
 class Turns:
     """Steps in turns with a judge: a stream of answers, then verdicts, until the batch is full."""
 
-    def __init__(self, batches: Batches, num_controllers: int) -> None:
+    def __init__(self, batches: StepBatches, num_controllers: int) -> None:
         self.batches = batches
         self.num_controllers = num_controllers
         self.begun: dict[int, Slot] = {}
@@ -186,8 +188,8 @@ class Turns:
         raise AssertionError("the batch never fills")
 
 
-def turns(rule: SamplingRule = STREAM) -> Batches:
-    return Batches(rule, PromptCursor(num_samples=100, seed=3), in_turns=True)
+def turns(rule: SamplingRule = STREAM) -> StepBatches:
+    return StepBatches(rule, PromptCursor(num_samples=100, seed=3), in_turns=True)
 
 
 @pytest.mark.parametrize("tail", Tail)
@@ -231,7 +233,9 @@ def test_what_a_stream_carried_over_comes_first_in_a_run_that_goes_on_in_rounds(
     filling = turns()
     outcome = Turns(filling, 2).fill()
     assert outcome.carried
-    rounds = Batches.from_state(dataclasses.replace(RULE, deterministic=True), json.loads(json.dumps(filling.state())))
+    rounds = StepBatches.from_state(
+        dataclasses.replace(RULE, deterministic=True), json.loads(json.dumps(filling.state()))
+    )
     _, used = fill(rounds, 3)
     assert set(outcome.carried) <= {slot.position for slot in used}
     assert rounds.state()["carried"] == []

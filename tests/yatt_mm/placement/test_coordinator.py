@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from yatt_mm.common.errors import WorkerError
-from yatt_mm.common.held_memory import Changed
+from yatt_mm.common.held_memory import StateReport
 from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.placement.policy import Bounds, Split
-from yatt_mm.placement.rebalancer import Division, Mover
+from yatt_mm.placement.rebalancer import CellDivision, Rebalancer
 from yatt_mm.protocol.placement_model import (
     MEMORY,
     Engines,
@@ -32,7 +32,7 @@ from yatt_mm.protocol.placement_model import (
 
 FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
 PARTIAL = partial_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
-DIVISION = Division(
+DIVISION = CellDivision(
     first=Split(rollout=1, genrm=1), bounds=Bounds(max_rollout=2, max_genrm=2), is_dynamic=True, decide_every_s=0.01
 )
 
@@ -48,17 +48,17 @@ class Worker:
     """Writes its states down; `late` never answers."""
 
     def __init__(self, log: list[tuple[str, State]], unit: Unit, *, late: bool = False) -> None:
-        async def set_state(state: State) -> Changed:
+        async def set_state(state: State) -> StateReport:
             if late:
                 await asyncio.Event().wait()
             log.append((str(unit), state))
-            return Changed(held_bytes=1000 + MEMORY.index(state))
+            return StateReport(held_bytes=1000 + MEMORY.index(state))
 
         self.set_state = Method(set_state)
 
 
 def make(
-    placement: Placement, log: list[tuple[str, State]], *, late: str = "", division: Division | None = None
+    placement: Placement, log: list[tuple[str, State]], *, late: str = "", division: CellDivision | None = None
 ) -> Coordinator:
     return Coordinator(
         placement=placement,
@@ -156,7 +156,7 @@ async def judge_alone(coordinator: Coordinator, number: int, *, num_engines: int
 
 
 def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Mover, "note_move", lambda self, seconds: None)  # however long this machine takes for one
+    monkeypatch.setattr(Rebalancer, "note_move", lambda self, seconds: None)  # however long this machine takes for one
 
     async def run() -> None:
         coordinator = make(PARTIAL, [], division=DIVISION)
@@ -256,7 +256,7 @@ def test_a_judge_elsewhere_is_awake_beside_all_devices_that_answer() -> None:
     placement = partial_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=3, tp=0)})
 
     async def run() -> None:
-        division = Division(first=Split(rollout=2, genrm=0), bounds=DIVISION.bounds, is_dynamic=False)
+        division = CellDivision(first=Split(rollout=2, genrm=0), bounds=DIVISION.bounds, is_dynamic=False)
         coordinator = make(placement, [], division=division)
         entered = await coordinator.enter(Phase.GENERATION, 1, True)
         assert entered.awake == {"rollout": (0, 1), "judge": (0, 1, 2)}

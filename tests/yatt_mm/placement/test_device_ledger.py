@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yatt_mm.common.errors import PlacementError
-from yatt_mm.placement.device_ledger import Occupancy
+from yatt_mm.placement.device_ledger import DeviceLedger
 from yatt_mm.protocol.placement_model import MEMORY, Engines, Phase, Role, State, full_colocation, partial_colocation
 
 FULL = full_colocation(num_devices=2, rollout=Engines(num=2), judges={"judge": Engines(num=2)})
 PARTIAL = partial_colocation(num_devices=3, rollout=Engines(num=3), judges={"judge": Engines(num=3)})
 
 
-def asleep(placement=FULL) -> Occupancy:  # type: ignore[no-untyped-def]
-    ledger = Occupancy(dict.fromkeys(placement.units, State.ASLEEP))
+def asleep(placement=FULL) -> DeviceLedger:  # type: ignore[no-untyped-def]
+    ledger = DeviceLedger(dict.fromkeys(placement.units, State.ASLEEP))
     ledger.open(now_s=0.0)
     return ledger
 
@@ -46,7 +46,7 @@ def test_every_phase_can_be_entered_from_every_other_if_memory_is_given_up_first
     for placement, phases in ((FULL, in_turn), (PARTIAL, list(Phase))):
         for before in phases:
             for after in phases:
-                ledger = Occupancy(placement.wanted(before, [0]))
+                ledger = DeviceLedger(placement.wanted(before, [0]))
                 wanted = placement.wanted(after, [0])
                 rise = {unit: MEMORY.index(wanted[unit]) - MEMORY.index(ledger.state(unit)) for unit in wanted}
                 for unit in sorted(wanted, key=lambda unit: rise[unit]):

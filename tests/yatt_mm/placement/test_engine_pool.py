@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from yatt_mm.placement.engine_pool import Pool
+from yatt_mm.placement.engine_pool import EnginePool
 from yatt_mm.placement.engine_time import work_s
 
 
-def make(num_engines: int = 2, room: int = 2) -> Pool:
-    pool = Pool(num_engines=num_engines, requests_per_engine=room)
+def make(num_engines: int = 2, room: int = 2) -> EnginePool:
+    pool = EnginePool(num_engines=num_engines, requests_per_engine=room)
     for engine in range(num_engines):
         pool.wake(engine, now_s=0.0)
     return pool

@@ -19,7 +19,7 @@ from dataplane.core.refs import Ref
 from models.qwen2_5_vl.recipe import patch_recipe
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.rollout import GroupRef, PromptTask
-from yatt_mm.rollout.vllm_engine import Engine, EngineConfig, GenerateRequest, Medium
+from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Medium, VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 T = TypeVar("T")
@@ -81,14 +81,14 @@ def engine_config(model_dir: Path, **changes: Any) -> EngineConfig:
 
 
 @pytest.fixture(scope="session")
-def shared_engine(tiny_dir: Path, run: Run) -> Iterator[Engine]:
-    engine = run(Engine.start(engine_config(tiny_dir, name="shared")))
+def shared_engine(tiny_dir: Path, run: Run) -> Iterator[VllmEngine]:
+    engine = run(VllmEngine.start(engine_config(tiny_dir, name="shared")))
     yield engine
     run(engine.shutdown())
 
 
 @pytest.fixture
-def engine(shared_engine: Engine, run: Run) -> Engine:
+def engine(shared_engine: VllmEngine, run: Run) -> VllmEngine:
     """The shared engine with empty caches."""
     run(shared_engine.reset_caches())
     return shared_engine
@@ -121,7 +121,7 @@ def media(client: Client, tiny_dir: Path) -> tuple[Ref, ...]:
 
 
 @pytest.fixture
-def worker(engine: Engine, client: Client, reader: Reader) -> RolloutWorker:
+def worker(engine: VllmEngine, client: Client, reader: Reader) -> RolloutWorker:
     return RolloutWorker(engine, client, reader)
 
 

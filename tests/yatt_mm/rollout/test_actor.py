@@ -8,11 +8,11 @@ import pytest
 
 from dataplane.core.refs import Ref
 from yatt_mm.common.errors import PhaseAbortedError
-from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, Sampling
+from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.rollout.worker import RolloutWorker
 
-SAMPLING = Sampling(max_tokens=3)
+SAMPLING = SamplingSettings(max_tokens=3)
 
 
 def actor(*, deadline_s: float) -> RolloutActor:
@@ -60,7 +60,7 @@ class StandIn:
     async def sleep(self) -> None:
         """It is told to when it has started."""
 
-    async def generate_batch(self, tasks: Sequence[PromptTask], sampling: Sampling) -> list[GroupRef]:
+    async def generate_batch(self, tasks: Sequence[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
         self.batches.append([task.slot for task in tasks])
         await asyncio.sleep(self.seconds)
         if self.error is not None:

@@ -22,7 +22,7 @@ from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.judge_template import CONVERSATION, JudgeTemplate
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.verdicts import LabelScore
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.vllm_engine import VllmEngine
 
 TEXTS = ("3", "7", "it is 7<|im_end|>")
 SPEC = JudgeSpec(name="head", template=JudgeTemplate(CONVERSATION, needs_response=False), verdict=LabelScore())
@@ -34,8 +34,8 @@ def folder(tiny_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def classifier(folder: Path, run: Run) -> Iterator[Engine]:
-    engine = run(Engine.start(engine_config(folder, name="classifier", num_labels=1, reload_on_wake=True)))
+def classifier(folder: Path, run: Run) -> Iterator[VllmEngine]:
+    engine = run(VllmEngine.start(engine_config(folder, name="classifier", num_labels=1, reload_on_wake=True)))
     yield engine
     run(engine.shutdown())
 
@@ -46,7 +46,7 @@ def with_image(client: Client, tiny_dir: Path) -> GroupRef:
 
 
 @pytest.fixture
-def judge(classifier: Engine, client: Client, reader: Reader, folder: Path) -> Judge:
+def judge(classifier: VllmEngine, client: Client, reader: Reader, folder: Path) -> Judge:
     return judge_of(SPEC, classifier, client, reader, folder)
 
 
@@ -54,7 +54,7 @@ def without_image(client: Client) -> GroupRef:
     return store_group(client, (), TEXTS, slot=1)
 
 
-def conversations(engine: Engine, *, num_image_tokens: int) -> list[list[int]]:
+def conversations(engine: VllmEngine, *, num_image_tokens: int) -> list[list[int]]:
     """What the model is to be shown, spelled out."""
     image = f"<|vision_start|>{'<|image_pad|>' * num_image_tokens}<|vision_end|>" if num_image_tokens else ""
     return [
@@ -96,7 +96,7 @@ def test_a_question_without_an_image_is_scored_alike(
 
 
 def test_an_activation_makes_a_probability_and_a_threshold_a_choice(
-    judge: Judge, classifier: Engine, client: Client, reader: Reader, folder: Path, with_image: GroupRef, run: Run
+    judge: Judge, classifier: VllmEngine, client: Client, reader: Reader, folder: Path, with_image: GroupRef, run: Run
 ) -> None:
     tasks = [task_for(with_image)]
     (plain,) = run(judge.judge(tasks))
@@ -173,7 +173,7 @@ def test_a_label_of_several_of_another_family(
     source = build_served_folder(tmp_path / "qwen3", seed=0)
     folder = build_classifier(source, tmp_path / "classifier", num_labels=3)
     spec = dataclasses.replace(SPEC, verdict=LabelScore(label=2))
-    engine = run(Engine.start(engine_config(folder, name="three", num_labels=3)))
+    engine = run(VllmEngine.start(engine_config(folder, name="three", num_labels=3)))
     try:
         judge = judge_of(spec, engine, client, reader, folder)
         check_scores(judge, source, folder, with_image, reader, run, label=2)

@@ -14,7 +14,7 @@ from tests.yatt_mm.rollout.classifiers import build_classifier
 from tests.yatt_mm.rollout.conftest import Run, engine_config
 from tests.yatt_mm.rollout.internvl import build_internvl_folder
 from tests.yatt_mm.rollout.test_internvl import IMAGES, processed, request_of
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.vllm_engine import VllmEngine
 
 
 def test_internvl_labels_text_one_tile_and_several(run: Run, tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_internvl_labels_text_one_tile_and_several(run: Run, tmp_path: Path) -> 
     requests = [dataclasses.replace(request_of(source, sizes), seeds=(0,), max_tokens=0) for sizes in IMAGES]
 
     async def label() -> list[tuple[float, ...]]:
-        engine = await Engine.start(engine_config(folder, name="internvl", num_labels=3))
+        engine = await VllmEngine.start(engine_config(folder, name="internvl", num_labels=3))
         try:
             return [sampled.label_logits for (sampled,) in await engine.generate_batch(requests)]
         finally:

@@ -14,15 +14,15 @@ from dataplane.core.refs import Ref
 from tests.yatt_mm.rollout.conftest import Run, stored, tasks_for
 from tests.yatt_mm.rollout.reference import of_transformers
 from tests.yatt_mm.rollout.test_engine_updates import save_folder, update
-from yatt_mm.protocol.rollout import GroupRef, PromptTask, Sampling
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
+from yatt_mm.rollout.vllm_engine import VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 NUM_BEFORE = 5
 """Tokens that every sample has at least when it is cut off."""
 
 
-async def have_begun(engine: Engine, num_samples: int) -> None:
+async def have_begun(engine: VllmEngine, num_samples: int) -> None:
     """Wait until so many samples were sent, and those under way have `NUM_BEFORE` tokens in the engine's own count."""
     states = engine._llm.output_processor.request_states
     seen: set[str] = set()
@@ -36,7 +36,7 @@ async def have_begun(engine: Engine, num_samples: int) -> None:
             await asyncio.sleep(0)
 
 
-async def cut_off(worker: RolloutWorker, task: PromptTask, sampling: Sampling) -> GroupRef:
+async def cut_off(worker: RolloutWorker, task: PromptTask, sampling: SamplingSettings) -> GroupRef:
     """The group as it is when `abort` ends it in the middle of all its samples."""
     call = asyncio.create_task(worker.generate(task, sampling))
     await have_begun(worker.engine, task.num_samples)
@@ -58,11 +58,11 @@ def test_tokens_of_a_group_that_goes_on_have_the_numbers_of_the_weights_that_gav
 
     async def cut_off_update_and_go_on() -> tuple[GroupRef, GroupRef, list[str]]:
         reported = [await engine._llm.get_weight_version()]
-        first = await cut_off(worker, task, Sampling(max_tokens=60))
+        first = await cut_off(worker, task, SamplingSettings(max_tokens=60))
         await update(engine, tmp_path / "policy", newer)
         reported.append(await engine._llm.get_weight_version())
         going_on = dataclasses.replace(task, name="updated/again", partial=first.ref)
-        second = await worker.generate(going_on, Sampling(max_tokens=60))
+        second = await worker.generate(going_on, SamplingSettings(max_tokens=60))
         await update(engine, tmp_path / "policy", weights)
         return first, second, reported
 
@@ -95,7 +95,7 @@ def test_tokens_of_a_group_that_goes_on_have_the_numbers_of_the_weights_that_gav
 def test_a_greedy_answer_that_was_cut_off_twice_is_the_one_that_was_not(
     worker: RolloutWorker, reader: Reader, media: tuple[Ref, ...], run: Run
 ) -> None:
-    greedy = Sampling(max_tokens=300, greedy=True)
+    greedy = SamplingSettings(max_tokens=300, greedy=True)
     task = dataclasses.replace(tasks_for(media, "greedy")[1], num_samples=2)
 
     async def whole_and_in_parts() -> tuple[GroupRef, list[GroupRef]]:
@@ -117,7 +117,7 @@ def test_a_greedy_answer_that_was_cut_off_twice_is_the_one_that_was_not(
 def test_a_sleep_gives_what_was_sampled_and_a_sleeping_engine_gives_it_back(
     worker: RolloutWorker, reader: Reader, media: tuple[Ref, ...], run: Run
 ) -> None:
-    long = Sampling(max_tokens=1500)
+    long = SamplingSettings(max_tokens=1500)
     tasks = tasks_for(media[:3], "slept")
 
     async def sleep_and_wake() -> tuple[list[GroupRef], GroupRef, list[GroupRef]]:
@@ -133,7 +133,7 @@ def test_a_sleep_gives_what_was_sampled_and_a_sleeping_engine_gives_it_back(
         finally:
             await worker.engine.wake_up()
         again = dataclasses.replace(again, name="slept/awake", partial=asleep[1].ref)
-        return groups, await worker.generate(again, Sampling(max_tokens=max(groups[0].lengths) + 3)), asleep
+        return groups, await worker.generate(again, SamplingSettings(max_tokens=max(groups[0].lengths) + 3)), asleep
 
     groups, awake, (late, still) = run(sleep_and_wake())
     assert {reason for group in groups for reason in group.finish_reasons} <= {"abort", "stop"}
@@ -154,18 +154,20 @@ def test_finished_and_full_samples_are_kept_and_only_the_others_are_sampled(
     task = tasks_for(media, "kept")[0]
 
     async def first_and_again() -> tuple[list[GroupRef], list[float]]:
-        done = await worker.generate(task, Sampling(max_tokens=3))
-        open_ended = await cut_off(worker, dataclasses.replace(task, name="kept/open"), Sampling(max_tokens=1500))
+        done = await worker.generate(task, SamplingSettings(max_tokens=3))
+        open_ended = await cut_off(
+            worker, dataclasses.replace(task, name="kept/open"), SamplingSettings(max_tokens=1500)
+        )
         counts = [worker.metrics()["num_tokens"]]
         groups = [done, open_ended]
         for name, partial in (("kept/done", done), ("kept/full", open_ended)):
             again = dataclasses.replace(task, name=name, partial=partial.ref)
-            groups.append(await worker.generate(again, Sampling(max_tokens=NUM_BEFORE)))
+            groups.append(await worker.generate(again, SamplingSettings(max_tokens=NUM_BEFORE)))
             counts.append(worker.metrics()["num_tokens"])
         again = dataclasses.replace(task, name="kept/batch", partial=open_ended.ref)
         batch = [again, tasks_for(media, "kept/fresh")[1], dataclasses.replace(again, name="kept/batch full")]
-        groups += await worker.generate_batch(batch[:2], Sampling(max_tokens=max(open_ended.lengths) + 2))
-        groups += await worker.generate_batch(batch[2:], Sampling(max_tokens=NUM_BEFORE))
+        groups += await worker.generate_batch(batch[:2], SamplingSettings(max_tokens=max(open_ended.lengths) + 2))
+        groups += await worker.generate_batch(batch[2:], SamplingSettings(max_tokens=NUM_BEFORE))
         return groups, counts
 
     (done, open_ended, kept, full, going_on, fresh, unasked), counts = run(first_and_again())
@@ -186,13 +188,13 @@ def test_a_group_that_is_cut_off_before_it_was_sent_has_no_token_and_starts_anew
     task = tasks_for(media, "early")[4]
 
     async def at_once() -> list[GroupRef]:
-        call = asyncio.create_task(worker.generate(task, Sampling(max_tokens=1500)))
+        call = asyncio.create_task(worker.generate(task, SamplingSettings(max_tokens=1500)))
         await worker.abort([task.name])  # before the task runs for the first time
         async with asyncio.timeout(60):
             cut = await call
         again = dataclasses.replace(task, name="early/again", partial=cut.ref)
         fresh = dataclasses.replace(task, name="early/fresh")
-        batches = [await worker.generate_batch([either], Sampling(max_tokens=4)) for either in (again, fresh)]
+        batches = [await worker.generate_batch([either], SamplingSettings(max_tokens=4)) for either in (again, fresh)]
         return [cut, *batches[0], *batches[1]]
 
     cut, again, fresh = run(at_once())
@@ -204,9 +206,9 @@ def test_a_group_that_is_cut_off_before_it_was_sent_has_no_token_and_starts_anew
 
 def test_a_partial_record_of_another_task_is_refused(worker: RolloutWorker, media: tuple[Ref, ...], run: Run) -> None:
     task = tasks_for(media, "other")[0]
-    done = run(worker.generate(task, Sampling(max_tokens=1)))
+    done = run(worker.generate(task, SamplingSettings(max_tokens=1)))
     wrong = dataclasses.replace(task, name="other/wrong", partial=done.ref)
     with pytest.raises(ValueError, match=r"other/wrong wants 3 samples .* has 4 .* \(the same ids\)"):
-        run(worker.generate(dataclasses.replace(wrong, num_samples=3), Sampling(max_tokens=1)))
+        run(worker.generate(dataclasses.replace(wrong, num_samples=3), SamplingSettings(max_tokens=1)))
     with pytest.raises(ValueError, match=r"other/wrong wants 4 samples .* has 4 .* \(other ids\)"):
-        run(worker.generate(dataclasses.replace(wrong, question="Which?"), Sampling(max_tokens=1)))
+        run(worker.generate(dataclasses.replace(wrong, question="Which?"), SamplingSettings(max_tokens=1)))

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 
 from tests.yatt_mm.rollout.conftest import Prompts, Run, engine_config
 from yatt_mm.protocol.published import Published
-from yatt_mm.rollout.engine_process import Launched
-from yatt_mm.rollout.vllm_engine import Engine, EngineError
+from yatt_mm.rollout.engine_process import EngineProcess
+from yatt_mm.rollout.vllm_engine import EngineError, VllmEngine
 from yatt_mm.weights.segment_writer import write_segment
 
 pytestmark = pytest.mark.alone
@@ -54,12 +54,12 @@ def _abandoned(shared_memory: set[Path]) -> set[Path]:
 
 
 def test_an_engine_that_does_not_normalise_is_given_normalised_patches_and_leaves_nothing_behind(
-    engine: Engine, prompts: Prompts, run: Run, tiny_dir: Path, leftovers: Callable[[], set[object]]
+    engine: VllmEngine, prompts: Prompts, run: Run, tiny_dir: Path, leftovers: Callable[[], set[object]]
 ) -> None:
     environment = dict(os.environ)
 
     async def other_engine() -> None:
-        other = await Engine.start(engine_config(tiny_dir, name="other", normalize_on_device=False))
+        other = await VllmEngine.start(engine_config(tiny_dir, name="other", normalize_on_device=False))
         assert dict(os.environ) == environment
         assert engine.normalizes_on_device and not other.normalizes_on_device
         wanted = await engine.generate_batch(prompts.requests(range(8)))
@@ -90,7 +90,7 @@ def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
     shutil.copytree(tiny_dir, folder)
     (folder / "model.safetensors").write_bytes(b"no weights")
     with pytest.raises(EngineError, match="engine broken did not start"):
-        run(Engine.start(engine_config(folder, name="broken")))
+        run(VllmEngine.start(engine_config(folder, name="broken")))
     assert leftovers() == set()
 
 
@@ -101,7 +101,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(
     environment = dict(os.environ)
 
     async def cancelled_start() -> None:
-        start = asyncio.create_task(Engine.start(engine_config(tiny_dir, name="cancelled")))
+        start = asyncio.create_task(VllmEngine.start(engine_config(tiny_dir, name="cancelled")))
         await asyncio.wait([start], timeout=after_s)
         start.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -115,7 +115,7 @@ def test_a_start_that_is_cancelled_leaves_nothing_behind(
 def test_a_launch_that_begins_after_its_end_starts_nothing(
     tiny_dir: Path, leftovers: Callable[[], set[object]]
 ) -> None:
-    launched = Launched()
+    launched = EngineProcess()
     launched.end(1.0)
     with pytest.raises(RuntimeError, match="was given up"):
         launched.launch(engine_config(tiny_dir))
@@ -129,7 +129,7 @@ def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_
     write_segment(tmp_path / "wrong", [(name, torch.zeros(3)) for name in weights], version=1)
 
     async def fail_and_die() -> None:
-        dying = await Engine.start(engine_config(tiny_dir, name="dying"))
+        dying = await VllmEngine.start(engine_config(tiny_dir, name="dying"))
         with pytest.raises(EngineError, match="engine dying failed its update to version 1"):
             await dying.update_weights(Published(version=1, path=str(tmp_path / "wrong")))
         with pytest.raises(EngineError, match="engine dying is unusable: its update to version 1 failed"):

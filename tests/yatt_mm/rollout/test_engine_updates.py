@@ -17,7 +17,7 @@ from tests.yatt_mm.rollout.conftest import Prompts, Run, engine_config
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import DEADLINE_S, RankPool
 from yatt_mm.protocol.published import Published
-from yatt_mm.rollout.vllm_engine import Engine, EngineError, Sampled
+from yatt_mm.rollout.vllm_engine import EngineError, Sampled, VllmEngine
 from yatt_mm.weights.segment_writer import write_segment
 
 IMAGES = range(12)
@@ -40,13 +40,13 @@ def save_folder(directory: Path, source: Path, weights: dict[str, torch.Tensor])
     return directory
 
 
-async def publish(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
+async def publish(engine: VllmEngine, path: Path, weights: dict[str, torch.Tensor]) -> None:
     version = engine.policy_version + 1
     write_segment(path, weights.items(), version=version)
     await engine.update_weights(Published(version=version, path=str(path)))
 
 
-async def update(engine: Engine, path: Path, weights: dict[str, torch.Tensor]) -> None:
+async def update(engine: VllmEngine, path: Path, weights: dict[str, torch.Tensor]) -> None:
     """Publish and load; then spoil what was published, for the engine must not look at it any more."""
     await publish(engine, path, weights)
     write_segment(path, [(name, torch.full_like(weight, 1e3)) for name, weight in weights.items()], version=99)
@@ -64,7 +64,7 @@ def fresh(
     folder = save_folder(tmp_path_factory.mktemp("fresh") / "model", tiny_dir, other_weights)
 
     async def answers() -> list[list[Sampled]]:
-        engine = await Engine.start(engine_config(folder, name="fresh"))
+        engine = await VllmEngine.start(engine_config(folder, name="fresh"))
         try:
             return await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
         finally:
@@ -87,7 +87,7 @@ def check_close(
 
 
 def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
-    engine: Engine,
+    engine: VllmEngine,
     prompts: Prompts,
     run: Run,
     fresh: list[list[Sampled]],
@@ -111,7 +111,7 @@ def test_after_an_update_the_engine_equals_a_freshly_loaded_one(
 
 
 def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loaded_one(
-    engine: Engine,
+    engine: VllmEngine,
     prompts: Prompts,
     run: Run,
     ranks: RankPool,
@@ -153,7 +153,7 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_drop
     policy = tmp_path / "policy"
 
     async def awoken() -> list[list[list[Sampled]]]:
-        engine = await Engine.start(engine_config(folder, name="two", tensor_parallel_size=2, reload_on_wake=True))
+        engine = await VllmEngine.start(engine_config(folder, name="two", tensor_parallel_size=2, reload_on_wake=True))
 
         async def generate() -> list[list[Sampled]]:
             return await engine.generate_batch(prompts.requests(IMAGES, max_tokens=8))
@@ -179,12 +179,12 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_drop
     check_close(from_folder, answers(fresh))
 
 
-async def _stream(engine: Engine, prompts: Prompts) -> list[list[Sampled]]:
+async def _stream(engine: VllmEngine, prompts: Prompts) -> list[list[Sampled]]:
     return list(await asyncio.gather(*map(engine.generate, prompts.requests(IMAGES, max_tokens=8))))
 
 
 def test_with_a_kept_encoder_cache_the_answers_would_be_wrong(
-    engine: Engine,
+    engine: VllmEngine,
     prompts: Prompts,
     run: Run,
     fresh: list[list[Sampled]],
@@ -211,7 +211,7 @@ def test_with_a_kept_encoder_cache_the_answers_would_be_wrong(
 
 
 def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
-    engine: Engine,
+    engine: VllmEngine,
     prompts: Prompts,
     run: Run,
     weights: dict[str, torch.Tensor],
@@ -232,7 +232,7 @@ def test_tokens_sampled_across_an_update_carry_the_version_that_gave_them(
 
 
 def test_weights_may_be_replaced_while_the_engine_sleeps(
-    engine: Engine, prompts: Prompts, run: Run, weights: dict[str, torch.Tensor], tmp_path: Path
+    engine: VllmEngine, prompts: Prompts, run: Run, weights: dict[str, torch.Tensor], tmp_path: Path
 ) -> None:
     before = run(engine.generate_batch([prompts.request(1)]))
     run(engine.sleep())
@@ -246,7 +246,7 @@ def test_weights_may_be_replaced_while_the_engine_sleeps(
 class DeviceMemory:
     """What an engine on a GPU would hold there, by vLLM's tags; the engine on the CPU goes on underneath."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: VllmEngine) -> None:
         self.awake = {"weights", "kv_cache"}
         self.levels: list[int] = []
         self._sleep, self._wake_up = engine._llm.sleep, engine._llm.wake_up
@@ -263,7 +263,7 @@ class DeviceMemory:
 
 
 def test_an_update_of_a_sleeping_engine_wakes_its_weights_alone_and_they_can_sleep_again(
-    engine: Engine,
+    engine: VllmEngine,
     prompts: Prompts,
     run: Run,
     weights: dict[str, torch.Tensor],

@@ -5,12 +5,12 @@ import time
 
 import pytest
 
-from yatt_mm.rollout.engine_waits import Waits
+from yatt_mm.rollout.engine_waits import EngineWaits
 
 
 def test_a_wait_goes_on_while_anything_is_finished_and_ends_when_nothing_is() -> None:
     async def elapsed_s() -> float:
-        waits, loop = Waits(), asyncio.get_running_loop()
+        waits, loop = EngineWaits(), asyncio.get_running_loop()
         started = loop.time()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(10), waits.while_progressing(0.2):
@@ -25,7 +25,7 @@ def test_a_wait_goes_on_while_anything_is_finished_and_ends_when_nothing_is() ->
 
 def test_what_was_finished_while_the_loop_was_held_up_counts() -> None:
     async def wait() -> int:
-        waits, num_finished = Waits(), 0
+        waits, num_finished = EngineWaits(), 0
         async with asyncio.timeout(10), waits.while_progressing(0.2):
             for _ in range(3):
                 sleeping = asyncio.ensure_future(asyncio.sleep(0.1))
@@ -41,7 +41,7 @@ def test_what_was_finished_while_the_loop_was_held_up_counts() -> None:
 
 def test_progress_does_not_lengthen_a_wait_by_the_clock() -> None:
     async def wait() -> None:
-        waits = Waits()
+        waits = EngineWaits()
         async with asyncio.timeout(10), waits.at_most(0.1):
             while True:
                 await asyncio.sleep(0.01)
@@ -52,7 +52,7 @@ def test_progress_does_not_lengthen_a_wait_by_the_clock() -> None:
 
 
 def test_ending_all_waits_reaches_those_that_are_not_ending_yet() -> None:
-    async def late_cleanup(waits: Waits) -> None:
+    async def late_cleanup(waits: EngineWaits) -> None:
         async with waits.at_most(0):
             try:
                 await asyncio.Event().wait()
@@ -60,7 +60,7 @@ def test_ending_all_waits_reaches_those_that_are_not_ending_yet() -> None:
                 waits.end_all()  # this very wait is expiring
 
     async def both() -> list[BaseException | None]:
-        waits = Waits()
+        waits = EngineWaits()
 
         async def endless() -> None:
             async with waits.while_progressing(60):

@@ -15,7 +15,7 @@ from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import release_experts
 from yatt_mm.protocol.published import Published
-from yatt_mm.rollout.vllm_engine import Engine, Sampled
+from yatt_mm.rollout.vllm_engine import Sampled, VllmEngine
 
 IMAGES = range(3)
 
@@ -33,7 +33,7 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
     requests = prompts.requests(IMAGES, num_samples=2, max_tokens=6)
 
     async def answers() -> list[list[list[Sampled]]]:
-        engine = await Engine.start(engine_config(first, name="qwen3"))
+        engine = await VllmEngine.start(engine_config(first, name="qwen3"))
         try:
             from_folder = await engine.generate_batch(requests)
             await engine.update_weights(Published(version=1, path=segments[1]))

@@ -27,7 +27,7 @@ from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.protocol.published import Published
 from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
-from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest, Medium, Sampled
+from yatt_mm.rollout.vllm_engine import GenerateRequest, Medium, Sampled, VllmEngine
 
 QUESTION = "Which number is written here?"
 IMAGES = [[(60, 60)], [(56, 112)], [(150, 70), (40, 40)], []]
@@ -100,7 +100,7 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
     requests = [request_of(first, sizes) for sizes in IMAGES]
 
     async def answers() -> list[list[list[Sampled]]]:
-        engine = await Engine.start(engine_config(first, name="internvl"))
+        engine = await VllmEngine.start(engine_config(first, name="internvl"))
         try:
             assert not engine.normalizes_on_device
             from_folder = await engine.generate_batch(requests)

@@ -40,7 +40,7 @@ from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import RegexScore, YesNo
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.vllm_engine import VllmEngine
 
 START_DEADLINE_S = 500.0
 
@@ -52,7 +52,7 @@ def task(client: Client, tiny_dir: Path) -> JudgeTask:
 
 
 def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
-    engine: Engine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run, tmp_path: Path
+    engine: VllmEngine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run, tmp_path: Path
 ) -> None:
     filmed = task_for(store_group(client, (video_patches(client, tiny_dir, tmp_path),), ("3", "7", "7")))
     with vllm_serve(tiny_dir, "tiny") as url:
@@ -259,7 +259,7 @@ async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> l
     return sorted(set.intersection(*told))
 
 
-def is_token(engine: Engine, word: str) -> bool:
+def is_token(engine: VllmEngine, word: str) -> bool:
     return len(engine.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 

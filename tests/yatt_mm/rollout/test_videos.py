@@ -24,9 +24,9 @@ from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.rollout import PromptTask, Sampling
+from yatt_mm.protocol.rollout import PromptTask, SamplingSettings
 from yatt_mm.rollout.video_times import engine_seconds
-from yatt_mm.rollout.vllm_engine import Engine
+from yatt_mm.rollout.vllm_engine import VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 ORDERS = ((1,), (2,), (0, 1), (1, 0), (2, 3, 1), (0,))
@@ -79,7 +79,7 @@ def check_against_trainer(
 
 
 def test_qwen2_5_vl_sees_videos_as_its_processor_and_its_trainer_do(
-    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run, ranks: RankPool
+    engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run, ranks: RankPool
 ) -> None:
     requests = [clips.request_for(qwen2_5, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS]
     check_against_processor(tiny_dir, qwen2_5, requests)
@@ -97,7 +97,7 @@ def test_qwen3_vl_sees_each_frame_with_its_time_before_it(
     made = clips.make_clips(client, folder, tmp_path)
 
     async def answers() -> tuple[list[Any], list[Any]]:
-        engine = await Engine.start(engine_config(folder, name="qwen3"))
+        engine = await VllmEngine.start(engine_config(folder, name="qwen3"))
         try:
             requests = [
                 clips.request_for(made, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS
@@ -112,13 +112,13 @@ def test_qwen3_vl_sees_each_frame_with_its_time_before_it(
 
 
 def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
-    engine: Engine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run
+    engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run
 ) -> None:
     refs = tuple(qwen2_5.refs[place] for place in (2, 3, 1))
     task = PromptTask(slot=0, question=clips.QUESTION, media=refs, num_samples=3, seed=1, name="videos/0")
     worker = RolloutWorker(engine, client, reader)
     before = engine.num_ipc_bytes
-    group = run(worker.generate(task, Sampling(max_tokens=3)))
+    group = run(worker.generate(task, SamplingSettings(max_tokens=3)))
     (view,) = reader.resolve([group.ref])
     wanted = clips.of_processor(tiny_dir, qwen2_5, (2, 3, 1))["input_ids"][0].tolist()
     assert group_record.decode(view).prompt_token_ids.tolist() == wanted
@@ -127,7 +127,7 @@ def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
 
 
 def test_videos_that_do_not_fit_are_refused_by_name(
-    engine: Engine, reader: Reader, qwen2_5: clips.Clips, run: Run
+    engine: VllmEngine, reader: Reader, qwen2_5: clips.Clips, run: Run
 ) -> None:
     request = clips.request_for(qwen2_5, (1,), engine.tokenizer, engine.media_tokens, reader)
     (medium,) = request.media

@@ -14,10 +14,10 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from models.qwen2_5_vl.recipe import pixel_affine
 from tests.yatt_mm.rollout.conftest import GRID, Prompts, Run
 from yatt_mm.rollout.engine_types import EngineAsleepError, EngineError, EngineTimeoutError, MediaDroppedError
-from yatt_mm.rollout.vllm_engine import Engine, GenerateRequest, Medium, Sampled
+from yatt_mm.rollout.vllm_engine import GenerateRequest, Medium, Sampled, VllmEngine
 
 
-def test_a_group_has_one_sample_for_each_seed(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_a_group_has_one_sample_for_each_seed(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     group = run(engine.generate(prompts.request(1, num_samples=6)))
     assert len(group) == 6
     assert len({sampled.token_ids for sampled in group}) > 1
@@ -28,7 +28,9 @@ def test_a_group_has_one_sample_for_each_seed(engine: Engine, prompts: Prompts, 
         assert set(sampled.policy_versions) == {engine.policy_version}
 
 
-def test_the_same_batch_gives_the_same_bits_whatever_came_before(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_the_same_batch_gives_the_same_bits_whatever_came_before(
+    engine: VllmEngine, prompts: Prompts, run: Run
+) -> None:
     images = list(range(20))
     first = run(engine.generate_batch(prompts.requests(images)))
     assert run(engine.generate_batch(prompts.requests(images))) == first
@@ -42,7 +44,7 @@ def test_the_same_batch_gives_the_same_bits_whatever_came_before(engine: Engine,
 
 
 def test_prompts_prepared_at_the_same_time_in_another_order_give_the_same_bits(
-    engine: Engine, prompts: Prompts, run: Run
+    engine: VllmEngine, prompts: Prompts, run: Run
 ) -> None:
     async def prepared_in(order: list[int]) -> list[list[Sampled]]:
         prepared: dict[int, GenerateRequest] = {}
@@ -58,7 +60,7 @@ def test_prompts_prepared_at_the_same_time_in_another_order_give_the_same_bits(
     assert run(prepared_in([5, 2, 7, 0, 1, 6, 3, 4])) == run(prepared_in(list(range(8))))
 
 
-def test_a_sample_depends_on_its_own_seed(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_a_sample_depends_on_its_own_seed(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     request = prompts.request(1, num_samples=6, max_tokens=8)
     (group,) = run(engine.generate_batch([request]))
     swapped = dataclasses.replace(request, seeds=request.seeds[::-1])
@@ -66,12 +68,14 @@ def test_a_sample_depends_on_its_own_seed(engine: Engine, prompts: Prompts, run:
     assert [s.token_ids for s in reverse] == [s.token_ids for s in group][::-1]
 
 
-def test_greedy_answers_are_the_most_likely_ones_whatever_the_seed(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_greedy_answers_are_the_most_likely_ones_whatever_the_seed(
+    engine: VllmEngine, prompts: Prompts, run: Run
+) -> None:
     group = run(engine.generate(prompts.request(1, greedy=True)))
     assert len({sampled.token_ids for sampled in group}) == 1
 
 
-def test_a_medium_crosses_to_the_engine_process_once(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_a_medium_crosses_to_the_engine_process_once(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     nbytes = prompts.request(1).media[0].patches.nbytes
     before = engine.num_ipc_bytes
     run(engine.generate(prompts.request(1, num_samples=8)))
@@ -84,7 +88,7 @@ def test_a_medium_crosses_to_the_engine_process_once(engine: Engine, prompts: Pr
 
 
 def test_media_that_the_engine_process_dropped_are_sent_again_on_request(
-    engine: Engine, prompts: Prompts, run: Run
+    engine: VllmEngine, prompts: Prompts, run: Run
 ) -> None:
     wanted = run(engine.generate(prompts.request(1, greedy=True)))
     run(engine._llm.engine_core.reset_mm_cache_async())  # the core forgets; the frontend does not know
@@ -94,7 +98,7 @@ def test_media_that_the_engine_process_dropped_are_sent_again_on_request(
     assert [s.token_ids for s in found] == [s.token_ids for s in wanted]
 
 
-def test_views_are_let_go_once_they_were_sent(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_views_are_let_go_once_they_were_sent(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     async def is_let_go_while_in_flight() -> bool:
         request = prompts.request(1, num_samples=1, max_tokens=1500)
         patches = weakref.ref(request.media[0].patches)
@@ -111,7 +115,7 @@ def test_views_are_let_go_once_they_were_sent(engine: Engine, prompts: Prompts, 
     assert run(is_let_go_while_in_flight())
 
 
-def test_logprobs_equal_those_of_transformers(engine: Engine, prompts: Prompts, tiny_dir: Path, run: Run) -> None:
+def test_logprobs_equal_those_of_transformers(engine: VllmEngine, prompts: Prompts, tiny_dir: Path, run: Run) -> None:
     model = Qwen2_5_VLForConditionalGeneration.from_pretrained(tiny_dir, dtype=torch.float32).eval()
     differences = []
     for temperature in (1.0, 0.7):
@@ -145,7 +149,7 @@ def _reference_logprobs(
 
 
 def test_more_prompt_tokens_than_one_step_takes_are_answered_from_seeds(
-    engine: Engine, prompts: Prompts, run: Run
+    engine: VllmEngine, prompts: Prompts, run: Run
 ) -> None:
     text = [60 + index % 200 for index in range(700)]
     requests = [
@@ -157,7 +161,9 @@ def test_more_prompt_tokens_than_one_step_takes_are_answered_from_seeds(
     assert run(engine.generate_batch(requests)) == first
 
 
-def test_requests_that_make_no_sense_are_refused_and_harm_nothing(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_requests_that_make_no_sense_are_refused_and_harm_nothing(
+    engine: VllmEngine, prompts: Prompts, run: Run
+) -> None:
     good = prompts.request(1)
     medium = good.media[0]
     floats = dataclasses.replace(medium, patches=np.zeros((16, 1176), np.float32), digest="floats")
@@ -179,7 +185,7 @@ def test_requests_that_make_no_sense_are_refused_and_harm_nothing(engine: Engine
 
 
 def test_a_late_answer_names_engine_and_seconds_and_the_engine_goes_on(
-    engine: Engine, prompts: Prompts, run: Run, monkeypatch: pytest.MonkeyPatch
+    engine: VllmEngine, prompts: Prompts, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(engine, "config", dataclasses.replace(engine.config, answer_timeout_s=0.2))
@@ -191,7 +197,7 @@ def test_a_late_answer_names_engine_and_seconds_and_the_engine_goes_on(
     assert len(run(engine.generate_batch([prompts.request(1)]))) == 1
 
 
-def test_a_batch_wants_an_engine_with_nothing_in_flight(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_a_batch_wants_an_engine_with_nothing_in_flight(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     async def batch_beside_a_stream() -> None:
         stream = asyncio.create_task(engine.generate(prompts.request(1, max_tokens=40)))
         while not engine.num_in_flight:
@@ -206,7 +212,7 @@ def test_a_batch_wants_an_engine_with_nothing_in_flight(engine: Engine, prompts:
 
 
 def test_an_engine_that_sleeps_refuses_work_and_answers_as_before_when_woken(
-    engine: Engine, prompts: Prompts, run: Run
+    engine: VllmEngine, prompts: Prompts, run: Run
 ) -> None:
     before = run(engine.generate_batch([prompts.request(1)]))
     run(engine.sleep())
@@ -217,7 +223,7 @@ def test_an_engine_that_sleeps_refuses_work_and_answers_as_before_when_woken(
     assert run(engine.generate_batch([prompts.request(1)])) == before
 
 
-def test_falling_asleep_ends_what_is_in_flight(engine: Engine, prompts: Prompts, run: Run) -> None:
+def test_falling_asleep_ends_what_is_in_flight(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
     async def sleep_in_the_middle() -> list[Sampled]:
         task = asyncio.create_task(engine.generate(prompts.request(1, num_samples=1, max_tokens=1500)))
         while not engine.num_in_flight:

@@ -10,11 +10,11 @@ from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from tests.yatt_mm.rollout.conftest import Prompts, Run, stored, tasks_for
-from yatt_mm.protocol.rollout import Sampling
+from yatt_mm.protocol.rollout import SamplingSettings
 from yatt_mm.rollout.continuation import sample_seed
 from yatt_mm.rollout.worker import RolloutWorker
 
-SAMPLING = Sampling(max_tokens=3)
+SAMPLING = SamplingSettings(max_tokens=3)
 
 
 def test_a_group_is_stored_under_its_name_with_the_tokens_that_the_engine_was_given(
@@ -51,7 +51,7 @@ def test_no_lease_is_held_while_the_engine_computes(
 ) -> None:
     async def leases_in_flight() -> int:
         task = dataclasses.replace(tasks_for(media, "long")[0], num_samples=8)
-        rollout = asyncio.create_task(worker.generate(task, Sampling(max_tokens=1500)))
+        rollout = asyncio.create_task(worker.generate(task, SamplingSettings(max_tokens=1500)))
         async with asyncio.timeout(60):
             while not worker.engine.num_in_flight:
                 await asyncio.sleep(0)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from yatt_mm.placement.device_ledger import Span
+from yatt_mm.placement.device_ledger import LedgerSpan
 from yatt_mm.protocol.placement_model import Role, State
 from yatt_mm.runtime.timeline import Timeline
 
 JUDGES = ("strict", "kind")
 
 
-def span(start_s: float, *, device: int = 0, role: Role = Role.ROLLOUT, pool: str | None = None) -> Span:
-    return Span(
+def span(start_s: float, *, device: int = 0, role: Role = Role.ROLLOUT, pool: str | None = None) -> LedgerSpan:
+    return LedgerSpan(
         role=role,
         pool=pool or str(role),
         index=device,

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from benchmarks.moving_split import NEAR, measure, plain
 from tests.yatt_mm.simulated import engine, override, simulation, tree
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.placement.engine_time import Times
+from yatt_mm.placement.engine_time import EngineTime
 from yatt_mm.simulate import main
 from yatt_mm.simulator.asynchronous_layout import asynchronous
 from yatt_mm.simulator.cells import AWAKE, Cells, Use
@@ -91,7 +91,7 @@ def test_a_fleet_is_crowded_while_it_has_more_requests_than_fill_it() -> None:
         fleet.wake(cell)
     fleet.submit([Request(group=0, sample=sample, num_left=4.0, prefixes=()) for sample in range(3)])
     events.run(lambda: fleet.num_ended == 3)
-    assert fleet.times() == Times(active_s=4 + 8, filled_s=4 + 8, crowded_s=2 * 4, held_s=2 * 8)
+    assert fleet.times() == EngineTime(active_s=4 + 8, filled_s=4 + 8, crowded_s=2 * 4, held_s=2 * 8)
 
 
 def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:

@@ -14,7 +14,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training.ranks import RankPool
-from yatt_mm.generation.metrics import Meter, add_update, merge
+from yatt_mm.generation.metrics import StepMeter, add_update, merge
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import State
@@ -119,7 +119,7 @@ def test_a_stale_token_is_weighed_against_the_policy_that_sampled_it(found: dict
 
 @pytest.mark.parametrize("name", ["once", "twice"])
 def test_stale_tokens_are_counted_and_not_compared_with_the_engine(found: dict[str, Any], name: str) -> None:
-    meter = Meter()
+    meter = StepMeter()
     add_update(meter, found[name]["report"])
     metrics = merge([meter])
     assert metrics["rollout/stale_tokens_frac"] == 3 / NUM_TOKENS

@@ -15,10 +15,10 @@ from models.layout.parallel import Parallel
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import build_folder
-from yatt_mm.protocol.published import Stream
+from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights import buckets as streams
 from yatt_mm.weights.rank_agreement import PublishError
-from yatt_mm.weights.stream_group import Group, StreamError, reach
+from yatt_mm.weights.stream_group import StreamError, StreamGroup, reach
 from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def publisher_of(model_dir: Path, parallel: Parallel, *, num: int, deadline_s: f
     return engine, StreamPublisher(engine.weights, CPU, Receivers(host="127.0.0.1", num=num, deadline_s=deadline_s))
 
 
-def taken(stream: Stream, name: str) -> dict[str, np.ndarray]:
+def taken(stream: WeightStream, name: str) -> dict[str, np.ndarray]:
     return {name: tensor.numpy() for name, tensor in streams.receive(stream, CPU, name)}
 
 
@@ -85,7 +85,7 @@ def fail_in_three_ways(rank: int, model_dir: Path) -> None:
     stream = publisher.publish(3)
     if stream:
         with ThreadPoolExecutor() as pool:
-            leaving = pool.submit(lambda: Group(stream, reach(stream), CPU, "engine 0").close())
+            leaving = pool.submit(lambda: StreamGroup(stream, reach(stream), CPU, "engine 0").close())
             with pytest.raises(StreamError, match=r"training rank 0 at 127\.0\.0\.1 went away, or kept others waiting"):
                 list(streams.receive(stream, CPU, "engine 1"))
             leaving.result()

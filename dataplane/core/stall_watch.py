@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pyarrow.flight as fl
 
 
-class Watch:
+class StallWatch:
     """Cuts streams on which nothing came for `stall_s`; with infinity it cuts none. Thread-safe."""
 
     def __init__(self, stall_s: float) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from yatt_mm.batching.rendezvous import Key
+from yatt_mm.batching.rendezvous import MeetingKey
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Team
 
 
-class Colleagues:
+class ActorCalls:
     """Calls in the name of one controller."""
 
     def __init__(self, index: int, config: Config, team: Team) -> None:
@@ -65,7 +65,7 @@ class Colleagues:
 
     def meet_for(self, method: str, *values: Any) -> Any:
         """The result of a meeting of all controllers."""
-        key = Key(step=self.step, phase=self.phase, generation=self._team.generation, sequence=self._sequence)
+        key = MeetingKey(step=self.step, phase=self.phase, generation=self._team.generation, sequence=self._sequence)
         self._sequence += 1
         return self.ask(method, key, self._index, *values)
 

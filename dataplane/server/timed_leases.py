@@ -26,13 +26,13 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class _Offer:
+class _TimedLease:
     leased: Leased
     expires: float
     """Seconds since the epoch."""
 
 
-class Offers:
+class TimedLeases:
     """The timed leases of a node. Thread-safe; a thread of its own ends them."""
 
     def __init__(self, store: Store) -> None:
@@ -41,7 +41,7 @@ class Offers:
         """The store's session of all offers; a secret."""
         store.open_session(self.session, is_reader=False)
         self._changed = threading.Condition()
-        self._offers: dict[str, _Offer] = {}
+        self._offers: dict[str, _TimedLease] = {}
         self._heap: list[tuple[float, str]] = []
         self._entries: Counter[Entry] = Counter()
         self._kept_bytes = 0
@@ -64,7 +64,7 @@ class Offers:
             self._kept_bytes += 0 if leased.entry in self._entries else leased.entry.ref.nbytes
             self._entries[leased.entry] += 1
             name = secrets.token_hex(16)
-            self._offers[name] = _Offer(leased, time.time() + lease_s)
+            self._offers[name] = _TimedLease(leased, time.time() + lease_s)
             self._push(name)
             return name, self._offers[name].expires
 

@@ -3,13 +3,13 @@
 import threading
 from queue import SimpleQueue
 
-from dataplane.core.deadlines import Deadlines
+from dataplane.core.deadlines import Timers
 from tests.dataplane.shards import wait_until
 
 
 def test_what_is_due_runs_in_order_and_what_was_called_off_does_not() -> None:
     ran: SimpleQueue[str] = SimpleQueue()
-    deadlines = Deadlines(ran.put, "test")
+    deadlines = Timers(ran.put, "test")
     with deadlines._changed:  # nothing is due before all is said, however long that takes
         deadlines.set("second", 0.2)
         deadlines.set("never", 0.1)
@@ -27,7 +27,7 @@ def test_what_is_due_runs_in_order_and_what_was_called_off_does_not() -> None:
 
 def test_an_error_ends_nothing_but_its_own_run() -> None:
     ran: SimpleQueue[float] = SimpleQueue()
-    deadlines = Deadlines(lambda key: ran.put(1 / int(key)), "test")
+    deadlines = Timers(lambda key: ran.put(1 / int(key)), "test")
     deadlines.set("0", 0.0)
     deadlines.set("1", 0.0)
     assert ran.get(timeout=60) == 1
@@ -39,7 +39,7 @@ def test_ten_thousand_deadlines_take_one_thread() -> None:
         return sum(thread.name == "ten thousand" for thread in threading.enumerate())
 
     ran: SimpleQueue[str] = SimpleQueue()
-    deadlines = Deadlines(ran.put, "ten thousand")
+    deadlines = Timers(ran.put, "ten thousand")
     for number in range(10_000):
         deadlines.set(str(number), 600)
     assert num_threads() == 1

@@ -5,11 +5,11 @@ import time
 
 import pytest
 
-from dataplane.core.overdue import Overdue
+from dataplane.core.overdue import BlockTimeouts
 
 
 def test_a_block_that_ends_in_time_is_not_cut_and_one_that_does_not_is() -> None:
-    overdue, is_cut = Overdue(), threading.Event()
+    overdue, is_cut = BlockTimeouts(), threading.Event()
     with overdue.cut(time.monotonic() + 60, lambda: 1 / 0):
         pass
     with overdue.cut(time.monotonic(), is_cut.set):
@@ -17,7 +17,7 @@ def test_a_block_that_ends_in_time_is_not_cut_and_one_that_does_not_is() -> None
 
 
 def test_one_thread_watches_many_waits() -> None:
-    overdue, cuts = Overdue(), [threading.Event() for _ in range(20)]
+    overdue, cuts = BlockTimeouts(), [threading.Event() for _ in range(20)]
     before = threading.active_count()
     for event in cuts:
         with overdue.cut(time.monotonic(), event.set), overdue.cut(time.monotonic() + 60, event.set):
@@ -26,7 +26,7 @@ def test_one_thread_watches_many_waits() -> None:
 
 
 def test_after_a_thread_that_could_not_be_started_the_next_wait_starts_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    overdue, is_cut, is_refused = Overdue(), threading.Event(), threading.Event()
+    overdue, is_cut, is_refused = BlockTimeouts(), threading.Event(), threading.Event()
 
     def refused(thread: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")

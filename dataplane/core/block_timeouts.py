@@ -15,7 +15,7 @@ _IDLE_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class Overdue:
+class BlockTimeouts:
     """Calls that are made if a block does not end in time. Thread-safe; a forked child starts with none."""
 
     def __init__(self) -> None:
@@ -64,5 +64,5 @@ class Overdue:
                     log.exception("a call at a deadline failed")
 
 
-OVERDUE = Overdue()
+BLOCK_TIMEOUTS = BlockTimeouts()
 """Of this process."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 log = logging.getLogger(__name__)
 
 
-class Deadlines:
+class Timers:
     """Keys with a time each, at which `run(key)` is called in this object's thread. Thread-safe."""
 
     def __init__(self, run: Callable[[str], object], name: str) -> None:
