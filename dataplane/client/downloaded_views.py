@@ -106,10 +106,10 @@ class _Part:
 def _check(wanted: Ref, there: Ref) -> None:
     """ChecksumError where an object is not what its ref says."""
     is_same = (there.dtype, there.shape, there.nbytes) == (wanted.dtype, wanted.shape, wanted.nbytes)
-    if not is_same or (wanted.generation and wanted.generation != there.generation):
+    if not is_same or (wanted.version and wanted.version != there.version):
         raise ChecksumError(
-            f"{wanted.name} is {there.dtype} {list(there.shape)} of {there.nbytes} bytes (generation "
-            f"{there.generation}), its ref says {wanted.dtype} {str(list(wanted.shape))[:200]} of {wanted.nbytes} "
-            f"(generation {wanted.generation}): the name was released and used again, or the ref was edited; "
+            f"{wanted.name} is {there.dtype} {list(there.shape)} of {there.nbytes} bytes (version "
+            f"{there.version}), its ref says {wanted.dtype} {str(list(wanted.shape))[:200]} of {wanted.nbytes} "
+            f"(version {wanted.version}): the name was released and used again, or the ref was edited; "
             "get a fresh ref"
         )

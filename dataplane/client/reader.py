@@ -256,14 +256,14 @@ class Reader:
 
     def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
         """Raise unless what lies there has the dtype, shape and size that the refs say."""
-        columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.generation)
-        for ref, offset, dtype, shape, nbytes, generation in zip(refs, *columns, strict=True):
+        columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.version)
+        for ref, offset, dtype, shape, nbytes, version in zip(refs, *columns, strict=True):
             if offset < 0:
                 continue
-            if ref.generation and ref.generation != generation:
+            if ref.version and ref.version != version:
                 raise ChecksumError(
-                    f"{ref.name} was released and written again on {self.uri} since its ref was given out (generation "
-                    f"{generation}, the ref says {ref.generation}): get a fresh ref"
+                    f"{ref.name} was released and written again on {self.uri} since its ref was given out (version "
+                    f"{version}, the ref says {ref.version}): get a fresh ref"
                 )
             if dtype != ref.dtype or nbytes != ref.nbytes or tuple(shape) != ref.shape:
                 raise ChecksumError(

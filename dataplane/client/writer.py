@@ -1,7 +1,7 @@
 """Writing arrays straight into a node's memory: for workers on its machine that make what they store.
 
 The arena is mapped writable once; an array is made in it, filled, and sealed without a copy and without a hash (its
-generation is random). What was not sealed goes back when the process dies. From elsewhere use `Client.put`.
+version is random). What was not sealed goes back when the process dies. From elsewhere use `Client.put`.
 """
 
 import math

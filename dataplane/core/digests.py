@@ -39,6 +39,6 @@ def derived_name(source_digest: str, recipe: Mapping[str, Any]) -> str:
     return f"d/{source_digest}/{recipe_digest(recipe)}"
 
 
-def generation_of(digest: str) -> int:
-    """The generation of a plain object with this content: the first 63 bits of its digest; never 0."""
+def version_of(digest: str) -> int:
+    """The version of a plain object with this content: the first 63 bits of its digest; never 0."""
     return int(digest[:16], 16) >> 1 or 1

@@ -29,10 +29,10 @@ def gone(name: str, node_id: str) -> MissingObjectError:
 
 def check_claim(ref: Ref, there: Ref) -> None:
     """Raise ChecksumError where a ref claims other bytes than those of the object of its name."""
-    if ref.generation not in (0, there.generation):
+    if ref.version not in (0, there.version):
         raise ChecksumError(
-            f"{ref.name} was released and written again since its ref was given out (generation {there.generation}, "
-            f"the ref says {ref.generation}): get a fresh ref"
+            f"{ref.name} was released and written again since its ref was given out (version {there.version}, "
+            f"the ref says {ref.version}): get a fresh ref"
         )
     claimed = ref.meta.get("checksum")
     if ref.kind == "derived" and claimed is not None and claimed != there.meta.get("checksum"):

@@ -35,7 +35,7 @@ class Locators:
     nbytes: Sequence[int]
     dtype: Sequence[str]
     shape: Sequence[Sequence[int]]
-    generation: Sequence[int]
+    version: Sequence[int]
     lease: Sequence[int]
     files: list[dict[str, Any]] = field(default_factory=list)
     """path, nbytes, device, inode of what segments 1, 2, ... mean in this answer; 0 is the node's arena."""
@@ -56,7 +56,7 @@ class Locators:
             _column(pa.int64(), "q", self.nbytes),
             pa.DictionaryArray.from_buffers(_DTYPE, count, [None, codes], _DTYPE_NAMES, 0),
             pa.Array.from_buffers(_SHAPE, count, shapes, 0, children=[_column(pa.int64(), "q", dims)]),
-            _column(pa.int64(), "q", self.generation),
+            _column(pa.int64(), "q", self.version),
             _column(pa.int64(), "q", self.lease),
         ]
         return pa.RecordBatch.from_arrays(columns, schema=LOCATORS)
@@ -64,7 +64,7 @@ class Locators:
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch, files: Sequence[dict[str, Any]] = ()) -> "Locators":
         """The reverse of `to_batch`, with the files that came beside it."""
-        segments, offsets, sizes, dtypes, shapes, generations, leases = batch.columns
+        segments, offsets, sizes, dtypes, shapes, versions, leases = batch.columns
         names = dtypes.dictionary.to_pylist()
         ends, dims = _numbers(shapes.offsets, "i"), _numbers(shapes.values, "q")
         return cls(
@@ -73,7 +73,7 @@ class Locators:
             nbytes=_numbers(sizes, "q"),
             dtype=[names[code] for code in _numbers(dtypes.indices, "b")],
             shape=[dims[start:end] for start, end in itertools.pairwise(ends)],
-            generation=_numbers(generations, "q"),
+            version=_numbers(versions, "q"),
             lease=_numbers(leases, "q"),
             files=list(files),
         )

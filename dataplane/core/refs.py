@@ -67,7 +67,7 @@ class Ref:
     meta: Mapping[str, Any] = field(default_factory=dict)
     """JSON-safe. `medium` (image or video) of derived objects, and of a data set's sources by their names; of derived
     patches also `grid_thw` (images: [1, h, w]), `num_tokens`, and `checksum` of the content."""
-    generation: int = 0
+    version: int = 0
     """Of a plain object, which one of all that had its name; 0 where the name follows from the content."""
 
     def __hash__(self) -> int:
@@ -84,7 +84,7 @@ class Ref:
             "node": self.node,
             "lineage": None if self.lineage is None else self.lineage.to_dict(),
             "meta": dict(self.meta),
-            "generation": self.generation,
+            "version": self.version,
         }
 
     @classmethod
@@ -241,9 +241,9 @@ _REF_FIELDS: Mapping[str, _Types] = {
     "node": (str,),
     "lineage": (dict, NoneType),
     "meta": (dict,),
-    "generation": (int,),
+    "version": (int,),
 }
-_REF_DEFAULTS = {"generation": 0}
+_REF_DEFAULTS = {"version": 0}
 
 
 def _read(

@@ -38,7 +38,7 @@ LOCATORS = pa.schema(
         ("nbytes", pa.int64()),
         ("dtype", pa.dictionary(pa.int8(), pa.string())),
         ("shape", pa.list_(pa.int64())),
-        ("generation", pa.int64()),
+        ("version", pa.int64()),
         ("lease", pa.int64()),
     ]
 )

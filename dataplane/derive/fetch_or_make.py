@@ -71,9 +71,9 @@ class RemoteObjects:
         """
         until = time.monotonic() + _CONFIRM_S
         for ref in refs:
-            if ref.generation and ref.node != self._peers.node_id:
+            if ref.version and ref.node != self._peers.node_id:
                 entry = self._store.find(ref.name)
-                if entry is None or entry.ref.node != ref.node or entry.ref.generation == ref.generation:
+                if entry is None or entry.ref.node != ref.node or entry.ref.version == ref.version:
                     continue
                 if self._fetcher.is_at_home(ref, until) and self._store.find(ref.name) is entry:
                     self._store.release([ref.name])

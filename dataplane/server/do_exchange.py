@@ -136,7 +136,7 @@ def _locate(leased: Sequence[Leased | None]) -> Locators:
         nbytes=[ref.nbytes if ref else 0 for ref in refs],
         dtype=[ref.dtype if ref else "bool" for ref in refs],
         shape=[ref.shape if ref else () for ref in refs],
-        generation=[ref.generation if ref else 0 for ref in refs],
+        version=[ref.version if ref else 0 for ref in refs],
         lease=[item.lease if item else 0 for item in leased],
         files=[file.describe() for file in files],
     )

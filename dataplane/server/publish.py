@@ -1,8 +1,8 @@
 """What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place.
 
 The node hashes what lies in the arena, as soon as its writer says that it was written and before anybody can read it:
-that digest names a source and is the generation of a plain object. A writer may do without; its object then gets a
-random generation.
+that digest names a source and is the version of a plain object. A writer may do without; its object then gets a
+random version.
 """
 
 import math
@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow.flight as fl
 from blake3 import blake3
 
-from dataplane.core.digests import content_digest, digest_of, generation_of, source_name
+from dataplane.core.digests import content_digest, digest_of, source_name, version_of
 from dataplane.core.errors import BadRequestError, ChecksumError
 from dataplane.core.json_body import (
     MAX_META_BYTES,
@@ -279,7 +279,7 @@ def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Call
         node=node_id,
         lineage=lineage,
         meta=request.meta,
-        generation=0 if is_source else generation_of(digest) if digest else secrets.randbits(63) or 1,
+        version=0 if is_source else version_of(digest) if digest else secrets.randbits(63) or 1,
     )
     return ref, digest
 

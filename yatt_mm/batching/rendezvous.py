@@ -25,13 +25,13 @@ class MeetingKey:
 
     step: int
     phase: str
-    generation: int
-    """Counts restarts of the controllers; a leftover of an earlier generation is turned away."""
+    restart_count: int
+    """Counts restarts of the controllers; a leftover of an earlier start is turned away."""
     sequence: int
     """Counts the meetings of one controller."""
 
     def __str__(self) -> str:
-        return f"step {self.step}, phase {self.phase} (generation {self.generation}, meeting {self.sequence})"
+        return f"step {self.step}, phase {self.phase} (restart {self.restart_count}, meeting {self.sequence})"
 
 
 @dataclass(slots=True)
@@ -51,11 +51,13 @@ class Rendezvous:
     Unblocked by: the last arrival, or `abort`.
     """
 
-    def __init__(self, *, num_controllers: int, deadline_s: float, batches: StepBatches, generation: int = 0) -> None:
+    def __init__(
+        self, *, num_controllers: int, deadline_s: float, batches: StepBatches, restart_count: int = 0
+    ) -> None:
         self._num = num_controllers
         self._deadline_s = deadline_s
         self._batches = batches
-        self._generation = generation
+        self._restart_count = restart_count
         self._rooms: dict[int, _Meeting] = {}
         self._aborted: str | None = None
         self._last_seen = [0.0] * num_controllers
@@ -131,7 +133,7 @@ class Rendezvous:
         self._last_seen[controller] = time.monotonic()
 
     async def abort(self, controller: int, reason: str) -> None:
-        """Give up the current and all later phases of this generation; everyone waiting gets the reason."""
+        """Give up the current and all later phases of this start; everyone waiting gets the reason."""
         if self._aborted is None:
             self._aborted = f"controller {controller} failed: {reason}"
         self._is_full.set()
@@ -191,9 +193,9 @@ class Rendezvous:
                 await asyncio.wait_for(room.done.wait(), min(left_s.values()))
 
     def _check(self, key: MeetingKey, controller: int) -> None:
-        if key.generation != self._generation:
+        if key.restart_count != self._restart_count:
             raise PhaseAbortedError(
-                f"controller {controller} belongs to generation {key.generation}; this run is at {self._generation}"
+                f"controller {controller} belongs to restart {key.restart_count}; this run is at {self._restart_count}"
             )
         self._check_aborted()
 

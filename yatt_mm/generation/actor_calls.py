@@ -65,7 +65,9 @@ class ActorCalls:
 
     def meet_for(self, method: str, *values: Any) -> Any:
         """The result of a meeting of all controllers."""
-        key = MeetingKey(step=self.step, phase=self.phase, generation=self._team.generation, sequence=self._sequence)
+        key = MeetingKey(
+            step=self.step, phase=self.phase, restart_count=self._team.restart_count, sequence=self._sequence
+        )
         self._sequence += 1
         return self.ask(method, key, self._index, *values)
 

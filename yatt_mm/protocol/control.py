@@ -90,7 +90,7 @@ class Team:
     checkpoints: Checkpoints
     export_dir: str
     """Where the trained Hugging Face folder goes."""
-    generation: int
+    restart_count: int
     run_id: str
     """Unlike that of any other run: the names of its objects in a data plane that several runs share begin with it."""
 

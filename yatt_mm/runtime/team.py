@@ -90,7 +90,7 @@ def build_team(
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
         export_dir=str(config.run_dir.absolute() / "hf"),
-        generation=0,
+        restart_count=0,
         run_id=run_id,
     )
 

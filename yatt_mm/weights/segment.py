@@ -4,9 +4,9 @@ The file lies in shared memory (or on disk: the format is the same). It is made 
 in place by every publish: fresh pages cost several times what the copy into warm ones does. Its index is inside, so
 only the path travels:
 
-    magic | generation | version | index offset | index length | index (JSON) | tensors, each at a multiple of 64
+    magic | sequence | version | index offset | index length | index (JSON) | tensors, each at a multiple of 64
 
-The generation is odd while somebody writes and grows with every write, so that a reader can tell a torn model from a
+The sequence is odd while somebody writes and grows with every write, so that a reader can tell a torn model from a
 whole one, and one that was written while it read. Left out: writing (`writing`), who makes and removes the path.
 """
 
@@ -68,7 +68,7 @@ class Header(NamedTuple):
     """The first bytes of the file, as HEADER packs them; all but the magic are unsigned 64-bit numbers."""
 
     magic: bytes
-    generation: int
+    sequence: int
     """Odd while the tensors are being written, and after a writer died."""
     version: int
     """Policy version of the tensors."""
@@ -78,7 +78,7 @@ class Header(NamedTuple):
     @property
     def is_sealed(self) -> bool:
         """True where the tensors are whole."""
-        return self.generation % 2 == 0
+        return self.sequence % 2 == 0
 
 
 class Row(NamedTuple):
@@ -123,9 +123,9 @@ class Layout:
         index = json.dumps(rows).encode()
         return cls(index=index, num_bytes=_first_tensor(len(index)) + offset)
 
-    def header(self, generation: int, version: int) -> Header:
+    def header(self, sequence: int, version: int) -> Header:
         """The file's header."""
-        return Header(MAGIC, generation, version, ALIGNMENT_BYTES, len(self.index))
+        return Header(MAGIC, sequence, version, ALIGNMENT_BYTES, len(self.index))
 
 
 class MappedSegment:
@@ -162,8 +162,8 @@ class MappedSegment:
         found = self._read_header()
         if found != self.header:
             raise SegmentError(
-                f"{self.path} was written while it was read (generation {self.header.generation}, now "
-                f"{found.generation}): what was read is torn; publish only when every reader is done"
+                f"{self.path} was written while it was read (sequence {self.header.sequence}, now "
+                f"{found.sequence}): what was read is torn; publish only when every reader is done"
             )
 
     def _read_header(self) -> Header:
@@ -176,7 +176,7 @@ class MappedSegment:
             )
         if not header.is_sealed:
             raise SegmentError(
-                f"{self.path} is being written, or its writer died (generation {header.generation}); publish again"
+                f"{self.path} is being written, or its writer died (sequence {header.sequence}); publish again"
             )
         return header
 

@@ -44,7 +44,7 @@ class SegmentWriter:
         try:
             with draft.open("xb") as file:
                 os.posix_fallocate(file.fileno(), 0, layout.num_bytes)
-                file.write(HEADER.pack(*layout.header(generation=1, version=0)))
+                file.write(HEADER.pack(*layout.header(sequence=1, version=0)))
                 file.seek(ALIGNMENT_BYTES)
                 file.write(layout.index)
             draft.rename(target)
@@ -54,14 +54,14 @@ class SegmentWriter:
     def begin(self) -> None:
         """From here on the segment is torn."""
         header = self._header()
-        self._write(header._replace(generation=header.generation | 1))
+        self._write(header._replace(sequence=header.sequence | 1))
 
     def seal(self, version: int) -> None:
         """From here on the segment is whole, and holds the policy of this version."""
         header = self._header()
         assert not header.is_sealed, "seal without begin"
         self._write(header._replace(version=version))
-        self._write(header._replace(version=version, generation=header.generation + 1))
+        self._write(header._replace(version=version, sequence=header.sequence + 1))
 
     def _header(self) -> Header:
         return Header(*HEADER.unpack_from(self._mapped))
@@ -98,4 +98,4 @@ def _is_for(path: Path, layout: Layout) -> bool:
     with path.open("rb") as file:
         found = Header(*HEADER.unpack(file.read(HEADER.size)))
         file.seek(ALIGNMENT_BYTES)
-        return found == layout.header(found.generation, found.version) and file.read(len(layout.index)) == layout.index
+        return found == layout.header(found.sequence, found.version) and file.read(len(layout.index)) == layout.index

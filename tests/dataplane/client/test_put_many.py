@@ -7,7 +7,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.put_batches import GROUP_BYTES, GROUP_OBJECTS, groups
 from dataplane.client.reader import Reader
-from dataplane.core.digests import content_digest, generation_of, source_name
+from dataplane.core.digests import content_digest, source_name, version_of
 from dataplane.core.errors import BadRequestError
 from dataplane.core.json_body import MAX_ITEMS
 from dataplane.core.refs import ArraySpec
@@ -29,7 +29,7 @@ def test_what_is_hashed_while_it_is_written_has_the_digest_of_the_whole() -> Non
     specs = [ArraySpec(name=f"hashed/{at}", dtype="uint8", shape=(size,)) for at, size in enumerate(sizes)]
     with EmbeddedNode(memory_bytes=64 << 20, roots={}) as node, Client(node.uri) as client:
         refs = client.put_many(specs, arrays)
-        assert [ref.generation for ref in refs] == [generation_of(content_digest(array)) for array in arrays]
+        assert [ref.version for ref in refs] == [version_of(content_digest(array)) for array in arrays]
         source = client.put_source(arrays[3])
         assert source.name == source_name(content_digest(arrays[3]))
         with Reader(node.uri) as reader:

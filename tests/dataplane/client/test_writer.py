@@ -22,7 +22,7 @@ def test_what_is_written_in_place_is_read_back_without_a_hash(
     with Writer(node.uri, timeout_s=20) as writer:
         with writer.create("w/one", "float32", (3, 4), meta={"step": 1}) as place:
             place.array[:] = np.arange(12, dtype=np.float32).reshape(3, 4)
-        assert place.ref is not None and place.ref.generation > 0 and place.ref.meta == {"step": 1}
+        assert place.ref is not None and place.ref.version > 0 and place.ref.meta == {"step": 1}
         assert not place.array.flags.writeable
         specs = [ArraySpec(name=f"w/many/{at}", dtype="int16", shape=(at, 2)) for at in range(20)]
         with writer.create_many(specs) as places:

@@ -26,7 +26,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.cluster import byte_connections
 from dataplane.cluster.fetcher import PeerFetcher
 from dataplane.cluster.peer_directory import PeerDirectory
-from dataplane.core.digests import content_digest, generation_of
+from dataplane.core.digests import content_digest, version_of
 from dataplane.core.errors import (
     BadRequestError,
     ChecksumError,
@@ -473,7 +473,7 @@ WANTED = Ref(
     nbytes=len(GOOD),
     node="a",
     lineage=None,
-    generation=generation_of(DIGEST),
+    version=version_of(DIGEST),
 )
 END = frame({"end": True})
 
@@ -511,8 +511,8 @@ def test_a_sender_that_lies_publishes_nothing_and_costs_no_memory(frames: list[b
         assert here.used_bytes() == 0
 
 
-def test_a_sender_of_another_generation_or_too_much_is_refused_and_drained() -> None:
-    there = replace(WANTED, generation=7)
+def test_a_sender_of_another_version_or_too_much_is_refused_and_drained() -> None:
+    there = replace(WANTED, version=7)
     huge = replace(WANTED, shape=(8 * MIB,), nbytes=8 * MIB)
     for frames, message in (
         ([described(ref=there.to_dict()), GOOD.tobytes(), END], "was released and written again"),
@@ -526,7 +526,7 @@ def test_a_sender_of_another_generation_or_too_much_is_refused_and_drained() -> 
 
 
 def test_wrong_bytes_in_a_full_arena_are_nobody_elses_fault_and_cost_no_memory() -> None:
-    other = replace(WANTED, name="other", shape=(900_000,), nbytes=900_000, generation=0)
+    other = replace(WANTED, name="other", shape=(900_000,), nbytes=900_000, version=0)
     both = [{"at": 0, "checksum": "0" * 32}, {"at": 1, "checksum": content_digest(bytes(900_000))}]
     frames = (frame({"objects": both}), GOOD.tobytes(), bytes(900_000), END)
     with Liar(*frames) as liar, Fetching(liar.uri, memory_bytes=MIB) as here:

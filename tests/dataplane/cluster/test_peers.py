@@ -267,7 +267,7 @@ def test_a_copy_goes_only_when_its_home_confirms_that_it_was_written_again(
         reader.resolve([ref])
         fetched = client.stat()["num_fetched"]
         with pytest.raises(ChecksumError):
-            reader.resolve([replace(ref, generation=5)])
+            reader.resolve([replace(ref, version=5)])
         assert reader.resolve([ref])[0].nbytes == 5000
         assert client.stat()["num_fetched"] == fetched, "a forged ref made the node drop its copy"
     owner.release([ref])

@@ -47,7 +47,7 @@ class RogueServer(fl.FlightServerBase):
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         if "names" in request:
             columns = {"segment": [0], "offset": [self._offset], "nbytes": [8], "dtype": ["uint8"], "shape": [[8]]}
-            return {"locators": columns | {"generation": [0], "lease": [1], "files": []}}
+            return {"locators": columns | {"version": [0], "lease": [1], "files": []}}
         sizes = request.get("allocate")
         if isinstance(sizes, list):
             return {"places": [{"segment": 0, "offset": self._offset} for _ in sizes]}

@@ -71,7 +71,7 @@ def test_a_spilled_object_is_an_arrow_file_that_any_client_can_follow(node: Node
     writer.write_metadata(pa.py_buffer(json.dumps({"names": ["first", "rest"]}).encode()))
     chunk = reader.read_chunk()
     row, files = chunk.data.to_pylist()[0], json.loads(chunk.app_metadata.to_pybytes())["files"]
-    assert row["segment"] == 1 and row["offset"] % 4096 == 0 and row["generation"] == first.generation
+    assert row["segment"] == 1 and row["offset"] % 4096 == 0 and row["version"] == first.version
     with pa.memory_map(files[0]["path"]) as source:
         column = pa.ipc.open_file(source).read_all().column("data").combine_chunks()
         assert np.array_equal(column.to_numpy().view("float32"), np.arange(MIB // 4, dtype=np.float32))

@@ -13,8 +13,8 @@ from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import PhaseAbortedError
 
 
-def key(step: int = 1, phase: str = "train", sequence: int = 0, generation: int = 0) -> MeetingKey:
-    return MeetingKey(step=step, phase=phase, generation=generation, sequence=sequence)
+def key(step: int = 1, phase: str = "train", sequence: int = 0, restart_count: int = 0) -> MeetingKey:
+    return MeetingKey(step=step, phase=phase, restart_count=restart_count, sequence=sequence)
 
 
 def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
@@ -67,9 +67,9 @@ def test_an_abort_wakes_those_who_wait_with_its_reason() -> None:
     asyncio.run(run())
 
 
-def test_a_leftover_of_an_earlier_generation_is_turned_away() -> None:
-    with pytest.raises(PhaseAbortedError, match="belongs to generation 7; this run is at 0"):
-        asyncio.run(make(1).gather(key(generation=7), 0, None))
+def test_a_leftover_of_an_earlier_start_is_turned_away() -> None:
+    with pytest.raises(PhaseAbortedError, match="belongs to restart 7; this run is at 0"):
+        asyncio.run(make(1).gather(key(restart_count=7), 0, None))
 
 
 def test_prompts_are_dealt_in_turn_whoever_asks_first() -> None:

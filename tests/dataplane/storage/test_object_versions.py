@@ -16,7 +16,7 @@ def test_a_ref_of_content_that_was_replaced_is_refused_everywhere(client: Client
     client.release([old])
     data = os.urandom(nbytes)
     new = client.put(data, name="renewed")
-    assert old.generation != new.generation == int(content_digest(data)[:16], 16) >> 1
+    assert old.version != new.version == int(content_digest(data)[:16], 16) >> 1
     with pytest.raises(ChecksumError, match="released and written again"):
         reader.resolve([old])
     with pytest.raises(ChecksumError, match="released and written again"):
