@@ -10,7 +10,7 @@ PACKAGES = ("models", "dataplane")
 
 def check_packages_are_ours(names: tuple[str, ...] = PACKAGES) -> None:
     """Raise ImportError naming the foreign file where a package does not stand beside yatt_mm itself."""
-    ours = Path(__file__).resolve().parent.parent
+    ours = Path(__file__).resolve().parents[2]
     for name in names:
         spec = importlib.util.find_spec(name)
         found = spec.origin if spec is not None else None
