@@ -3,6 +3,7 @@
 # make motion  the same with videos: digits that move in MP4 clips, and which way they go
 # make test    install what is missing, then lint, types and all tests
 # make check   lint and types only
+# make light    what needs no torch, on Python 3.12 and 3.13 where they are installed
 # make explore the tests of properties, on many new random examples
 # make parity  every model in every layout against transformers, with the differences as a table
 # On a machine with CUDA:  make train EXTRA=gpu CONFIG=... ARGS="..."
@@ -15,7 +16,7 @@ STAMP := $(VENV)/.installed-$(EXTRA)
 
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
-.PHONY: train judge motion test check parity explore data clean
+.PHONY: train judge motion test check parity explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -51,6 +52,9 @@ parity: $(STAMP)
 
 explore: $(STAMP)
 	$(PYTHON) -m pytest -m hypothesis --hypothesis-profile explore $(ARGS)
+
+light:
+	.ci/light
 
 clean:
 	rm -rf runs examples/digits/data examples/judge/data examples/motion/data .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -48,7 +48,7 @@ from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest, source_name
 from dataplane.core.process import keep_freed_memory
 from dataplane.core.refs import Ref
-from dataplane.datasets.range_files import read_local
+from dataplane.datasets.formats.range_files import read_local
 from dataplane.media.images import decode_image
 from dataplane.media.limits import DEFAULT_LIMITS
 from dataplane.media.recipes import parse_recipe

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
-from tests.yatt_mm.training.ranks import RankPool
 
-LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_checkpoint.py")
+if TYPE_CHECKING:
+    from tests.yatt_mm.training.ranks import RankPool
+
+LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_rank_checkpoint.py")
 """Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
@@ -41,6 +44,8 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
     """Processes that run jobs as training ranks."""
+    from tests.yatt_mm.training.ranks import RankPool  # needs torch, which many tests do not
+
     pool = RankPool()
     yield pool
     pool.close()

@@ -22,11 +22,11 @@ from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.jsonl import JsonLinesShard
 from dataplane.datasets.formats.media_paths import media_folders
 from dataplane.datasets.formats.parquet import ParquetGroups
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import Flaw, Medium, Row, Shard
 from dataplane.datasets.formats.shard import MediumLocation as MediumLocation
 from dataplane.datasets.formats.table import TableShard
 from dataplane.datasets.formats.tar import TarShard
-from dataplane.datasets.range_files import RangeFile
 from dataplane.datasets.roots import DatasetFiles, find_dataset_files
 
 MAX_INGEST_THREADS = 16

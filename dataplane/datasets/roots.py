@@ -16,8 +16,8 @@ import fsspec
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.columns import ColumnOptions
+from dataplane.datasets.formats.range_files import RangeFile, find_files
 from dataplane.datasets.formats.shard import extension_of
-from dataplane.datasets.range_files import RangeFile, find_files
 
 Format = Literal["tar", "parquet", "jsonl", "arrow"]
 FORMATS: dict[str, Format] = {

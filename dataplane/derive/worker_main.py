@@ -23,7 +23,7 @@ from PIL import Image
 
 from dataplane.core.digests import content_digest
 from dataplane.core.process import keep_freed_memory, limit_memory, signal_on_parent_death
-from dataplane.datasets.range_files import read_local
+from dataplane.datasets.formats.range_files import read_local
 from dataplane.media.images import decode_image
 from dataplane.media.kinds import UndecodableError
 from dataplane.media.limits import MediaLimits

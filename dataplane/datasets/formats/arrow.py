@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.columns import is_list
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import Flaw
-from dataplane.datasets.range_files import RangeFile
 
 FILE_MAGIC = b"ARROW1\0\0"
 _CONTINUATION = 0xFFFFFFFF

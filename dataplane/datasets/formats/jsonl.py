@@ -14,10 +14,10 @@ from dataplane.datasets.formats.columns import MEDIA_NAMES, ColumnOptions
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders
 from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, MediumLocation, Row
 from dataplane.datasets.formats.table import checked_fields
-from dataplane.datasets.range_files import RangeFile
 
 SCAN_BYTES = 4 << 20
 

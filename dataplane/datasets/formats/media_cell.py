@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import extension_of
-from dataplane.datasets.range_files import RangeFile
 from dataplane.media.kinds import MEDIA_FORMATS, MediaKind
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataplane.datasets.range_files import RangeFile, file_version, open_local, path_of
+from dataplane.datasets.formats.range_files import RangeFile, file_version, open_local, path_of
 
 
 class RefusedPathError(Exception):

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.range_files import RangeFile, RangeStream
 from dataplane.datasets.formats.shard import Flaw
-from dataplane.datasets.range_files import RangeFile, RangeStream
 
 MAGIC = b"PAR1"
 _MAX_BATCHES = 256

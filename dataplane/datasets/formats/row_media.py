@@ -9,8 +9,8 @@ from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders, RefusedPathError
 from dataplane.datasets.formats.media_values import MediaValue
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium
-from dataplane.datasets.range_files import RangeFile
 from dataplane.media.kinds import kind_of
 
 HEAD_BYTES = 16

@@ -21,9 +21,9 @@ from dataplane.datasets.formats.json_safe import json_safe
 from dataplane.datasets.formats.media_cell import Cell
 from dataplane.datasets.formats.media_paths import MediaFolders
 from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
-from dataplane.datasets.range_files import RangeFile
 
 MAX_GROUP_BYTES = 512 << 20
 """Uncompressed bytes of what is read together; a node holds one such group at a time per shard."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.core.digests import SOURCE_HEX, content_digest
+from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import (
     MAX_FIELDS_BYTES,
     MAX_MEDIUM_BYTES,
@@ -15,8 +16,7 @@ from dataplane.datasets.formats.shard import (
     MediumLocation,
     Row,
 )
-from dataplane.datasets.range_files import RangeFile
-from dataplane.datasets.tar_index import TarMember, index_tar
+from dataplane.datasets.formats.tar_index import TarMember, index_tar
 from dataplane.media.kinds import MEDIA_FORMATS, kind_of
 
 DIGEST_BYTES = SOURCE_HEX // 2

@@ -61,7 +61,7 @@ def test_fields_that_are_not_json_are_reported_with_the_sample(tmp_path: Path) -
 def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tar(tmp_path / "a.tar", {f"{at}.png": bytes(1 << 20) for at in range(8)})
     num_bytes = 0
-    from dataplane.datasets import range_files
+    from dataplane.datasets.formats import range_files
 
     real = range_files.read_local
 

@@ -14,7 +14,7 @@ from dataplane.core.errors import DatasetError
 from dataplane.core.refs import BadMedia, Lineage, Ref
 from dataplane.datasets.catalog import Catalog
 from dataplane.datasets.formats.media_paths import media_folders
-from dataplane.datasets.range_files import RangeFile
+from dataplane.datasets.formats.range_files import RangeFile
 from tests.dataplane.shards import RECIPE, encode, noise
 from tests.dataplane.tables import write_lines
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataplane.core.errors import DatasetError
-from dataplane.datasets.range_files import RangeFile
-from dataplane.datasets.tar_index import TarIndex, TarMember, _plain_header, index_tar
+from dataplane.datasets.formats.range_files import RangeFile
+from dataplane.datasets.formats.tar_index import TarIndex, TarMember, _plain_header, index_tar
 from tests.dataplane.shards import write_tar
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.range_files import BufferedRanges, RangeFile
 from dataplane.datasets.formats.shard import Flaw
-from dataplane.datasets.range_files import BufferedRanges, RangeFile
 
 BLOCK = 512
 _MAX_EXTRA_HEADER = 1 << 20

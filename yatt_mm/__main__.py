@@ -1,0 +1,46 @@
+"""The command `yatt-mm`: `yatt-mm train CONFIG` and `yatt-mm simulate CONFIG`, also as `python -m yatt_mm`.
+
+Each command is the module of its name, so `python -m yatt_mm.train` does the same as `yatt-mm train`.
+"""
+
+import sys
+
+HELP = """usage: yatt-mm {train,simulate} ...
+
+Reinforcement learning of vision-language models, with an Arrow Flight data plane.
+
+commands:
+  train      train a model; the same as python -m yatt_mm.train
+  simulate   compare layouts of devices before paying for them; the same as python -m yatt_mm.simulate
+
+`yatt-mm COMMAND --help` explains a command. `dataplane --help` explains the data plane.
+
+examples:
+  yatt-mm train configs/digits_cpu.yaml
+  yatt-mm train configs/digits_cpu.yaml --resume
+  yatt-mm simulate configs/simulate/yatt_paper.yaml
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command that the first argument names; return the exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    command, rest = (arguments[0] if arguments else ""), arguments[1:]
+    if command == "train":
+        from yatt_mm.train import main as train
+
+        return train(rest, prog="yatt-mm train")
+    if command == "simulate":
+        from yatt_mm.simulate import main as simulate
+
+        return simulate(rest, prog="yatt-mm simulate")
+    if command in ("-h", "--help", "help"):
+        print(HELP, end="")
+        return 0
+    found = f"unknown command {command!r}" if command else "no command"
+    print(f"{HELP}\nerror: {found}; wanted train or simulate", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
