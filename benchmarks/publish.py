@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=15, help="of each path (default 15)")
     parser.add_argument("--clock", default="wall", choices=["wall", "processor"], help="what counts (default wall)")
     parser.add_argument("--dtypes", nargs="+", default=["float32", "bfloat16"], choices=["float32", "bfloat16"])
-    parser.add_argument("--json", action="store_true", help="one JSON list of rows")
+    parser.add_argument("--json", action="store_true", help='end with one line {"rows": [...]}')
     args = parser.parse_args(argv)
     with tempfile.TemporaryDirectory() as folder, _shared_folder() as segments:
         model_dir = build_folder(Path(folder) / "model", int(args.params * 1e6))
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             )
         ]
     if args.json:
-        print(json.dumps([asdict(row) for row in rows]))
+        print(json.dumps({"rows": [asdict(row) for row in rows]}))
     else:
         show(rows)
 

@@ -122,10 +122,9 @@ def circles(graph: Mapping[str, Iterable[str]]) -> list[list[str]]:
 
 
 def allowed_imports(package: str) -> set[str]:
-    """Return the packages named after `May import:` in a package's docstring; `nothing` stands for none.
+    """Return the packages named after `May import:` in a package's docstring; `nothing` means none.
 
-    A name without a dot is a package inside the same top-level package, or one of the other top-level packages with
-    everything in it.
+    A name that does not begin with a top-level package is a package inside the same top-level package.
     """
     docstring = ast.get_docstring(ast.parse(modules(*PROJECT)[package].read_text())) or ""
     match = re.search(r"^May import: (.*?)\.$", docstring, re.MULTILINE | re.DOTALL)

@@ -1,4 +1,8 @@
-"""Cutting what takes too long, by one thread of the process: a thread per wait costs more than a small round trip."""
+"""Deadlines for blocks of code that may block. One thread per process watches all of them.
+
+`BLOCK_TIMEOUTS.cut(deadline, call)` makes `call` in that thread when the block is not over in time; `call` then ends
+the wait, for example by cancelling a stream. A timer thread per wait would cost more than a small round trip does.
+"""
 
 import itertools
 import logging
@@ -9,14 +13,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _TICK_S = 0.1
+"""Seconds between two looks at the deadlines."""
 _IDLE_S = 5.0
-"""The thread ends when there was nothing to watch for this long; the next wait starts another."""
+"""Seconds. The thread ends when it had no deadline to watch for this long; the next block starts another thread."""
 
 log = logging.getLogger(__name__)
 
 
 class BlockTimeouts:
-    """Calls that are made if a block does not end in time. Thread-safe; a forked child starts with none."""
+    """The deadlines of this process's blocks, and the call to make for each that is missed.
+
+    Thread-safe. A forked child starts with no deadlines and no thread.
+    """
 
     def __init__(self) -> None:
         self._numbers = itertools.count()
@@ -24,13 +32,17 @@ class BlockTimeouts:
         os.register_at_fork(after_in_child=self._begin)
 
     def _begin(self) -> None:
+        """Start with no deadlines and no thread."""
         self._lock = threading.Lock()
         self._waits: dict[int, tuple[float, Callable[[], object]]] = {}
         self._is_running = False
 
     @contextmanager
     def cut(self, deadline: float, call: Callable[[], object]) -> Iterator[None]:
-        """Make the call, in another thread, if the block is not over at `deadline` (monotonic)."""
+        """Make the call, in another thread, if the block is still running at `deadline` (seconds of `time.monotonic`).
+
+        The block itself is not interrupted: the call must end whatever the block waits for.
+        """
         number = next(self._numbers)
         with self._lock:
             if not self._is_running:
@@ -44,7 +56,7 @@ class BlockTimeouts:
                 self._waits.pop(number, None)
 
     def _keep(self) -> None:
-        """Ends when nothing was to be watched for a while."""
+        """Watch the deadlines and make the calls of those that are missed. Ends after `_IDLE_S` without a deadline."""
         last = time.monotonic()
         while True:
             time.sleep(_TICK_S)
@@ -61,8 +73,8 @@ class BlockTimeouts:
                 try:
                     call()
                 except Exception:
-                    log.exception("a call at a deadline failed")
+                    log.exception("the call for a missed deadline failed")
 
 
 BLOCK_TIMEOUTS = BlockTimeouts()
-"""Of this process."""
+"""The one instance that all code of this process shares."""

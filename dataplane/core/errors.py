@@ -1,16 +1,19 @@
-"""What can go wrong in the data plane: one small tree. Every error crosses processes as (class name, message)."""
+"""The exception classes of the data plane, all derived from `DataPlaneError`.
+
+An error crosses processes as (class name, message); `ERRORS` maps the name back to the class.
+"""
 
 
 class DataPlaneError(Exception):
-    """Any failure of the data plane. Its message says what was found, what was wanted and what to change."""
+    """The base of all errors of the data plane. A message says what was found, what was wanted and what to change."""
 
 
 class BadRequestError(DataPlaneError, ValueError):
-    """A request that no node would accept: malformed body, unknown verb, recipe out of range."""
+    """The request is invalid on every node: malformed body, unknown verb, recipe out of range."""
 
 
 class MissingObjectError(DataPlaneError, LookupError):
-    """A name that the node does not hold and cannot make again."""
+    """The node does not hold an object of this name and cannot make it again."""
 
 
 class OutOfSpaceError(DataPlaneError, MemoryError):
@@ -18,43 +21,43 @@ class OutOfSpaceError(DataPlaneError, MemoryError):
 
 
 class DatasetError(DataPlaneError, ValueError):
-    """A dataset that cannot be read: unknown name, empty glob, unreadable or compressed shard."""
+    """The data set cannot be read: unknown name, empty glob, unreadable or compressed shard."""
 
 
 class BadMediaError(DataPlaneError, ValueError):
-    """A medium that cannot be decoded was asked for as if it were good."""
+    """A request asks for a medium that is in quarantine because it cannot be decoded."""
 
 
 class ChecksumError(DataPlaneError, ValueError):
-    """Bytes that are not those the name promises: a changed shard, a kernel that gave another result."""
+    """The bytes do not match the ref: a shard changed, or the derivation kernel gave another result."""
 
 
 class NodeTimeoutError(DataPlaneError, TimeoutError):
-    """A node did not answer, or could not finish, in time."""
+    """A node did not answer, or did not finish the call, before the deadline."""
 
 
 class NodeUnavailableError(DataPlaneError, ConnectionError):
-    """No node listens there, or it went away in the middle of a call."""
+    """No node listens at the address, or the node stopped in the middle of a call."""
 
 
 class UnauthenticatedError(DataPlaneError, PermissionError):
-    """A node that wants a token was shown none, one that it does not know, or one that has expired."""
+    """The node wants a token, but the client sent none, an unknown one, or one that has expired."""
 
 
 class ForbiddenError(DataPlaneError, PermissionError):
-    """The token shown is good, but lacks the right that the verb needs."""
+    """The client's token is valid, but does not have the right that the verb needs."""
 
 
 class OverloadedError(DataPlaneError, RuntimeError):
-    """A node refused more calls, streams or leases at once than its limits allow; try again later, or ask for less."""
+    """The node refused a call, stream or lease because its limit on them is reached: retry later, or ask for less."""
 
 
 class StreamLostError(NodeUnavailableError):
-    """A stream to the node ended in the middle of a call, or the node does not know its session: a new one may do."""
+    """A stream to the node ended during a call, or the node does not know its session. A new session may succeed."""
 
 
 class PeerError(DataPlaneError, ConnectionError):
-    """Another node, which holds the object, could not be reached or did not send it whole."""
+    """The other node that holds the object could not be reached, or did not send all of it."""
 
 
 ERRORS: dict[str, type[DataPlaneError]] = {
@@ -76,3 +79,4 @@ ERRORS: dict[str, type[DataPlaneError]] = {
         PeerError,
     )
 }
+"""The error classes by name, to rebuild an error that came from another process."""

@@ -1,4 +1,4 @@
-"""Errors of the operating system as one line that says which file, what about it, and what to change."""
+"""One-line messages for operating-system errors: which file, what is wrong with it, and what to change."""
 
 import errno
 
@@ -7,14 +7,14 @@ _ADVICE = {
     errno.EACCES: "check who owns it and its mode",
     errno.EPERM: "check who owns it and its mode",
     errno.EISDIR: "it is a folder; wanted a file",
-    errno.ENOTDIR: "a part of the path is no folder; check the path",
+    errno.ENOTDIR: "a part of the path is not a folder; check the path",
     errno.ENOSPC: "make room there, or choose another place",
     errno.EROFS: "choose a place that can be written",
 }
 
 
 def describe_error(error: Exception) -> str:
-    """The message of an error; for one about a file that Python only numbered, in words."""
+    """Return the message of an error in one line; for an OSError about a file: its path, the problem, and advice."""
     if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
         return str(error)
     advice = _ADVICE.get(error.errno or 0, "")

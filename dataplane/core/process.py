@@ -1,4 +1,4 @@
-"""Small facts about processes: dying with a parent, and allocator settings that keep big transfers from faulting."""
+"""Settings of the current process: die with the parent, limit memory, and keep or return memory that malloc freed."""
 
 import ctypes
 import resource
@@ -13,13 +13,19 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
-    """Ask the kernel for a signal when the parent's starting *thread* ends: compare getppid() before acting on it."""
+    """Ask the kernel to send this process a signal when the parent's *thread* that started it ends.
+
+    The parent itself may still run then: compare `os.getppid()` before acting on the signal. Linux only.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Let this process map no more than `more_bytes` beyond what it maps now; then comes MemoryError, or NULL in C."""
+    """Limit this process to `more_bytes` of address space above what it maps now. Linux only.
+
+    Beyond the limit Python raises MemoryError, and malloc in C returns NULL.
+    """
     if sys.platform == "linux":
         num_pages = int(Path("/proc/self/statm").read_text().split()[0])
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
@@ -28,11 +34,12 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) - 1) -> None:
-    """Let malloc reuse blocks of up to `largest_bytes`, and keep `kept_bytes`, instead of giving them to the kernel.
+    """Let malloc keep freed memory instead of returning it to the kernel. For processes that move big objects only.
 
-    Page faults of fresh 64 MiB blocks, not serialisation, limit Flight, and those of fresh images cost a quarter of the
-    time of decoding them; for processes that move big objects only. One heap for all threads: with a heap for each,
-    every thread of gRPC faults its own buffers in, and none gives them back.
+    Blocks of up to `largest_bytes` are reused, and up to `kept_bytes` stay with the process. The reason is page faults:
+    those of fresh 64 MiB blocks, not serialisation, limit Flight, and those of fresh images cost a quarter of the
+    decoding time. All threads share one heap: with a heap each, every gRPC thread would fault in its own buffers and
+    none would return them.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, largest_bytes)
@@ -42,7 +49,10 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
 
 
 class Trimmer:
-    """Gives freed memory back after all, a moment after it was asked to, and not often. Thread-safe."""
+    """Returns freed memory to the kernel (malloc_trim), `wait_s` seconds after a request. Thread-safe.
+
+    It trims at most about once in `wait_s`, however many requests come.
+    """
 
     def __init__(self, wait_s: float = 1.0) -> None:
         self._wait_s = wait_s
@@ -51,7 +61,7 @@ class Trimmer:
         self._asked_at = 0.0
 
     def soon(self) -> None:
-        """What is in the way of it, such as a message that is being refused, is gone by then."""
+        """Ask for a trim in `wait_s` seconds. Memory that is still in use now, as by a refused message, is free by then."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._is_waiting:
@@ -69,9 +79,9 @@ class Trimmer:
             left_s = self._asked_at + self._wait_s - time.monotonic()
             self._is_waiting = left_s > 0
         ctypes.CDLL(None).malloc_trim(0)
-        if left_s > 0:  # asked again meanwhile
+        if left_s > 0:  # another request came while this one was waiting
             self._trim_in(left_s)
 
 
 TRIMMER = Trimmer()
-"""Of this process."""
+"""The one instance that all code of this process shares."""

@@ -1,4 +1,4 @@
-"""What a caller may do: three rights, each including those before it, and the check of every verb."""
+"""The three rights that a client's token can have, and the check that each verb makes."""
 
 from enum import IntEnum
 
@@ -6,26 +6,27 @@ from dataplane.core.errors import ForbiddenError
 
 
 class Right(IntEnum):
-    """Ordered: who may write may also read, who is admin may do everything."""
+    """A right. They are ordered: each one includes those below it."""
 
     READ = 1
-    """See and read what the node holds, or can make again from refs."""
+    """List and read what the node holds, or can make again from refs."""
     WRITE = 2
     """Store, make and release objects."""
     ADMIN = 3
-    """What touches everybody."""
+    """Use the verbs that affect all clients."""
 
     @property
     def word(self) -> str:
-        """As token files and messages spell it."""
+        """The right's name as token files and messages write it: `read`, `write` or `admin`."""
         return self.name.lower()
 
 
 RIGHTS = {right.word: right for right in Right}
+"""The rights by the word that token files use."""
 
 
 def check_right(has: Right, wanted: Right, verb: str) -> None:
-    """ForbiddenError unless `has` includes what the verb wants."""
+    """Check that the right `has` includes the right `wanted`. Raises ForbiddenError, which names the verb, if not."""
     if has < wanted:
         raise ForbiddenError(
             f"{verb} needs the right {wanted.word!r}, this token has {has.word!r}; use a token with {wanted.word!r}"

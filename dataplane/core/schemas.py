@@ -1,4 +1,4 @@
-"""The Arrow schemas of the wire, and the dtypes that objects may have."""
+"""The Arrow schemas of Flight messages, and the dtypes and shapes that objects may have."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +11,7 @@ from dataplane.core.errors import BadRequestError
 from dataplane.core.refs import check_shape
 
 BATCH_BYTES = 2 << 20
-"""Size of a DoGet / DoPut record batch; Flight is fastest between 1 and 8 MiB."""
+"""Bytes in one record batch of a DoGet or DoPut. Flight is fastest between 1 and 8 MiB."""
 
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -28,7 +28,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "uint64": 8,
     "float64": 8,
 }
-"""The dtypes of objects, by numpy name."""
+"""Bytes per item of every dtype that an object may have, by numpy name."""
 
 
 LOCATORS = pa.schema(
@@ -42,7 +42,7 @@ LOCATORS = pa.schema(
         ("lease", pa.int64()),
     ]
 )
-"""A row per object asked for; offset is -1 where it is not resident."""
+"""The reply to a resolve: one row per requested object. `offset` is -1 where the object is not resident."""
 
 
 PIECES = pa.schema(
@@ -53,20 +53,25 @@ PIECES = pa.schema(
         ("data", pa.binary()),
     ]
 )
-"""A row per piece of an object in a DoGet of many: which of the refs, where in it, and the bytes.
+"""A DoGet of many objects: one row per piece of an object, with the ref's number, the start in bytes, and the bytes.
 
-`info` stands in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} in the place of bytes.
+`info` is set in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} instead of bytes.
 """
 
 
 def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:
-    """The shape of an array of these bytes; a flat one if none is given. BadRequestError if they do not agree."""
+    """Check that dtype and shape fit `nbytes` bytes, and return the shape; without one, the flat shape.
+
+    Raises BadRequestError if they do not agree.
+    """
     if dtype not in ITEM_BYTES:
         raise BadRequestError(f"dtype is {dtype!r}; wanted one of {', '.join(ITEM_BYTES)}")
     item = ITEM_BYTES[dtype]
     if shape is None:
         if nbytes % item:
-            raise BadRequestError(f"{nbytes} bytes are no whole number of {dtype} ({item} bytes each); give the dtype")
+            raise BadRequestError(
+                f"{nbytes} bytes are not a whole number of {dtype} items ({item} bytes each); give the dtype"
+            )
         return (nbytes // item,)
     try:
         check_shape(shape)
@@ -81,7 +86,10 @@ def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[i
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """Around each read of a stream: what is no Arrow IPC is the caller's error, and Arrow raises it as many classes."""
+    """Raise BadRequestError where a read inside this block meets a message that is not Arrow IPC.
+
+    Arrow raises errors of many classes there. `what` names the stream in the message. Errors of Flight itself pass unchanged.
+    """
     try:
         yield
     except fl.FlightError:

@@ -1,7 +1,8 @@
-"""Token files: one bearer token a line with what it may do and until when.
+"""Token files: the bearer tokens that a node accepts, one per line, each with its right and its expiry.
 
-A line is `TOKEN [read|write|admin] [EXPIRY]`; without a right it is admin, without an expiry it stays. `#` begins a
-comment. A node keeps digests only, never writes a token anywhere, and compares with all of them in constant time.
+A line is `TOKEN [read|write|admin] [EXPIRY]`. Without a right the token is admin; without an expiry it is valid for
+ever. `#` begins a comment. A node keeps only the digests of tokens, never writes a token anywhere, and compares with
+all of them in constant time.
 """
 
 import hashlib
@@ -19,6 +20,7 @@ from dataplane.core.errors import BadRequestError, UnauthenticatedError
 from dataplane.core.rights import RIGHTS, Right
 
 MIN_TOKEN_CHARS = 16
+"""The shortest token that is accepted, in characters."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 log = logging.getLogger(__name__)
@@ -26,20 +28,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """A line of a token file, without the token."""
+    """One line of a token file, with the token's digest in place of the token."""
 
     digest: bytes
-    """[32] SHA-256."""
+    """[32 bytes] SHA-256 of the token."""
     right: Right
     expires: datetime | None
-    """With a time zone; None if it never does."""
+    """The moment from which the token is refused, with a time zone; None if it never expires."""
 
 
 class TokenFile:
-    """The tokens of a node; read again when the file changes. Thread-safe.
+    """The tokens that a node accepts. The file is read again when it changes. Thread-safe.
 
-    A file that cannot be used when it is read again (a bad line, other permissions, gone) changes nothing: the node
-    logs it and goes on with the tokens it had. Their expiries still count.
+    If the changed file cannot be used (bad line, wrong permissions, missing), the node logs that and keeps the tokens
+    that it had; their expiries still apply.
     """
 
     def __init__(self, path: Path) -> None:
@@ -49,23 +51,24 @@ class TokenFile:
         self._tokens = read_tokens(path)
 
     def right_of(self, shown: str) -> Right:
-        """What a token allows. UnauthenticatedError if it is empty, unknown or has expired."""
+        """Return the right of the token that a client sent. UnauthenticatedError if it is empty, unknown or expired."""
         self._read_again()
         if not shown:
             raise UnauthenticatedError(
                 "this node wants a token: set DATAPLANE_TOKEN_FILE (or DATAPLANE_TOKEN), or give --token-file"
             )
         digest, found = _digest(shown), None
-        for token in self._tokens:  # all of them, however early one matches
+        for token in self._tokens:  # compare with all, even after a match: the time must not tell which one matched
             if hmac.compare_digest(token.digest, digest):
                 found = token
         if found is None:
-            raise UnauthenticatedError("this node does not know the token shown; wanted one of its --token-file")
+            raise UnauthenticatedError("this node does not know the token; wanted one from its --token-file")
         if found.expires is not None and found.expires <= datetime.now(UTC):
-            raise UnauthenticatedError(f"the token shown expired at {found.expires.isoformat()}; get a new one")
+            raise UnauthenticatedError(f"the token expired at {found.expires.isoformat()}; get a new one")
         return found.right
 
     def _read_again(self) -> None:
+        """Read the file again if it changed since the last look."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return
@@ -76,21 +79,22 @@ class TokenFile:
                 self._tokens = read_tokens(self._path)
                 log.warning("the token file %s was read again: %d token(s)", self._path, len(self._tokens))
             except BadRequestError as error:
-                log.error("the tokens of before stay in force: %s", error)
+                log.error("the node keeps the tokens that it had before: %s", error)
             self._seen = stamp
 
 
 def read_tokens(path: Path) -> tuple[Token, ...]:
-    """The tokens of a file. BadRequestError says which line is wrong, and never what it holds."""
+    """Return the tokens of a file. Raises BadRequestError that names the wrong line, but never quotes its text."""
     return tuple(token for _, token in _read(path))
 
 
 def first_token(path: Path) -> str:
-    """The first token of a file: what a client shows."""
+    """Return the first token of a file: the one that a client sends."""
     return _read(path)[0][0]
 
 
 def _read(path: Path) -> list[tuple[str, Token]]:
+    """Return each token of a file as it is written there, with its parsed line."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -106,7 +110,7 @@ def _read(path: Path) -> list[tuple[str, Token]]:
             tokens.append((words[0], _parse(words, f"{path} line {number}")))
     if not tokens:
         raise BadRequestError(
-            f"the token file {path} holds no token; wanted lines of TOKEN [read|write|admin] [EXPIRY]"
+            f"the token file {path} has no token; wanted lines of TOKEN [read|write|admin] [EXPIRY]"
         )
     return tokens
 
@@ -115,8 +119,8 @@ def _parse(words: list[str], where: str) -> Token:
     token, rest = words[0], words[1:]
     if len(token) < MIN_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise BadRequestError(
-            f"{where}: a token of {len(token)} characters; wanted at least {MIN_TOKEN_CHARS} printable ASCII ones, "
-            "for example from: openssl rand -hex 24"
+            f"{where}: a token of {len(token)} characters; wanted at least {MIN_TOKEN_CHARS} printable ASCII "
+            "characters, for example from: openssl rand -hex 24"
         )
     right = Right.ADMIN
     if rest and rest[0] in RIGHTS:
@@ -142,7 +146,7 @@ def _digest(token: str) -> bytes:
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """What changes when a file does."""
+    """Return (inode, size, mtime, ctime) of a file, which differ after a change; None if it cannot be looked at."""
     try:
         found = path.stat()
     except OSError:

@@ -84,7 +84,7 @@ def test_sizes_and_roots_are_parsed_or_refused() -> None:
     assert [parse_memory(text) for text in ("1GiB", "1.5 KiB", "2MB", "77")] == [1 << 30, 1536, 2_000_000, 77]
     assert parse_root("train=a-*.tar") == ("train", "a-*.tar")
     for bad in ("much", "-1", "1 parsec"):
-        with pytest.raises(Exception, match="is no size"):
+        with pytest.raises(Exception, match="is not a size"):
             parse_memory(bad)
     with pytest.raises(Exception, match="names no dataset"):
         parse_root("train")

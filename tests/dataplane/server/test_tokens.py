@@ -63,9 +63,9 @@ def as_(token: str) -> Credentials:
     ("token", "message"),
     [
         ("", "this node wants a token: set DATAPLANE_TOKEN_FILE"),
-        ("wrong-0123456789abcdef", "does not know the token shown"),
-        (ADMIN[:-1], "does not know the token shown"),
-        (OLD, "the token shown expired at 2020-01-01T00:00:00"),
+        ("wrong-0123456789abcdef", "does not know the token;"),
+        (ADMIN[:-1], "does not know the token;"),
+        (OLD, "the token expired at 2020-01-01T00:00:00"),
     ],
 )
 def test_a_caller_without_a_good_token_gets_no_verb(guarded: Served, token: str, message: str) -> None:
@@ -174,7 +174,7 @@ def test_a_token_file_is_read_again_when_it_changes_and_mistakes_change_nothing(
         assert not is_let_in(ADMIN)
         path.write_text("short\n")
         assert is_let_in(READ)
-        assert "wanted at least 16" in served.log() and "tokens of before stay in force" in served.log()
+        assert "wanted at least 16" in served.log() and "keeps the tokens that it had before" in served.log()
         path.unlink()
         assert is_let_in(READ)
 
@@ -209,7 +209,7 @@ def test_no_key_of_a_message_gets_it_past_a_token_that_was_taken_back(tmp_path: 
         ("short read", "line 1: a token of 5 characters; wanted at least 16"),
         (f"{READ} raed", "line 1: a word after the token is neither read, write or admin nor an expiry"),
         (f"{READ} read 2030-01-01 more", "line 1: 4 words"),
-        ("# nothing", "holds no token"),
+        ("# nothing", "has no token"),
         ("töken-0123456789abcdef", "printable ASCII"),
     ],
 )
