@@ -1,8 +1,12 @@
-"""The data plane: an Arrow Flight service that holds media, so that only the processes that compute on pixels see them.
+"""The data plane: an Arrow Flight service that holds media, so that only processes that compute with pixels see them.
 
 The public names are `Client` (talks to a node), `Reader` and `Writer` (map a node's shared memory), `EmbeddedNode`
-(starts a node as a child process) and `Ref` (names an object). Each loads its module at its first use, so a process
-that asks for `Client` maps no shared memory. `python -m dataplane --help` runs a node by hand.
+(starts a node as a child process) and `Ref` (names an object). Each name loads its module at first use, so a process
+that uses only `Client` maps no shared memory. `python -m dataplane serve` runs a node from a terminal.
+
+The packages: `core` (records, errors and formats that all parts share), `client`, `cli` (the command line), `server`
+(a node's Flight service), `storage` (its memory and disk), `derive` (making derived objects), `media` (decoding images
+and videos), `datasets` (reading shards) and `cluster` (fetching objects from other nodes).
 """
 
 from importlib import import_module
@@ -24,6 +28,7 @@ _MODULES = {
     "Ref": "dataplane.core.refs",
     "Writer": "dataplane.client.writer",
 }
+"""The module of each public name."""
 
 
 def __getattr__(name: str) -> Any:

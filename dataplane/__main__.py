@@ -1,12 +1,12 @@
-"""`python -m dataplane serve | put | get | release | stat | top | ingest | quarantine`."""
+"""The start of `python -m dataplane serve | put | get | release | stat | top | ingest | quarantine`."""
 
 import os
 import sys
 
 
 def run() -> int:
-    """The command line's exit code; Ctrl-C counts from here on, also while its modules are being loaded."""
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # what goes wrong is said once, by us; read when gRPC is loaded
+    """Run the command line and return its exit code: 130 after Ctrl-C, even while modules are still loading."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # we report errors ourselves; gRPC reads this when it loads
     try:
         from dataplane.cli.main import main
 

@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The digits example's Qwen2.5-VL with random weights, as a Hugging Face folder."""
+    pytest.importorskip("torch")
     from examples.digits.model import build_model_folder
 
     directory = tmp_path_factory.mktemp("models") / "tiny"

@@ -1,4 +1,7 @@
-"""The commands of a client: each takes a client and what the command line says, and prints what came of it."""
+"""The commands of `python -m dataplane` that call a node: put, get, release, stat, top, ingest, quarantine.
+
+Each function takes a client and the parsed arguments, makes the calls, and prints the result.
+"""
 
 import argparse
 import json
@@ -20,7 +23,9 @@ from dataplane.core.refs import BadMedia, Dataset, Ref
 from dataplane.core.units import format_bytes
 
 PROGRESS_EVERY_S = 0.5
+"""Seconds between two updates of the progress of `ingest`."""
 CHECK_AT_ONCE = 256
+"""Samples per request of `ingest --check`."""
 
 
 def put(client: Client, args: argparse.Namespace) -> None:
@@ -42,14 +47,16 @@ def get(client: Client, args: argparse.Namespace) -> None:
         try:
             target = Ref.from_dict(json.loads(args.name))
         except ValueError as error:
-            raise BadRequestError(f"that is no ref: {error}") from error
+            raise BadRequestError(f"the argument is not a ref: {error}") from error
     try:
         with bar("fetching") as on_bytes:
             data = client.get(target, on_bytes=on_bytes)
     except MissingObjectError as error:
         if isinstance(target, Ref):
             raise
-        raise MissingObjectError(f"no object is named {target!r}; put prints the names of what it stores") from error
+        raise MissingObjectError(
+            f"no object is named {target!r}; put prints the name of each object that it stores"
+        ) from error
     if args.output is None:
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
@@ -59,13 +66,13 @@ def get(client: Client, args: argparse.Namespace) -> None:
 
 
 def release(client: Client, args: argparse.Namespace) -> None:
-    """Let go of an object."""
+    """Drop a plain object, or mark a source or derived one as the first to evict."""
     if not client.release_names([args.name]):
         raise MissingObjectError(f"no object is named {args.name!r}")
 
 
 def stat(client: Client, args: argparse.Namespace) -> None:
-    """Print what the node counts."""
+    """Print the counters of the node, its calls by verb and its data sets."""
     found = client.stat()
     if args.json:
         print(json.dumps(found))
@@ -86,13 +93,13 @@ def stat(client: Client, args: argparse.Namespace) -> None:
 
 
 def top(client: Client, args: argparse.Namespace) -> None:
-    """Draw what the node does until Ctrl-C."""
+    """Draw a live picture of the node until Ctrl-C."""
     with suppress(KeyboardInterrupt):
         frames.top(client, Console(), interval_s=args.interval, is_once=args.once)
 
 
 def ingest(client: Client, args: argparse.Namespace) -> None:
-    """Index a dataset, read the media of its first samples if asked to, and print what is wrong."""
+    """Index a data set, read the media of its first `--check` samples, and print what is bad."""
     with Progress(console=Console(stderr=True), transient=True) as progress, ThreadPoolExecutor(1) as thread:
         task = progress.add_task(f"indexing the shards of {args.dataset}", total=None)
         ingesting = thread.submit(client.ingest, args.dataset)
@@ -112,28 +119,28 @@ def ingest(client: Client, args: argparse.Namespace) -> None:
         console.print(_bad_table(bad, f"{len(bad)} found bad"))
     checked = min(args.check, dataset.num_samples)
     print(
-        f"The media of {checked:,} samples were read; "
+        f"The media of {checked:,} samples were read. "
         if checked
         else "Rows and media are checked when they are read "
-        f"(--check {min(dataset.num_samples, 1000)} reads some now); ",
-        "none was decoded: what cannot be is listed by `python -m dataplane quarantine`.",
+        f"(--check {min(dataset.num_samples, 1000)} reads some now). ",
+        "No medium was decoded; `python -m dataplane quarantine` lists those that cannot be.",
         sep="",
     )
 
 
 def quarantine(client: Client, args: argparse.Namespace) -> None:
-    """Print the media that the node could not decode so far."""
+    """Print the media that the node could not decode."""
     bad = client.quarantine()
     if args.json:
         print(json.dumps({"bad": [item.to_dict() for item in bad]}))
     elif bad:
         Console().print(_bad_table(bad, f"{len(bad)} in quarantine"))
     else:
-        print("no medium is in quarantine: everything that was decoded so far could be")
+        print("no medium is in quarantine: the node could decode all media that it has tried")
 
 
 def _check(client: Client, dataset: Dataset, num_checked: int, progress: Progress) -> list[BadMedia]:
-    """What is wrong with the rows and media of the first samples; they are read and named, not decoded."""
+    """Return what is bad in the rows and media of the first samples. They are read and hashed, but not decoded."""
     total = min(num_checked, dataset.num_samples)
     if not total:
         return []
@@ -147,6 +154,7 @@ def _check(client: Client, dataset: Dataset, num_checked: int, progress: Progres
 
 
 def _bad_table(bad: Sequence[BadMedia], title: str) -> Table:
+    """Return a table of bad media with their place and reason."""
     table = Table("dataset", "shard", "offset", "key", "reason", title=title)
     for item in bad:
         offset = str(item.offset) if item.offset >= 0 else ""

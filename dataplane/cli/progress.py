@@ -1,4 +1,4 @@
-"""Progress bars of the command line, on standard error and only where that is a terminal."""
+"""Progress bars of the command line, on standard error, shown only if that is a terminal."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,11 +8,15 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 _CHUNK_BYTES = 16 << 20
+"""Bytes read between two updates of the bar."""
 
 
 @contextmanager
 def bar(what: str, total: int | None = None) -> Iterator[Callable[[int, int | None], None]]:
-    """A bar of bytes; call what it gives with how many are done, and with the total once it is known."""
+    """Show a progress bar of bytes during the block.
+
+    The block gets a function to call with the number of bytes done, and the total or None while it is not known.
+    """
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -25,7 +29,7 @@ def bar(what: str, total: int | None = None) -> Iterator[Callable[[int, int | No
 
 
 def read_file(path: Path) -> memoryview:
-    """The bytes of a file."""
+    """Return the bytes of a file, with a progress bar while it is read."""
     with path.open("rb") as file, bar(f"reading {path.name}", path.stat().st_size) as advance:
         data = bytearray(path.stat().st_size)
         view, at = memoryview(data), 0

@@ -1,7 +1,7 @@
-"""Running a node as a process of its own: started by a person, or embedded in the process that started it.
+"""The command `serve`: run a node until it is told to stop, from a terminal or embedded (as the child of its owner).
 
-A person's node stops on Ctrl-C or SIGTERM. An embedded node ignores Ctrl-C (its owner decides) and stops on SIGTERM, or
-when its owner is gone: its standard input closes, or the kernel signals the death of the owner.
+A node that runs from a terminal stops on Ctrl-C, SIGTERM or SIGHUP. An embedded node ignores Ctrl-C, because its owner
+decides. It stops on SIGTERM, or when its owner is gone: its standard input closes, or the kernel signals it.
 """
 
 import argparse
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 def serve(args: argparse.Namespace) -> int:
-    """Run a node until it is told to stop; the exit code."""
+    """Run a node until it is told to stop, then exit the process with 0. Return 1 if the node cannot start."""
     logging.basicConfig(level=logging.WARNING, format="dataplane %(levelname)s %(message)s", stream=sys.stderr)
     _raise_file_limit()
     stop = _Stop(is_embedded=args.embedded)
@@ -58,15 +58,16 @@ def serve(args: argparse.Namespace) -> int:
     finally:
         node.stop()
     if not args.embedded:
-        print(f"dataplane: stopped ({stop.reason}); shared memory is given back", flush=True)
+        print(f"dataplane: stopped ({stop.reason}); its shared memory is freed", flush=True)
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # streams of readers that are still open would keep gRPC's threads, and so the process
+    os._exit(0)  # a normal exit would wait for gRPC's threads, which wait for the streams that readers still have open
 
 
 def _config(args: argparse.Namespace) -> NodeConfig:
+    """Return the configuration of the node from the parsed arguments. BadRequestError if they do not fit together."""
     if args.spill is None and args.spill_size is not None:
-        raise BadRequestError("--spill-size says how much, not where; wanted --spill DIR beside it")
+        raise BadRequestError("--spill-size needs a folder: add --spill DIR")
     roots: dict[str, list[str]] = defaultdict(list)
     for name, pattern in args.root:
         roots[name].append(pattern)
@@ -107,7 +108,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
 
 
 def _peer_credentials(args: argparse.Namespace) -> Credentials:
-    """What other nodes are shown: what the command line says, else the environment."""
+    """Return what this node sends to other nodes: the command line's credentials, else those of the environment."""
     told = Credentials.from_environment()
     return replace(
         told,
@@ -119,6 +120,7 @@ def _peer_credentials(args: argparse.Namespace) -> Credentials:
 
 
 def _limits(args: argparse.Namespace) -> MediaLimits:
+    """Return the limits on media from the parsed arguments. BadRequestError if one is out of range."""
     try:
         return MediaLimits(
             max_image_pixels=args.max_image_pixels,
@@ -131,19 +133,23 @@ def _limits(args: argparse.Namespace) -> MediaLimits:
 
 
 def _raise_file_limit() -> None:
-    """Let this process open what the system lets it: every connection takes a descriptor, and so do files."""
+    """Raise the limit of open files to the system's maximum: every connection and every file needs a descriptor."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     except (OSError, ValueError) as error:
-        log.info("the limit of open files stays as it is (%s)", error)
+        log.info("the limit of open files could not be raised (%s)", error)
 
 
 class _Stop:
-    """Why the node is told to stop. A pipe, not an Event: handlers may set it, and any thread may take the signal."""
+    """The stop of the node: waits for a signal or the end of the owner, and keeps the reason.
+
+    It uses a pipe instead of a threading.Event: signal handlers can write to a pipe, and any thread may get a signal.
+    """
 
     def __init__(self, *, is_embedded: bool) -> None:
         self.reason = ""
+        """Why the node stops, in words; empty while it runs."""
         self._owner = os.getppid()
         self._readable, self._writable = os.pipe()
         os.set_blocking(self._writable, False)
@@ -158,12 +164,15 @@ class _Stop:
             signal.signal(signal.SIGHUP, self._on_signal)
 
     def wait(self) -> None:
-        """Waits for: a signal that means stop, or the end of the owner. Only in the main thread."""
+        """Wait until there is a reason to stop. Call it only in the main thread.
+
+        Waits for: a signal that means stop, or the end of the owner.
+        """
         while not self.reason:
-            os.read(self._readable, 512)  # returns on any signal; its handler has run before the next line does
+            os.read(self._readable, 512)  # returns on any signal, and the signal's handler runs before the next line
 
     def watch_owner(self) -> None:
-        """Stop when standard input ends: its other end is the owner's."""
+        """Stop the node when its standard input ends, because the owner holds the other end of the pipe."""
 
         def wait_for_end() -> None:
             while os.read(sys.stdin.fileno(), 4096):
@@ -174,20 +183,24 @@ class _Stop:
         threading.Thread(target=wait_for_end, name="owner", daemon=True).start()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        """Signal handler: stop the node."""
         self.reason = signal.Signals(number).name
 
     def _on_parent_death(self, number: int, frame: FrameType | None) -> None:
-        if os.getppid() != self._owner:  # the signal also comes when only the thread that started us has ended
+        """Signal handler: stop the node if its owner is really gone."""
+        if (
+            os.getppid() != self._owner
+        ):  # the signal also comes when only the owner's thread that started the node has ended
             self.reason = "its owner is gone"
 
 
 def _say(message: dict[str, object]) -> None:
-    """The one line an owner reads."""
+    """Print the one line of JSON that the owner of an embedded node reads."""
     print(json.dumps(message), flush=True)
 
 
 def _warn_of_empty_roots(args: argparse.Namespace) -> None:
-    """Say now what a client would learn at its first ingest; remote roots are not asked."""
+    """Warn of data sets that a client could not ingest. Remote roots are not checked."""
     for name, pattern in args.root:
         if "://" not in pattern:
             try:
@@ -197,6 +210,7 @@ def _warn_of_empty_roots(args: argparse.Namespace) -> None:
 
 
 def _greet(node: Node, args: argparse.Namespace) -> None:
+    """Print the address of the node and what it serves."""
     datasets = ", ".join(sorted({name for name, _ in args.root})) or "none"
     print(
         f"dataplane: serving at {node.uri} with {format_bytes(args.memory)} of shared memory, {args.workers} worker(s)"

@@ -1,4 +1,7 @@
-"""`python -m dataplane top`: what a node does, redrawn every second; rates are differences of two `stat` answers."""
+"""`python -m dataplane top`: a live picture of a node with its memory, rates, calls and errors.
+
+Rates are differences between two replies to `stat`. The command `stat` uses the tables of this file too.
+"""
 
 import time
 from collections.abc import Mapping
@@ -23,6 +26,7 @@ RATES = (
     ("received", "received_bytes"),
     ("sent", "sent_bytes"),
 )
+"""Title and `stat` key of each rate per second."""
 BARS = (
     ("memory", "used_bytes", "budget_bytes"),
     ("leased", "leased_bytes", "budget_bytes"),
@@ -30,10 +34,14 @@ BARS = (
     ("evictable", "evictable_bytes", "budget_bytes"),
     ("spill", "spilled_bytes", "spill_budget_bytes"),
 )
+"""Title of each bar, with the `stat` keys of its value and of its maximum."""
 
 
 def top(client: Client, console: Console, *, interval_s: float, is_once: bool) -> None:
-    """Draw frames until Ctrl-C; one frame, with rates since the node's start, if `is_once`."""
+    """Draw a frame every `interval_s` seconds until Ctrl-C; with `is_once` only one.
+
+    Its rates are averages since the node's start; so are all rates where the console is not a terminal.
+    """
     found = client.stat()
     if is_once:
         console.print(frame(client.uri, found, {}, found["uptime_s"]))
@@ -51,13 +59,16 @@ def top(client: Client, console: Console, *, interval_s: float, is_once: bool) -
             time.sleep(interval_s)
             found, now = client.stat(), time.monotonic()
             if found["incarnation"] != before["incarnation"]:
-                before = {}  # it was restarted: its counts began again
+                before = {}  # the node was restarted, and its counters began at 0 again
             live.update(frame(client.uri, found, before, now - then), refresh=True)
             before, then = found, now
 
 
 def frame(uri: str, found: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> RenderableType:
-    """One picture: bars, rates since `before`, verbs, errors, datasets."""
+    """Return one picture of the node: bars, rates, calls by verb, errors, data sets.
+
+    `found` and `before` are replies to `stat`, `seconds` apart; an empty `before` counts as zeros.
+    """
     seconds = max(seconds, 1e-3)
     head = Text(f"node {found['node']} at {uri}, up {found['uptime_s']:,.0f} s, ", style="bold")
     head.append(
@@ -74,7 +85,7 @@ def frame(uri: str, found: Mapping[str, Any], before: Mapping[str, Any], seconds
 
 
 def datasets_table(datasets: Mapping[str, Mapping[str, Any]]) -> Table:
-    """The registered datasets."""
+    """Return a table of the registered data sets and their counts."""
     table = Table("dataset", "samples", "shards", "bad", title="registered datasets")
     for name, counts in datasets.items():
         table.add_row(name, *(f"{counts[key]:,}" for key in ("num_samples", "num_shards", "num_bad")))
@@ -82,6 +93,7 @@ def datasets_table(datasets: Mapping[str, Mapping[str, Any]]) -> Table:
 
 
 def _bars(found: Mapping[str, Any]) -> Table:
+    """Return the bars of `BARS` whose maximum the node reports."""
     grid = Table.grid(padding=(0, 1))
     for name, used, budget in BARS:
         if found.get(budget):
@@ -91,6 +103,7 @@ def _bars(found: Mapping[str, Any]) -> Table:
 
 
 def _rates(found: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> Table:
+    """Return a table of the rates of `RATES` that the node reports."""
     shown = [(name, key) for name, key in RATES if key in found]
     table = Table(*(name for name, _ in shown), title="per second")
     values = ((found[key] - before.get(key, 0)) / seconds for _, key in shown)
@@ -101,7 +114,7 @@ def _rates(found: Mapping[str, Any], before: Mapping[str, Any], seconds: float) 
 
 
 def verbs_table(verbs: Mapping[str, Any], before: Mapping[str, Any], seconds: float) -> Table:
-    """Calls, rates and latencies by verb."""
+    """Return a table of calls, rates, errors and latencies by verb."""
     table = Table("verb", title="calls")
     for name in ("calls", "per s", "errors", "p50", "p99"):
         table.add_column(name, justify="right")

@@ -1,7 +1,7 @@
-"""The control client: refs, samples and counts go through here; pixels do not.
+"""`Client`: all calls to a node that work with refs, samples and counts instead of pixels.
 
-For controllers and people. It imports neither PIL nor torch and maps no memory; whoever computes on pixels resolves
-refs with `dataplane.client.reader`. Thread-safe; from asyncio call it through `asyncio.to_thread`.
+For controllers, and for people at the command line. This module imports neither PIL nor torch and maps no memory;
+processes that compute with pixels resolve refs with `dataplane.client.reader`.
 """
 
 import logging
@@ -24,26 +24,27 @@ from dataplane.core.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
 from dataplane.core.schemas import BATCH_BYTES, check_array
 
 PUT_IN_PLACE_FROM = 256 * 1024
-"""From this size on a writer on the node's machine writes into the arena itself; smaller objects go over Flight."""
+"""Bytes. From this size on, a client on the node's machine writes into the arena; smaller objects go over Flight."""
 
 log = logging.getLogger(__name__)
 
 
 class Client:
-    """Talks to one node. Every call ends within `timeout_s` or raises NodeTimeoutError.
+    """The client of one node, at `uri`. Thread-safe; from asyncio call it through `asyncio.to_thread`.
 
-    The first call fails at once where no node answers. A node that answered before is waited for until `timeout_s`, and
-    the call is sent again to its next incarnation on the same address: every verb may come twice. Objects without a
-    lineage are gone with the old one unless they were durable.
+    Every call ends within `timeout_s` seconds or raises NodeTimeoutError. The first call fails at once if no node
+    answers. If a node answered before and then stops, calls wait for it until `timeout_s` and are sent again to the
+    node that starts on the same address; so every verb may arrive twice. Objects without a lineage are lost when their
+    node stops, unless they are durable.
     """
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
-        self._place_writer = InplacePut(self._flight, uri)
-        self._patience = NodeRetry(uri)
-        self._scope_keeper = ScopeHeartbeat(self._flight, uri, weak_method(self._act))
+        self._inplace_put = InplacePut(self._flight, uri)
+        self._retry = NodeRetry(uri)
+        self._heartbeat = ScopeHeartbeat(self._flight, uri, weak_method(self._act))
 
     def __enter__(self) -> Self:
         return self
@@ -52,7 +53,7 @@ class Client:
         self.close()
 
     def stat(self) -> dict[str, Any]:
-        """Counts and bytes of the node: used_bytes, budget_bytes, num_objects, num_leases, num_media, ..."""
+        """Return counters of the node: used_bytes, budget_bytes, num_objects, num_leases, num_media, ..."""
         return self._act("stat", {})
 
     def put(
@@ -66,12 +67,13 @@ class Client:
         scope: str | None = None,
         durable: bool = False,
     ) -> Ref:
-        """Store a plain object: the bytes of an array of this dtype and shape (flat if not given).
+        """Store a plain object and return its ref. `data` holds the bytes of an array of this dtype and shape.
 
-        It stays until released, or until the last scope closes that it is in. The same content under the same name is
-        the same object again; other content is refused. Waits for room until `timeout_s`, then raises OutOfSpaceError
-        with what was wanted, free and leased. `durable` needs a node with --spill: the object is on its disk before
-        this returns, and there again when the node is started again.
+        Without `shape` the array is flat. The object stays until it is released, or until the last scope that contains
+        it closes. Storing the same content under the same name again returns the same object; other content is refused.
+        Waits for: room, until `timeout_s`; then raises OutOfSpaceError with the wanted, free and leased bytes.
+        `durable` needs a node with --spill: the object is on the node's disk before this call returns, and survives a
+        restart of the node.
         """
         view = flat(data)
         spec = ArraySpec(name=name, dtype=dtype, shape=check_array(dtype, shape, view.nbytes), meta=meta or {})
@@ -80,11 +82,11 @@ class Client:
     def put_many(
         self, specs: Sequence[ArraySpec], data: Sequence[Buffer], *, scope: str | None = None, durable: bool = False
     ) -> list[Ref]:
-        """Store many plain objects as `put` does, a few hundred in two round trips.
+        """Store many plain objects as `put` does, and return their refs. A few hundred take two round trips.
 
-        If it raises, those that were stored before stay; the same call again stores the rest.
+        If it raises, objects that were already stored stay; the same call again stores the rest.
         """
-        views = [flat(one) for one in data]
+        views = [flat(buffer) for buffer in data]
         bodies = [
             plain_body(spec, view.nbytes, scope=scope, durable=durable) for spec, view in zip(specs, views, strict=True)
         ]
@@ -101,81 +103,88 @@ class Client:
         scope: str | None = None,
         durable: bool = False,
     ) -> Ref:
-        """Store encoded media under the digest of its bytes; it stays until released, or until its scope closes."""
+        """Store an encoded medium under the digest of its bytes, and return its ref.
+
+        It stays until it is released, or until the last scope that contains it closes.
+        """
         body = {"kind": "source", "meta": dict(meta or {}), "scope": scope, "durable": durable}
         return self._put(flat(data), body)
 
     def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
-        """Open a named group of objects that end together; nothing in it is evicted, and it holds `quota_bytes`.
+        """Open a scope: a named group of objects that end together. Nothing in it is evicted.
 
-        It closes with `close_scope`; unless `keep`, also when this client closes, or is gone for half a minute. A put
-        over the quota waits for room, then raises OutOfSpaceError.
+        The scope may hold up to `quota_bytes`; a put above the quota waits for room, then raises OutOfSpaceError. It
+        closes with `close_scope`. Unless `keep` is set, it also closes with this client, or after the node has not
+        heard from the client for half a minute.
         """
         body = {"name": name, "quota_bytes": quota_bytes, "keep": keep}
         if keep:
             self._act("open_scope", body)
             return
-        self._patience.call("open_scope", lambda left_s: self._scope_keeper.open(body, left_s), self.timeout_s)
+        self._retry.call("open_scope", lambda left_s: self._heartbeat.open(body, left_s), self.timeout_s)
 
     def close_scope(self, name: str) -> dict[str, int]:
-        """Close a scope: its plain objects go unless another scope has them. Gives num_dropped and dropped_bytes.
+        """Close a scope. Its plain objects are dropped unless another scope contains them.
 
-        Both are 0 for a scope of this client that the node does not know any more: it died, or was asked twice.
+        Returns `num_dropped` and `dropped_bytes`. Both are 0 for a scope of this client that the node does not know
+        any more, because the node restarted or received this call twice.
         """
-        was_ours = self._scope_keeper.forget(name)  # first: it must not be opened again behind our back
+        was_ours = self._heartbeat.forget(name)  # first, so that the heartbeat does not open it again meanwhile
         num_tries = 0
 
         def attempt(left_s: float) -> dict[str, Any]:
             nonlocal num_tries
             num_tries += 1
-            left_s = self._scope_keeper.wait(left_s)
+            left_s = self._heartbeat.wait(left_s)
             try:
                 return self._send("close_scope", {"name": name}, left_s)
             except fl.FlightServerError as error:
                 is_missing = isinstance(from_flight(error, self.uri, "close_scope", left_s), MissingObjectError)
                 if not is_missing or (num_tries == 1 and not was_ours):
                     raise
-                return {"num_dropped": 0, "dropped_bytes": 0}  # the try before closed it, or the node lost it
+                return {"num_dropped": 0, "dropped_bytes": 0}  # an earlier attempt closed it, or the node lost it
 
-        ended = self._patience.call("close_scope", attempt, self.timeout_s)
+        ended = self._retry.call("close_scope", attempt, self.timeout_s)
         return {"num_dropped": int(ended["num_dropped"]), "dropped_bytes": int(ended["dropped_bytes"])}
 
     def move_to_scope(self, refs: Sequence[Ref], scope: str, *, source: str | None = None) -> int:
-        """Put objects into a scope, all or none, and out of the scope `source`, or out of their hold without one.
+        """Move objects into a scope, all or none, and return how many moved.
 
-        Returns how many moved: fewer than given where derived objects were evicted already (they can be made again).
-        Raises MissingObjectError for a plain object that is gone. Waits for room in the quota.
+        They leave the scope `source`; without one they lose the hold that keeps an object outside of any scope. Fewer
+        move than given where derived objects are already evicted (they can be made again). Raises MissingObjectError
+        if a plain object is gone. Waits for: room in the quota of the scope.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "scope": scope, "source": source, "timeout_s": self.timeout_s}
         return int(self._act("move_to_scope", body)["num_moved"])
 
     def release(self, refs: Sequence[Ref]) -> int:
-        """Drop plain objects (their bytes go when the last view does) and let the others be evicted first.
+        """Drop plain objects, and mark other objects as the first to evict. Return how many the node held.
 
-        Returns how many of them the node held.
+        The bytes of an object are freed when its last view is gone.
         """
         return self.release_names([ref.name for ref in refs])
 
     def release_names(self, names: Sequence[str]) -> int:
-        """As `release`, where only the names are known."""
+        """Do the same as `release` for objects of which only the names are known."""
         runs = [list(names[start : start + MAX_ITEMS]) for start in range(0, len(names), MAX_ITEMS)]
         return sum(int(self._act("release", {"names": run})["num_released"]) for run in runs)
 
     def ingest(self, dataset: str) -> Dataset:
-        """Index the shards of a registered dataset, whatever their format. Raises DatasetError if nothing is usable."""
+        """Index the shards of a registered data set, in any known format. DatasetError if nothing in it is usable."""
         return Dataset.from_dict(self._act("ingest", {"dataset": dataset}))
 
     def samples(self, dataset: str, indices: Sequence[int]) -> list[Sample]:
-        """The samples with these numbers, with source refs of their images; nothing is decoded yet."""
+        """Return the data set samples at these positions, with source refs of their media. Nothing is decoded yet."""
         body = {"dataset": dataset, "indices": [int(index) for index in indices]}
         return [Sample.from_dict(item) for item in self._act("samples", body)["samples"]]
 
     def derive(
         self, refs: Sequence[Ref], recipe: Mapping[str, Any], *, scope: str | None = None
     ) -> list[Ref | BadMedia]:
-        """Have the node make what the recipe says of each source; BadMedia in the place of what cannot be decoded.
+        """Have the node make the derived object of each source, and return the refs in the same order.
 
-        A derived ref stands for its source. What is in an open scope is not evicted.
+        The result has a BadMedia in place of each medium that cannot be decoded. A derived ref in `refs` means its
+        source. With `scope` the results are in that open scope and are not evicted.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe), "timeout_s": self.timeout_s}
         body["scope"] = scope
@@ -183,22 +192,24 @@ class Client:
         return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
 
     def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
-        """Have the node begin with what the recipe makes of each source, for a `derive` that comes later.
+        """Have the node start to make the derived object of each source, for a later `derive`.
 
-        Waits for nothing; whatever somebody waits for is made first. Returns how many of the refs, from the first on,
-        the node took: the rest did not fit its window. What then finds no room is left until it is asked for.
+        Does not wait; objects for which a client waits are made first. Returns how many refs, counted from the first,
+        the node accepted: the rest did not fit into its window. An object that later finds no room in memory is made
+        only when a client asks for it.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe)}
         return int(self._act("prefetch", body)["num_taken"])
 
     def quarantine(self) -> list[BadMedia]:
-        """Every medium that this node could not decode so far."""
+        """Return every medium that this node could not decode so far."""
         return [BadMedia.from_dict(item) for item in self._act("quarantine", {})["bad"]]
 
     def get(self, ref: Ref | str, *, on_bytes: Callable[[int, int | None], None] | None = None) -> bytes:
-        """The bytes of an object, over Flight; of a whole ref also when it was evicted. For people and small things.
+        """Return a copy of an object's bytes, sent over Flight. For the command line and for small objects.
 
-        `on_bytes` is told how many have arrived, of how many.
+        With a Ref instead of a name, an evicted object is made again first. `on_bytes` is called with the number of
+        bytes that have arrived, and with the total. Raises ChecksumError if the bytes do not match their digest.
         """
 
         def attempt(left_s: float) -> bytes:
@@ -212,74 +223,84 @@ class Client:
             data = b"".join(parts)
             sent = (reader.schema.metadata or {}).get(b"checksum", b"").decode()
             if sent and content_digest(data) != sent:
-                raise ChecksumError(f"{self.uri} sent other bytes, or fewer, than those of digest {sent}; ask again")
+                raise ChecksumError(f"{self.uri} sent bytes that do not match digest {sent}, or too few; ask again")
             return data
 
-        return self._patience.call("get", attempt, self.timeout_s)
+        return self._retry.call("get", attempt, self.timeout_s)
 
     def close(self) -> None:
-        """Close the connection, and with it the scopes that are bound to it."""
-        self._scope_keeper.close()
-        self._place_writer.close()
+        """Close the connection, and the scopes of this client that were opened without `keep`."""
+        self._heartbeat.close()
+        self._inplace_put.close()
         self._flight.close()
 
     def ticket(self, ref: Ref | str) -> fl.Ticket:
-        """The ticket of an object for a DoGet of one's own."""
+        """Return the Flight ticket of an object, for a caller that makes its own DoGet."""
         body = {"name": ref} if isinstance(ref, str) else {"ref": ref.to_dict(), "timeout_s": self.timeout_s}
         return fl.Ticket(dump(body))
 
     def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
+        """Store one object: in place if it is big and the arena can be reached, else over Flight."""
+
         def attempt(left_s: float) -> Ref:
             if body.get("scope") is not None:
-                left_s = self._scope_keeper.wait(left_s)
+                left_s = self._heartbeat.wait(left_s)
             request = body | {"nbytes": view.nbytes, "timeout_s": left_s}
             if view.nbytes >= PUT_IN_PLACE_FROM:
-                refs = self._place_writer.put([view], [request], request.get("scope"), left_s)
+                refs = self._inplace_put.put([view], [request], request.get("scope"), left_s)
                 if refs is not None:
                     return refs[0]
             return self._put_over_flight(view, request, left_s)
 
-        return self._patience.call("put", attempt, self.timeout_s)
+        return self._retry.call("put", attempt, self.timeout_s)
 
     def _put_group(self, views: list[memoryview], bodies: list[dict[str, Any]], scope: str | None) -> list[Ref]:
+        """Store a group of objects in place if the arena can be reached, else one after the other over Flight."""
+
         def attempt(left_s: float) -> list[Ref] | None:
             if scope is not None:
-                left_s = self._scope_keeper.wait(left_s)
+                left_s = self._heartbeat.wait(left_s)
             sized = [body | {"nbytes": view.nbytes} for body, view in zip(bodies, views, strict=True)]
-            return self._place_writer.put(views, sized, scope, left_s)
+            return self._inplace_put.put(views, sized, scope, left_s)
 
-        refs = self._patience.call("put", attempt, self.timeout_s)
+        refs = self._retry.call("put", attempt, self.timeout_s)
         return [self._put(view, body) for view, body in zip(views, bodies, strict=True)] if refs is None else refs
 
     def _put_over_flight(self, view: memoryview, body: dict[str, Any], left_s: float) -> Ref:
+        """Store one object with a DoPut."""
         body = body | {"checksum": content_digest(view)}
         array = pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, pa.py_buffer(view)])
         schema = pa.schema([("data", pa.uint8())])
-        writer, answers = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, _options(left_s))
+        writer, replies = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, _options(left_s))
         with writer:
             for start in range(0, view.nbytes, BATCH_BYTES):
                 writer.write_batch(pa.record_batch([array.slice(start, BATCH_BYTES)], schema=schema))
             writer.done_writing()
-            answer = answers.read()
-        return Ref.from_dict(parse(answer, "the answer to put"))
+            reply = replies.read()
+        return Ref.from_dict(parse(reply, "the reply to put"))
 
     def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Run an action, again if the node went away, and return its reply."""
+
         def attempt(left_s: float) -> dict[str, Any]:
             if body.get("scope") is not None:
-                left_s = self._scope_keeper.wait(left_s)
+                left_s = self._heartbeat.wait(left_s)
             return self._send(verb, {**body, "timeout_s": left_s} if "timeout_s" in body else body, left_s)
 
-        return self._patience.call(verb, attempt, self.timeout_s)
+        return self._retry.call(verb, attempt, self.timeout_s)
 
     def _send(self, verb: str, body: Mapping[str, Any], left_s: float) -> dict[str, Any]:
+        """Run an action once and return its reply."""
         results = list(self._flight.do_action(fl.Action(verb, dump(body)), _options(left_s)))
-        return parse(results[0].body, f"the answer to {verb}")
+        return parse(results[0].body, f"the reply to {verb}")
 
 
 def _options(left_s: float) -> fl.FlightCallOptions:
+    """Return the call options for a call with this much time left: Flight's timeout is a little longer."""
     return fl.FlightCallOptions(timeout=left_s + GRACE_S)
 
 
 def _span(batch: pa.RecordBatch) -> slice:
+    """Return where the bytes of a batch are in the buffer behind them."""
     column = batch.column(0)
     return slice(column.offset, column.offset + len(column))

@@ -1,4 +1,7 @@
-"""Opening connections to nodes: the one place where Flight clients are made, with what they show to be let in."""
+"""Open a connection to a node, with the token and certificates that the node asks for.
+
+`connect` is the only place where Flight clients are made. `Credentials` come from the caller or the environment.
+"""
 
 import ipaddress
 import logging
@@ -19,32 +22,38 @@ from dataplane.core.token_file import first_token
 CLIENT_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.enable_http_proxy", 0),
     ("grpc.optimization_target", "throughput"),
-    ("grpc.use_local_subchannel_pool", 1),  # else clients of one node share a connection, and one core behind it
+    ("grpc.use_local_subchannel_pool", 1),  # otherwise clients of one node share a connection, and one core
     ("grpc.initial_reconnect_backoff_ms", 100),  # gRPC waits 1 s to 2 min by itself; a node that restarts takes 1 s
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
+"""gRPC options of every connection."""
 TLS_SCHEMES = ("grpc+tls://", "grpcs://")
+"""The starts of addresses for which TLS is used."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credentials:
-    """What a client shows a node, and how it knows the node."""
+    """The token and certificate that a client sends to a node, and the CA with which it checks the node."""
 
     token: str = ""
-    """Bearer token; empty shows none."""
+    """Bearer token; empty to send none."""
     token_file: Path | None = None
-    """A file whose first token is shown instead; read for every connection that is made."""
+    """A file whose first token is sent instead of `token`. It is read for every new connection."""
     tls_ca: Path | None = None
-    """PEM of whoever signed the node's certificate; without it the system's own roots must know it."""
+    """PEM file of the CA that signed the node's certificate; without it the system's root CAs are used."""
     tls_cert: Path | None = None
-    """The client's own certificate, PEM, for nodes that ask for one (mutual TLS)."""
+    """PEM file of the client's own certificate, for nodes that ask for one (mutual TLS)."""
     tls_key: Path | None = None
+    """PEM file of the private key of `tls_cert`."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
-        """DATAPLANE_TOKEN_FILE or DATAPLANE_TOKEN, DATAPLANE_TLS_CA, DATAPLANE_TLS_CERT, DATAPLANE_TLS_KEY."""
+        """Read the credentials from environment variables.
+
+        They are DATAPLANE_TOKEN_FILE, DATAPLANE_TOKEN, DATAPLANE_TLS_CA, DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY.
+        """
         found = os.environ if environ is None else environ
 
         def path(key: str) -> Path | None:
@@ -59,7 +68,7 @@ class Credentials:
         )
 
     def shown_token(self) -> str:
-        """The token to show now; empty if there is none. BadRequestError if its file cannot be used."""
+        """Return the token to send; empty if there is none. BadRequestError if the token file cannot be used."""
         return first_token(self.token_file) if self.token_file else self.token
 
     def __repr__(self) -> str:
@@ -70,28 +79,30 @@ class Credentials:
 
 
 def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient:
-    """A Flight client of the node at `uri`; it connects on first use. BadRequestError if `uri` is no address.
+    """Return a Flight client of the node at `uri`, which connects on first use.
 
-    Without credentials the environment's are shown. They travel as a header, in the clear unless `uri` is grpc+tls://.
+    Without `credentials` those of the environment are used. The token is sent as a header, unencrypted unless `uri`
+    begins with grpc+tls://. Raises BadRequestError if `uri` is not an address or the credentials cannot be used.
     """
     shown = Credentials.from_environment() if credentials is None else credentials
     token = shown.shown_token()
     options: dict[str, Any] = _tls_options(shown) if uri.startswith(TLS_SCHEMES) else {}
     if token:
         if not token.isascii() or not token.isprintable():
-            raise BadRequestError(
-                "the token to show holds other than printable ASCII characters; check DATAPLANE_TOKEN"
-            )
+            raise BadRequestError("the token has characters that are not printable ASCII; check DATAPLANE_TOKEN")
         if not uri.startswith(TLS_SCHEMES) and not _is_loopback(uri):
             log.warning("the token for %s crosses the network in the clear: use grpc+tls://", uri)
         options["middleware"] = [_ShowToken(token)]
     try:
         return fl.FlightClient(uri, generic_options=CLIENT_OPTIONS, **options)
     except pa.ArrowException as error:
-        raise BadRequestError(f"{uri!r} is no address of a node ({error}); wanted grpc://127.0.0.1:PORT") from error
+        raise BadRequestError(
+            f"{uri!r} is not the address of a node ({error}); wanted grpc://127.0.0.1:PORT"
+        ) from error
 
 
 def _tls_options(shown: Credentials) -> dict[str, Any]:
+    """Return the TLS arguments of a Flight client. BadRequestError if the PEM files are missing or cannot be used."""
     if (shown.tls_cert is None) != (shown.tls_key is None):
         raise BadRequestError(
             "a client certificate and its key go together: set DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY"
@@ -114,7 +125,7 @@ def _tls_options(shown: Credentials) -> dict[str, Any]:
 
 
 def _is_loopback(uri: str) -> bool:
-    """Whether an address stays on this machine."""
+    """Return whether the traffic to an address stays on this machine."""
     host = urlsplit(uri).hostname or ""
     try:
         return ipaddress.ip_address(host).is_loopback
@@ -123,20 +134,24 @@ def _is_loopback(uri: str) -> bool:
 
 
 class _ShowToken(fl.ClientMiddlewareFactory):
-    """Puts the token into the headers of every call."""
+    """Flight middleware that adds the token to the headers of every call."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
         self._headers = {"authorization": f"Bearer {token}"}
 
     def start_call(self, info: fl.CallInfo) -> fl.ClientMiddleware:
+        """Return the middleware of one call; Flight calls this."""
         return _Headers(self._headers)
 
 
 class _Headers(fl.ClientMiddleware):
+    """The headers of one call."""
+
     def __init__(self, headers: Mapping[str, str]) -> None:
         super().__init__()
         self._headers = headers
 
     def sending_headers(self) -> Mapping[str, str]:
+        """Return the headers to add; Flight calls this."""
         return self._headers

@@ -1,7 +1,7 @@
-"""Receiving objects over DoGet into memory of one's own: whole and verified, or not at all.
+"""Download objects with DoGet into the caller's memory, complete and verified, or not at all.
 
-Used by nodes, whose memory is the arena, and by readers that cannot map the arena of their node. One stream brings many
-objects; a big object comes in ranges over several connections, since one connection carries one core's worth.
+Used by nodes (into the arena) and by readers that cannot map their node's arena. One stream brings many objects. A big
+object comes in ranges over several connections, because the speed of one connection is limited by one core.
 """
 
 import json
@@ -26,61 +26,68 @@ from dataplane.core.schemas import PIECES, check_array
 from dataplane.core.stall_watch import StallWatch
 
 RANGES_FROM = 16 << 20
-"""From this size on an object comes in several range streams."""
+"""Bytes. From this size on an object is received in ranges over several streams."""
 NUM_STREAMS = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Each connection keeps about a core busy here and another one at the sender."""
+"""Connections for a big object. Each one keeps about one core busy here, and one at the sender."""
 _ALIGN = 4096
+"""Bytes of a page; ranges begin at multiples of it."""
 
 Whole = tuple[int, Ref, str]
-"""An object's place among those asked for, its ref, and its digest."""
+"""A complete object: its position among the requested ones, its ref, and its digest."""
 
 
 class Sink(Protocol):
-    """Where objects go. `at` is the place of an object among those asked for."""
+    """The receiver of downloaded objects. `at` is the position of an object among the requested ones."""
 
     def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
-        """Memory for the bytes of an object whose sender describes it so; raises DataPlaneError to refuse it.
+        """Return memory for the bytes of an object, which the sender describes with `ref`.
 
-        OutOfSpaceError where there is none; at once, unless it can wait for some.
+        Raises DataPlaneError to refuse the object; OutOfSpaceError if there is no memory: at once, unless `can_wait`.
         """
 
     def done(self, whole: Sequence[Whole]) -> None:
-        """All bytes of these are there and have the digests that they should."""
+        """Accept objects whose bytes have all arrived and match their digests."""
 
     def give_up(self, at: int) -> None:
-        """The memory of `open` is not written any more, and what it holds is worth nothing."""
+        """Free the memory that `open` gave for an object: it is not written any more, and its content is not valid."""
 
     def failed(self, at: int, error: DataPlaneError) -> None:
-        """This object cannot be had from this sender; the others still can."""
+        """Note that the sender cannot send this object, or `open` refused it; the others still arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """How to ask: what else stands in the ticket, until when, and who watches."""
+    """The options of a download: additional fields of the ticket, the deadline, and the watch for stalled streams."""
 
     ticket: Mapping[str, Any]
+    """Fields to add to each ticket."""
     deadline: float
+    """Moment, in seconds of `time.monotonic`."""
     watch: StallWatch
+    """It cancels a stream on which no data comes."""
     grace_s: float = 0.0
-    """How much longer to wait for a sender that may say itself what it could not do in time."""
+    """Seconds to wait beyond the deadline for the sender's own timeout error, which says more."""
 
     def remaining(self) -> float:
-        """Seconds to the deadline; never none at all."""
+        """Return the seconds to the deadline, at least 0.05."""
         return max(0.05, self.deadline - time.monotonic())
 
     def body(self, **body: Any) -> dict[str, Any]:
-        """What to ask with."""
+        """Return the body of a ticket: these fields, those of `ticket`, and the timeout."""
         return {**body, **self.ticket, "timeout_s": self.remaining()}
 
     def get(self, flight: fl.FlightClient, **body: Any) -> fl.FlightStreamReader:
-        """Begin a stream."""
+        """Begin a DoGet stream with a ticket of these fields."""
         remaining = self.remaining()
         ticket = fl.Ticket(dump(self.body(**body)))
         return flight.do_get(ticket, fl.FlightCallOptions(timeout=remaining + self.grace_s))
 
 
 def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, call: Call) -> None:
-    """All objects over one stream. Raises what broke the stream; what had come whole by then is done."""
+    """Receive all objects over one stream into the sink.
+
+    Raises the error that broke the stream; objects that were complete before that are kept.
+    """
     reader = call.get(flight, refs=[ref.to_dict() for ref in wanted])
     coming: _Coming | None = None
     try:
@@ -95,7 +102,7 @@ def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, cal
                             coming.check_whole()
                         coming = _begin(at, wanted[at], parse(info.encode(), "the info of an object"), sink)
                     elif coming is None or coming.at != at:
-                        raise ChecksumError(f"bytes of {wanted[at].name} came without what describes them")
+                        raise ChecksumError(f"bytes of {wanted[at].name} came without a description of the object")
                     if coming is not None and coming.add(start, data):
                         coming = None
         if coming is not None:
@@ -108,7 +115,10 @@ def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, cal
 
 
 def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, call: Call) -> None:
-    """One big object, a range over each connection. Raises what broke any of them; nothing half done stays."""
+    """Receive one big object, one range over each connection, into the sink.
+
+    Raises the first error of any range; then nothing of the object is kept.
+    """
     parts = spans(wanted.nbytes, len(flights))
     first = call.get(flights[0], ref=wanted.to_dict(), start=parts[0][0], length=parts[0][1])
     with call.watch.over(first):
@@ -136,7 +146,7 @@ def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, 
 
 
 class _Coming:
-    """An object of which pieces are coming in."""
+    """An object whose pieces are arriving over a stream of many objects."""
 
     def __init__(self, at: int, ref: Ref, digest: str, target: np.ndarray | None, sink: Sink) -> None:
         self.at = at
@@ -149,7 +159,7 @@ class _Coming:
         self._hash = blake3()
 
     def add(self, start: int, data: np.ndarray) -> bool:
-        """Take the next bytes; True when that was the last of them."""
+        """Store the next bytes of the object. Return True if they were the last ones."""
         if start != self._received or start + len(data) > self._ref.nbytes:
             raise ChecksumError(
                 f"bytes {start} to {start + len(data)} of {self._ref.name} came after {self._received} of "
@@ -168,12 +178,12 @@ class _Coming:
         return True
 
     def check_whole(self) -> None:
-        """Raise: the stream went on, or ended, before this object was whole."""
+        """Raise ChecksumError: the stream ended, or went to the next object, before this one was complete."""
         raise ChecksumError(f"{self._ref.name} ended after {self._received} of {self._ref.nbytes} bytes")
 
 
 def _begin(at: int, wanted: Ref, info: Mapping[str, Any], sink: Sink) -> _Coming | None:
-    """What is to come of an object; None if nothing is, because its sender has none."""
+    """Begin to receive an object that `info` describes; None if the sender reports an error instead of bytes."""
     error = from_body(info)
     if error is not None:
         sink.failed(at, error)
@@ -187,7 +197,7 @@ def _begin(at: int, wanted: Ref, info: Mapping[str, Any], sink: Sink) -> _Coming
 
 
 def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, str, np.ndarray]]:
-    """Object, start, info and bytes of each row of a batch."""
+    """Yield object number, start, info and bytes of each row of a batch."""
     places, starts, infos = (batch.column(column).to_pylist() for column in range(3))
     column = batch.column(3)
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset :]
@@ -200,14 +210,17 @@ def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, st
 
 
 def announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
-    """What a sender says it sends, if that can be what is wanted, and the digest that its bytes must have."""
+    """Check a sender's description of an object against the wanted ref; return the sent ref and its bytes' digest.
+
+    Raises ChecksumError if it is another object, or if the digest is not the one in its name or its ref.
+    """
     try:
         there = ref if isinstance(ref, Ref) else Ref.from_dict(ref)  # type: ignore[arg-type]  # from_dict checks
     except ValueError as error:
-        raise DataPlaneError(f"{wanted.name} came with a description that is no ref: {error}") from error
+        raise DataPlaneError(f"{wanted.name} came with a description that is not a ref: {error}") from error
     check_array(there.dtype, there.shape, there.nbytes)
     if (there.name, there.kind) != (wanted.name, wanted.kind):
-        raise ChecksumError(f"{there.kind} object {there.name} came in the place of {wanted.kind} {wanted.name}")
+        raise ChecksumError(f"{there.kind} object {there.name} came instead of {wanted.kind} {wanted.name}")
     if there.kind == "source" and digest != there.name.removeprefix("s/"):
         raise ChecksumError(f"{there.name} came with digest {digest}, which is not the one in its name")
     if there.kind == "derived" and digest != there.meta.get("checksum", digest):
@@ -216,7 +229,7 @@ def announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
 
 
 def _described(schema: pa.Schema, wanted: Ref) -> tuple[Ref, str]:
-    """As `announced`, of a stream of one object."""
+    """Return the sent ref and digest, as `announced` does, from the schema of a stream of one object."""
     metadata = schema.metadata or {}
     try:
         ref, digest = json.loads(metadata[b"ref"]), metadata[b"checksum"].decode()
@@ -226,22 +239,22 @@ def _described(schema: pa.Schema, wanted: Ref) -> tuple[Ref, str]:
 
 
 def check_same(wanted: Ref, there: Ref) -> None:
-    """ChecksumError where what is there has another size than the ref from which ranges were asked for."""
+    """Check that the object has the size in the ref, from which the ranges were computed. ChecksumError if not."""
     if there.nbytes != wanted.nbytes:
         raise ChecksumError(
             f"{wanted.name} has {there.nbytes} bytes on node {there.node}, its ref says {wanted.nbytes}: "
-            "refs are not edited; get a fresh one"
+            "do not edit refs; get a fresh one"
         )
 
 
 def verify(ref: Ref, found: str, digest: str) -> None:
-    """ChecksumError where what came has another digest than what was announced."""
+    """Check that the received bytes have the digest that the sender announced. ChecksumError if not."""
     if found != digest:
-        raise ChecksumError(f"{ref.name} arrived with digest {found}; sent was {digest}")
+        raise ChecksumError(f"{ref.name} arrived with digest {found}; its sender announced {digest}")
 
 
 def spans(nbytes: int, count: int) -> list[tuple[int, int]]:
-    """Start and length of up to `count` ranges that begin at whole pages."""
+    """Split `nbytes` bytes into up to `count` ranges that begin at whole pages; return (start, length) of each."""
     step = -(-nbytes // (count * _ALIGN)) * _ALIGN
     return [(start, min(step, nbytes - start)) for start in range(0, nbytes, step)]
 
@@ -249,6 +262,7 @@ def spans(nbytes: int, count: int) -> list[tuple[int, int]]:
 def _fetch_range(
     flight: fl.FlightClient, wanted: Ref, digest: str, span: tuple[int, int], target: np.ndarray, call: Call
 ) -> None:
+    """Receive one range into its position in `target`. ChecksumError if the object changed between the ranges."""
     reader = call.get(flight, ref=wanted.to_dict(), start=span[0], length=span[1])
     with call.watch.over(reader):
         if _described(reader.schema, wanted)[1] != digest:
@@ -257,7 +271,7 @@ def _fetch_range(
 
 
 def _fill(reader: fl.FlightStreamReader, span: tuple[int, int], target: np.ndarray, call: Call) -> None:
-    """The bytes of one range stream, to their place."""
+    """Write the bytes of one range stream to their position in `target`."""
     at, end = span[0], span[0] + span[1]
     try:
         for chunk in reader:
@@ -276,5 +290,6 @@ def _fill(reader: fl.FlightStreamReader, span: tuple[int, int], target: np.ndarr
 
 
 def _raise_first(futures: "Sequence[Future[None]]") -> None:
+    """Wait for all futures, and raise the error of the first one that failed."""
     for future in futures:
         future.result()

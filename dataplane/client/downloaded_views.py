@@ -1,4 +1,7 @@
-"""Private copies of objects, for readers that cannot map their node's shared memory: verified, and read-only."""
+"""Private copies of objects for readers that cannot map their node's shared memory.
+
+The copies are downloaded over Flight with `download.py`, verified, and read-only like views.
+"""
 
 import math
 import threading
@@ -14,20 +17,24 @@ from dataplane.core.refs import Ref
 from dataplane.core.stall_watch import StallWatch
 
 _ALIGN = 64
+"""Alignment of the arrays in bytes, the same as that of views in the arena."""
 
 
 class DownloadedViews:
-    """Fetches over connections of its own, opened on first use. Thread-safe."""
+    """Downloads objects over separate connections, opened on first use. Thread-safe."""
 
     def __init__(self, uri: str, credentials: Credentials | None) -> None:
         self._uri = uri
         self._credentials = credentials
-        self._watch = StallWatch(math.inf)  # the call's deadline ends it
+        self._watch = StallWatch(math.inf)  # no limit on stalls: the deadline of the call ends a stream
         self._lock = threading.Lock()
         self._flights: list[fl.FlightClient] = []
 
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        """One array per ref. Raises the first error of an object, ChecksumError for bytes that are not its own."""
+        """Return one read-only array per ref. Raises the first error of any object.
+
+        Raises ChecksumError if an object or its bytes do not match its ref.
+        """
         flights = self._connections()
         call = Call(ticket={}, deadline=deadline, watch=self._watch, grace_s=1.0)
         arrays = _Arrays(refs)
@@ -47,6 +54,7 @@ class DownloadedViews:
             flight.close()
 
     def _connections(self) -> list[fl.FlightClient]:
+        """Return the connections; open them if there are none."""
         with self._lock:
             if not self._flights:
                 self._flights = [connect(self._uri, self._credentials) for _ in range(NUM_STREAMS)]
@@ -54,7 +62,7 @@ class DownloadedViews:
 
 
 class _Arrays:
-    """The bytes of each object, in memory of this process."""
+    """The arrays of one download, in memory of this process: one per ref, None until its bytes have memory."""
 
     def __init__(self, refs: Sequence[Ref]) -> None:
         self.refs = refs
@@ -62,10 +70,11 @@ class _Arrays:
         self.done = [False] * len(refs)
 
     def finished(self) -> list[np.ndarray]:
+        """Return the arrays, read-only. ChecksumError if one of them is not complete."""
         arrays = []
         for ref, data, is_done in zip(self.refs, self.bytes, self.done, strict=True):
             if data is None or not is_done:
-                raise ChecksumError(f"the stream ended before {ref.name} had come; ask again")
+                raise ChecksumError(f"the stream ended before {ref.name} had arrived; ask again")
             array = data.view(ref.dtype).reshape(ref.shape)
             array.flags.writeable = False
             arrays.append(array)
@@ -73,14 +82,14 @@ class _Arrays:
 
 
 class _Part:
-    """A sink for some of the objects."""
+    """The sink for some of the objects of a download: `places` are their positions among all refs."""
 
     def __init__(self, arrays: _Arrays, places: Sequence[int]) -> None:
         self._arrays = arrays
         self._places = places
 
     def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
-        """Aligned memory for an object that is what its ref says."""
+        """Return aligned memory for an object, after a check that the object matches its ref."""
         place = self._places[at]
         _check(self._arrays.refs[place], ref)
         raw = np.empty(ref.nbytes + _ALIGN, np.uint8)
@@ -90,21 +99,21 @@ class _Part:
         return data
 
     def done(self, whole: Sequence[Whole]) -> None:
-        """They are whole."""
+        """Note that these objects are complete."""
         for at, _, _ in whole:
             self._arrays.done[self._places[at]] = True
 
     def give_up(self, at: int) -> None:
-        """It is not."""
+        """Drop the memory of an object that did not arrive."""
         self._arrays.bytes[self._places[at]] = None
 
     def failed(self, at: int, error: DataPlaneError) -> None:
-        """All or nothing, as for readers that map."""
+        """Raise the error: a resolve returns all objects or none, as for readers that map the arena."""
         raise error
 
 
 def _check(wanted: Ref, there: Ref) -> None:
-    """ChecksumError where an object is not what its ref says."""
+    """Check that the object that is sent has the dtype, shape, size and version of its ref. ChecksumError if not."""
     is_same = (there.dtype, there.shape, there.nbytes) == (wanted.dtype, wanted.shape, wanted.nbytes)
     if not is_same or (wanted.version and wanted.version != there.version):
         raise ChecksumError(

@@ -1,7 +1,7 @@
-"""A node as a child of the process that wants one: it starts with it, and ends with it however it ends.
+"""`EmbeddedNode`: run a data-plane node as a child process that ends together with the process that started it.
 
-A node that dies without having been told to (killed, out of memory) is started again on its port, with its roots and
-its disk, so that clients and readers go on where they were.
+A node that dies without being stopped (killed, out of memory) is started again on the same port, with the same data
+sets and the same disk folder, so that clients and readers can continue.
 """
 
 import logging
@@ -21,22 +21,26 @@ from dataplane.core.errors import NodeUnavailableError
 from dataplane.core.hosts import new_node_id
 
 START_TIMEOUT_S = 120.0
+"""Seconds in which a started node must be ready."""
 MAX_RESTARTS = 5
-"""More within `RESTART_WINDOW_S` and the node is given up: something is wrong that starting again does not mend."""
+"""The most restarts within `RESTART_WINDOW_S`. After one more death the node is given up: restarts do not help."""
 RESTART_WINDOW_S = 60.0
+"""Seconds in which restarts are counted."""
 _WATCH_S = 0.1
+"""Seconds between two looks at the node's process."""
 _RETRY_S = 0.5
+"""Seconds to wait after a restart that failed."""
 
 log = logging.getLogger(__name__)
 
 
 class EmbeddedNode:
-    """Starts `python -m dataplane serve` on a loopback port and waits until it serves.
+    """A node in a child process: runs `python -m dataplane serve` on a loopback port and waits until it is ready.
 
-    The node lives in a session of its own, so that Ctrl-C reaches its owner first. It ends when this process ends (its
-    standard input closes; the kernel signals it too), and `stop` ends exactly it and removes its shared memory, even if
-    it was killed. With `restart` one that dies is started again, at most 5 times in 60 s; then `failure` says why not,
-    and `on_failure` is called with it, in a thread of this object.
+    The node runs in a separate process session, so that Ctrl-C reaches only its owner. It ends when this process ends
+    (its standard input closes, and the kernel signals it). `stop` ends exactly this node and removes its shared memory,
+    even if the node was killed. With `restart`, a node that dies is started again, at most 5 times in 60 s; after that
+    `failure` is set, and `on_failure` is called with it in a thread of this object.
     """
 
     def __init__(
@@ -60,9 +64,9 @@ class EmbeddedNode:
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
-        """How often it was started again."""
+        """Number of times that the node was started again."""
         self.failure: NodeUnavailableError | None = None
-        """Why it is not started again any more."""
+        """The error that says why the node is not started again; None as long as it is."""
         self._on_failure = on_failure
         self._command = [sys.executable, "-m", "dataplane", "serve", "--embedded"]
         self._command += ["--port", str(self._reservation.getsockname()[1])]
@@ -101,21 +105,21 @@ class EmbeddedNode:
 
     @property
     def pid(self) -> int:
-        """Of the node that runs now, or ran last."""
+        """Process id of the node that runs now, or ran last."""
         return self._process.pid
 
     @property
     def segments(self) -> list[Path]:
-        """Shared memory of the node that runs now, or ran last."""
+        """Files of the shared memory of the node that runs now, or ran last."""
         return self._process.segments
 
     def stop(self, timeout_s: float = 10) -> None:
-        """End the node, also in the middle of a start; kill it after `timeout_s`. Removes its segments.
+        """Stop the node, even while it starts, and remove its segments. Kill it if it still runs after `timeout_s`.
 
         Safe to call twice.
         """
         self._stopping.set()
-        with self._lock:  # from here on nothing is started
+        with self._lock:  # after this line no node is started
             process = self._process
         process.end(timeout_s)
         if self._watcher is not None and self._watcher is not threading.current_thread():
@@ -126,7 +130,7 @@ class EmbeddedNode:
     # -- private: the watcher's thread -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Waits for: the end of the node. Starts another, until told to stop or it died too often."""
+        """Start the node again whenever it dies, until `stop`, or until it died too often. Waits for: its end."""
         while not self._stopping.wait(_WATCH_S):
             code = self._process.poll()
             if code is None:
@@ -145,6 +149,7 @@ class EmbeddedNode:
             self._start_again()
 
     def _start_again(self) -> None:
+        """Start the node once; log the error if that fails, and leave the retry to `_watch`."""
         process = None
         try:
             with self._lock:
@@ -152,18 +157,19 @@ class EmbeddedNode:
                     return
                 self._process = process = NodeProcess(self._command, self._environ)
             process.wait_until_ready(START_TIMEOUT_S)
-        except Exception as error:  # whatever it is, the next try meets it too, and then the node is given up
+        except Exception as error:  # a lasting error fails the next attempts too, and then the node is given up
             if process is not None:
                 process.end(0)
                 process.remove()
             if not self._stopping.is_set():
                 log.warning("the data-plane node did not start again: %s", error)
-                self._stopping.wait(_RETRY_S)  # its port may still be taken, its memory not given back
+                self._stopping.wait(_RETRY_S)  # its port may still be taken, and its memory not yet freed
             return
         self.num_restarts += 1
         log.warning("the data-plane node at %s is back as %d (restart %d)", self.uri, self.pid, self.num_restarts)
 
     def _give_up(self, code: int) -> None:
+        """Set `failure`, and report it."""
         self.failure = NodeUnavailableError(
             f"the data-plane node at {self.uri} ended with {_ending(code)}, after {MAX_RESTARTS} restarts in "
             f"{RESTART_WINDOW_S:g} s; it is not started again: look for what kills it (memory? dmesg says)"
@@ -174,9 +180,10 @@ class EmbeddedNode:
 
 
 def _reserve(port: int) -> socket.socket:
-    """A bound socket that never listens: the port stays ours between two lives of the node.
+    """Return a bound socket that never listens, to keep the port while the node restarts. 0 takes a free port.
 
-    The kernel lets a node listen beside it (both have SO_REUSEADDR) and gives the port to no outgoing connection.
+    A node can still listen on the port (both sockets have SO_REUSEADDR), and the kernel does not use the port for
+    outgoing connections. Raises NodeUnavailableError if the port is taken.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -189,12 +196,12 @@ def _reserve(port: int) -> socket.socket:
 
 
 def _ending(code: int) -> str:
-    """How a process ended, in words."""
+    """Return how a process ended, in words, from its exit code; a negative code is a signal."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {next((known.name for known in signal.Signals if known == -code), -code)}"
 
 
 def _absolute(pattern: str) -> str:
-    """A local pattern as its owner means it, whatever the node's working directory."""
+    """Return a local pattern as an absolute path, because the node has another working directory."""
     return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())

@@ -1,8 +1,8 @@
-"""Writing big objects straight into a node's arena from the same machine, without mapping it.
+"""Puts of big objects from the node's machine: the client writes the bytes into the arena without mapping it.
 
-The node gives places, the bytes go there with `pwrite` (one copy, no page faults), then the node publishes them. While
-they are written the node is told how far they are, and hashes what is there. The places belong to the stream over which
-they were asked for, so a writer that dies can leave nothing half written.
+The node allocates slabs, the client writes the bytes there with `pwrite` (one copy, no page faults), and then the node
+seals the objects. During the writing the client reports its progress and the node hashes what is written. The slabs
+belong to the stream that asked for them, so a client that dies leaves no half-written object.
 """
 
 import logging
@@ -23,18 +23,21 @@ from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
 _PART_BYTES = 4 << 20
-"""What is written by one thread before the node is told: it is still in the cache when the node hashes it."""
+"""Bytes that a thread writes before the client reports them: they are still in the cache when the node hashes them."""
 _NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""One core writes at half the speed of memory; the node hashes with as many."""
+"""Threads that write. One core reaches only half the speed of memory; the node hashes with the same number."""
 
 _Piece = tuple[memoryview, int]
-"""Bytes and their place in the arena."""
+"""Bytes, and their offset in the arena."""
 
 log = logging.getLogger(__name__)
 
 
 class InplacePut:
-    """Puts in place over one stream, opened on first use. Thread-safe; puts take turns."""
+    """Stores objects by writing them into the arena, over one stream that is opened on first use.
+
+    Thread-safe; one put runs at a time.
+    """
 
     def __init__(self, flight: fl.FlightClient, uri: str) -> None:
         self._flight = flight
@@ -46,14 +49,14 @@ class InplacePut:
     def put(
         self, views: Sequence[memoryview], bodies: Sequence[Mapping[str, Any]], scope: str | None, timeout_s: float
     ) -> list[Ref] | None:
-        """The refs, or None where the arena cannot be reached from here (the caller then sends the bytes).
+        """Store objects and return their refs; None if the arena cannot be reached, and the caller must use Flight.
 
-        One round trip gives the places, another seals them. Waits for: other puts of this writer, the node, room; all
-        within `timeout_s`.
+        It takes one round trip to allocate the slabs and one to seal the objects. Waits for: other puts of this
+        client, the node, room; all within `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
-            raise fl.FlightTimedOutError("other puts of this client took all the time")
+            raise fl.FlightTimedOutError("other puts of this client took all of the time")
         try:
             fd = self._open(deadline)
             if fd is None:
@@ -73,6 +76,7 @@ class InplacePut:
         scope: str | None,
         deadline: float,
     ) -> list[Ref]:
+        """Allocate, write and seal over the open stream; `fd` is the opened arena."""
         remaining = max(0.01, deadline - time.monotonic())
         stream = self._stream
         assert stream is not None
@@ -81,24 +85,27 @@ class InplacePut:
         try:
             offsets = [place["offset"] for place in places]
             if any(not 0 <= at <= stream.segment["nbytes"] - nbytes for at, nbytes in zip(offsets, sizes, strict=True)):
-                raise NodeUnavailableError(f"{self._uri} gave a place outside of its arena: it is no data-plane node")
+                raise NodeUnavailableError(f"{self._uri} gave a slab outside of its arena: it is not a data-plane node")
             for num_bytes in _write(fd, list(_parts(zip(views, offsets, strict=True)))):
                 stream.tell({"written": num_bytes})
             sealed = stream.ask({"seal": [dict(body) for body in bodies]}, deadline)
         except DataPlaneError:
-            raise  # the node's answer: it took the places back, or the stream is gone
+            raise  # the node's reply: it freed the slabs, or the stream is gone
         except BaseException:
-            self._drop_stream()  # and with it the places
+            self._drop_stream()  # which frees the slabs
             raise
         return [Ref.from_dict(ref) for ref in sealed["refs"]]
 
     def close(self) -> None:
-        """End the stream; an unsealed place goes back to the node."""
+        """End the stream; the node frees slabs that are not sealed."""
         with self._lock:
             self._drop_stream()
 
     def _open(self, deadline: float) -> int | None:
-        """The arena, opened for one put: whoever kept it open would keep a stopped node's memory."""
+        """Return a descriptor of the arena for one put; None if it cannot be reached.
+
+        It is opened anew for each put, because an open descriptor would keep the memory of a stopped node.
+        """
         if self._is_remote:
             return None
         is_fresh = self._stream is None or not self._stream.is_open
@@ -112,19 +119,20 @@ class InplacePut:
         try:
             return open_segment(self._stream.segment, os.O_WRONLY)
         except OSError as error:
-            log.info("the arena of %s is out of reach (%s); big objects go over Flight", self._uri, error)
-            self._is_remote = is_fresh  # else the node that this stream led to is gone
+            log.info("the arena of %s cannot be reached (%s); big objects go over Flight", self._uri, error)
+            self._is_remote = is_fresh  # otherwise the node behind an older stream is gone
             self._drop_stream()
             return None
 
     def _drop_stream(self) -> None:
+        """Close the stream, if there is one; the next put opens another."""
         if self._stream is not None:
             stream, self._stream = self._stream, None
             stream.close()
 
 
 def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """The pieces in order, cut and gathered into parts of about the same size."""
+    """Yield the pieces in order, split and grouped into parts of about `_PART_BYTES`."""
     part: list[_Piece] = []
     room = _PART_BYTES
     for view, offset in pieces:
@@ -139,13 +147,14 @@ def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _write(fd: int, parts: Sequence[list[_Piece]]) -> Iterator[int]:
-    """Write the parts, by several threads where there are cores; after each part, how many bytes are written in all."""
+    """Write the parts, with several threads if there are cores; after each part yield the total of written bytes."""
     write = partial(_write_part, fd)
-    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # which has none yet: for one part none is worth starting
+    with ThreadPoolExecutor(_NUM_THREADS) as threads:  # no thread starts before `threads.map`: one part needs none
         yield from accumulate(threads.map(write, parts) if min(len(parts), _NUM_THREADS) > 1 else map(write, parts))
 
 
 def _write_part(fd: int, part: list[_Piece]) -> int:
+    """Write one part and return its number of bytes."""
     for view, offset in part:
         at = 0
         while at < view.nbytes:

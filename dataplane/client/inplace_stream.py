@@ -1,4 +1,7 @@
-"""A writer's stream to a node on its machine: asks for places in the arena, and has what was written sealed."""
+"""The stream with which a client on the node's machine allocates slabs in the arena and seals what it wrote there.
+
+`inplace_put.py` and `writer.py` use it.
+"""
 
 import logging
 import threading
@@ -21,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class InplaceStream:
-    """One DoExchange `put`, for one thread at a time. Places that are not sealed go back when it closes."""
+    """One DoExchange `put`, for one thread at a time. When it closes, the node frees its unsealed slabs."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, deadline: float) -> None:
         self._uri = uri
@@ -29,21 +32,24 @@ class InplaceStream:
         self._writer, self._reader = flight.do_exchange(fl.FlightDescriptor.for_command(dump({"verb": "put"})))
         hello = self._read(deadline)
         self.segment: Mapping[str, Any] = hello["segments"][0]
-        """Path and size of the arena."""
+        """Path, size, device and inode of the arena."""
         self.path = Path(self.segment["path"])
         self.is_same_host = hello["host"] == default_host_id()
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """Send a request, wait for its answer; raises the node's error. A broken stream is closed."""
+        """Send a request and return the node's reply; raises the node's error. Closes the stream if it breaks.
+
+        Waits for: the reply, until `deadline`.
+        """
         self.tell(request)
-        answer = self._read(deadline)
-        error = from_body(answer)
+        reply = self._read(deadline)
+        error = from_body(reply)
         if error is not None:
             raise error
-        return answer
+        return reply
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send what has no answer; what is wrong with it is the answer to the next request."""
+        """Send a message that has no reply. If it is wrong, the node returns the error with the next request."""
         try:
             self._writer.write_metadata(pa.py_buffer(dump(message)))
         except pa.ArrowException:
@@ -51,13 +57,13 @@ class InplaceStream:
             raise
 
     def close(self) -> None:
-        """End the stream, and with it its places."""
+        """End the stream; the node frees its unsealed slabs."""
         if self.is_open:
             self.is_open = False
             close_quietly(self._writer)
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        """The next answer; a stream that takes too long is cut, and with it the places it held."""
+        """Return the next reply. At the deadline the stream is cancelled, and the node frees its slabs."""
         is_overdue = threading.Event()
 
         def cut() -> None:
@@ -67,10 +73,10 @@ class InplaceStream:
         try:
             with BLOCK_TIMEOUTS.cut(max(deadline, time.monotonic()) + GRACE_S, cut):
                 chunk = self._reader.read_chunk()
-            return parse(chunk.app_metadata, "the answer to put")
+            return parse(chunk.app_metadata, "the reply to put")
         except pa.ArrowException as error:
             self.close()
-            raise fl.FlightTimedOutError("no answer") if is_overdue.is_set() else error from error
+            raise fl.FlightTimedOutError("no reply") if is_overdue.is_set() else error from error
         except StopIteration:
             self.close()
             raise StreamLostError(
@@ -83,4 +89,4 @@ def close_quietly(writer: Any) -> None:
     try:
         writer.close()
     except (pa.ArrowException, OSError) as error:
-        log.debug("a stream was broken when it was closed: %s", error)
+        log.debug("a stream was already broken when it was closed: %s", error)

@@ -1,8 +1,8 @@
-"""A reader's standing with a node: the mapped segment, the stream that holds its leases, and the thread that ends them.
+"""The session of a reader with its node: the mapped segment, the stream that holds its leases, and their end.
 
-The session's stream stays open until the last view is collected, even when a resolve timed out or the reader was
-closed: a lease must never end while somebody can still look. A session whose node died is lost: its leases are
-forgotten, and its mapping lives as long as the views over it.
+The session's stream stays open until the last view is collected, even if a resolve timed out or the reader was closed:
+a lease must never end while a view can still be read. If the node dies, the session is lost: its leases do not count
+any more, and its mapping stays as long as views over it exist.
 """
 
 import logging
@@ -31,21 +31,24 @@ from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
 TICK_S = 1.0
+"""Seconds between two looks at the streams for missed deadlines, at most."""
 _GATHER_S = 0.01
-"""Leases that end within this time of each other go back in one call."""
+"""Seconds to collect ended leases, so that one call returns many of them."""
 _MAX_RELEASES = 8192
+"""The most leases that one call returns."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentMapping:
-    """A segment in this process."""
+    """The mapping of a node's segment in this process: address and bytes."""
 
     address: int
+    """Address of the first byte in this process."""
     nbytes: int
     owner: object
-    """Keeps it mapped."""
+    """The object that keeps the segment mapped while it is alive."""
 
 
 class ResolveStream:
@@ -58,12 +61,15 @@ class ResolveStream:
         self._lock = threading.Lock()
         self._deadline: float | None = None
         self.is_overdue = False
+        """True if a deadline passed and the stream was cancelled."""
         self.is_broken = False
+        """True if the stream cannot be used again."""
 
     def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
-        """Send a request, wait for its answer. The session's thread cuts the stream when that takes too long.
+        """Send a request and return the reply: a record batch or None, and metadata or None.
 
-        A stream over which it raised is cut: the node then ends the leases of an answer that nobody has.
+        Waits for: the reply; after the deadline the session's thread cancels the stream. If this raises, the stream is
+        cancelled, so that the node ends the leases of a reply that did not arrive.
         """
         try:
             self._deadline = time.monotonic() + timeout_s + GRACE_S
@@ -72,7 +78,7 @@ class ResolveStream:
             with self._lock:
                 self._deadline = None
                 if self.is_overdue:
-                    raise fl.FlightTimedOutError("the answer came after the stream was cut")
+                    raise fl.FlightTimedOutError("the reply came after the stream was cancelled")
         except BaseException:
             self.is_broken = True
             self._deadline = None
@@ -81,25 +87,28 @@ class ResolveStream:
         return chunk.data, chunk.app_metadata
 
     def cut_if_overdue(self, now: float) -> None:
-        """Make a waiting `ask` raise when its deadline has passed."""
+        """Cancel the stream if the deadline of a waiting `ask` has passed; `ask` then raises."""
         with self._lock:
             if self._deadline is not None and now > self._deadline:
                 self.is_overdue = self.is_broken = True
                 self._reader.cancel()
 
     def close(self) -> None:
-        """Close the stream; its leases belong to the session and stay."""
+        """Close the stream. Its leases stay, because they belong to the session."""
         self._deadline = None
         close_quietly(self._writer)
 
 
 class LeaseSession:
-    """Holds leases. Consumes `ended` (lease numbers from finalisers; None means close when the last one has come)."""
+    """A session that holds the leases of a reader.
+
+    Consumes: `ended`, the lease numbers from finalisers of views; None means: close after the last one.
+    """
 
     def __init__(
         self, uri: str, timeout_s: float, credentials: Credentials | None = None, open_s: float | None = None
     ) -> None:
-        """`timeout_s` for its calls; `open_s`, if less time is left, for the first one."""
+        """`timeout_s` is the timeout of each call; `open_s`, if given, that of the first one."""
         self.uri = uri
         self.timeout_s = timeout_s
         self.ended: SimpleQueue[int | None] = SimpleQueue()
@@ -110,23 +119,24 @@ class LeaseSession:
         self._num_in_flight = 0
         self._is_closing = False
         self._told = threading.Event()
-        """Set once the node knows of everything that ended before `close`, or this session's thread has ended."""
+        """Set once the node knows all leases that ended before `close`, or this session's thread has ended."""
         self.is_lost = False
-        """The node does not know this session any more."""
+        """True if the node is gone or does not know this session any more."""
         self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
         self._copies = DownloadedViews(uri, credentials)
         hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
-        """Of the node: another one has other memory."""
+        """Id of this run of the node's process: after a restart it is another one, with other memory."""
         self.node = str(hello["node"])
+        """Id of the node."""
         self._map(hello)
         self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
         self._thread.start()
 
     def check_usable(self) -> None:
-        """Raise if this session can resolve nothing any more."""
+        """Check that this session can still resolve. Raises if it is lost or closed, or was made before a fork."""
         if os.getpid() != self._pid:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
         if self.is_lost:
@@ -135,42 +145,45 @@ class LeaseSession:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
 
     def begin(self) -> None:
-        """A resolve begins: the session stays open until `finish`. Raises if it can resolve nothing any more."""
+        """Begin a resolve: the session stays open until `finish`. Raises if it cannot resolve any more."""
         with self._lock:
             self.check_usable()
             self._num_in_flight += 1
 
     def finish(self) -> None:
-        """The reverse of `begin`; the leases that were granted are counted by now."""
+        """End a resolve. Call it after `add_leases` for the leases that the resolve got."""
         with self._lock:
             self._num_in_flight -= 1
 
     @property
     def has_views(self) -> bool:
-        """Whether views of this session, once it is lost, may still be alive."""
-        self._told.wait(2 * TICK_S)  # the thread may be counting some that ended
+        """True if views of this session, which is lost, may still be alive."""
+        self._told.wait(2 * TICK_S)  # the session's thread may still be counting ended leases
         with self._lock:
             with suppress(Empty):
-                while True:  # never waiting: the session's thread takes from it too
+                while True:  # never wait: the session's thread takes from it too
                     self._num_leases -= self.ended.get_nowait() is not None
             return self._num_leases > 0
 
     def lose(self) -> None:
-        """The node is gone, or does not know this session: forget the leases, end the thread. Views stay readable."""
+        """Mark the session as lost, because the node is gone or does not know it. Views stay readable.
+
+        The leases do not count any more, and the session's thread ends.
+        """
         self.is_lost = True
         self.ended.put(None)
 
     def add_leases(self, count: int) -> None:
-        """Count leases that were granted; each comes back through `ended`."""
+        """Count leases that the node granted; the number of each one comes back through `ended`."""
         with self._lock:
             self._num_leases += count
 
     def mapping(self) -> SegmentMapping | None:
-        """Where the segment lies; None where it is out of reach."""
+        """Return the mapping of the arena; None if this process cannot map it."""
         return None if self.address is None else SegmentMapping(self.address, len(self._mapping), self)
 
     def open_stream(self) -> ResolveStream:
-        """A new stream whose leases belong to this session."""
+        """Open a new resolve stream whose leases belong to this session."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
         stream = ResolveStream(self, *self._flight.do_exchange(descriptor))
         with self._lock:
@@ -178,11 +191,14 @@ class LeaseSession:
         return stream
 
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        """Read-only private copies over DoGet, for readers that cannot reach the node's shared memory."""
+        """Return read-only private copies over DoGet, for readers that cannot map the node's shared memory."""
         return self._copies.fetch(refs, deadline)
 
     def close(self) -> None:
-        """End the session when no view is left; at once if there is none. The node then knows which ended before."""
+        """End the session as soon as no view is left; at once if there is none.
+
+        Waits for: the node to know the leases that ended before this call, at most two seconds.
+        """
         with self._lock:
             self._is_closing = True
         self.ended.put(None)
@@ -190,6 +206,7 @@ class LeaseSession:
             self._told.wait(2 * TICK_S)
 
     def _open(self, timeout_s: float) -> dict[str, Any]:
+        """Open the session's stream and return the node's first message."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
         self._writer, reader = self._flight.do_exchange(descriptor)
         self._reader = reader
@@ -197,21 +214,24 @@ class LeaseSession:
         timer.daemon = True
         timer.start()
         try:
-            return parse(reader.read_chunk().app_metadata, "the answer to session")
+            return parse(reader.read_chunk().app_metadata, "the reply to session")
         except StopIteration:
             raise StreamLostError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
         finally:
             timer.cancel()
 
     def _map(self, hello: dict[str, Any]) -> None:
-        """Map the node's segment read-only and populated, if it lies on this machine; every view lies in it."""
+        """Map the node's arena read-only, with all its pages, if it is on this machine.
+
+        Otherwise `address` stays None and objects are copied over Flight.
+        """
         if hello["host"] != default_host_id():
             log.info("the node at %s runs on another machine; objects are copied over Flight", self.uri)
             return
         try:
             fd = open_segment(hello["segments"][0], os.O_RDONLY)
         except OSError as error:
-            log.warning("the shared memory of %s is out of reach (%s); objects are copied over Flight", self.uri, error)
+            log.warning("the memory of %s cannot be mapped (%s); objects are copied over Flight", self.uri, error)
             return
         try:
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -223,7 +243,10 @@ class LeaseSession:
     # -- private: the session's thread -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Consumes `ended`; produces end_leases calls; cuts overdue streams; ends when closed and without leases."""
+        """Return ended leases to the node and cancel overdue streams, until the session is lost, or closed and unused.
+
+        Consumes: `ended`. Produces: `end_leases` calls.
+        """
         while True:
             leases, was_closed = self._collect()
             if leases and not self.is_lost and not self._end(leases):
@@ -231,7 +254,7 @@ class LeaseSession:
             with self._lock:
                 self._num_leases -= len(leases)
                 if self.is_lost:
-                    break  # no node, no leases
+                    break  # without a node there are no leases
                 if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
                     break
                 streams = list(self._streams)
@@ -248,7 +271,10 @@ class LeaseSession:
         self._told.set()
 
     def _collect(self) -> tuple[list[int], bool]:
-        """Lease numbers that came in, at most a tick later, and whether that is all that came before `close`."""
+        """Return the lease numbers that came in, and True if they include all that came before `close`.
+
+        Waits for: the first lease number, at most `TICK_S`.
+        """
         leases: list[int] = []
         was_closed = False
         try:
@@ -267,7 +293,7 @@ class LeaseSession:
         return leases, was_closed
 
     def _end(self, leases: list[int]) -> bool:
-        """Tell the node; False when there is no node any more."""
+        """Tell the node which leases ended. Return False if the node is gone."""
         body = dump({"session": self._token, "leases": leases})
         try:
             list(self._flight.do_action(fl.Action("end_leases", body), fl.FlightCallOptions(timeout=self.timeout_s)))

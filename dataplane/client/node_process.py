@@ -1,4 +1,7 @@
-"""One life of an embedded node: the child process, the line it says when it serves, and the segments it leaves."""
+"""One process of an embedded node: start it, wait until it is ready, stop it, and remove its shared memory.
+
+`embedded.py` makes a new `NodeProcess` for each restart.
+"""
 
 import json
 import logging
@@ -17,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class NodeProcess:
-    """Started by its construction; `end` ends exactly it. Thread-safe."""
+    """The child process of an embedded node, started by the constructor. Thread-safe."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self._process = subprocess.Popen(
@@ -30,14 +33,18 @@ class NodeProcess:
         )
         self.pid = self._process.pid
         self.segments: list[Path] = []
+        """Files of the node's shared memory; empty until it is ready."""
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, None while it runs."""
+        """Return the exit code; None while the process runs."""
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Waits for: the one line that the node writes once it serves. Raises the error that it ended with."""
+        """Wait until the node is ready, and read its segments. Raises the error with which the node ended, if it did.
+
+        Waits for: the one line of JSON that the node prints, at most `timeout_s`; then raises NodeTimeoutError.
+        """
         assert self._process.stdout is not None
         fd, line = self._process.stdout.fileno(), b""
         deadline = time.monotonic() + timeout_s
@@ -55,7 +62,7 @@ class NodeProcess:
         self.segments = [Path(segment["path"]) for segment in ready["segments"]]
 
     def end(self, timeout_s: float) -> None:
-        """End it; kill it after `timeout_s`. `remove` what it leaves afterwards."""
+        """Stop exactly this process; kill it if it still runs after `timeout_s`. Call `remove` afterwards."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
             try:
@@ -66,11 +73,11 @@ class NodeProcess:
                 self._process.wait()
 
     def remove(self) -> None:
-        """Close its pipes and unlink its segments. Only after its end."""
+        """Close the pipes of the process and unlink its segments. Call it only after the process has ended."""
         with self._lock:
             for pipe in (self._process.stdin, self._process.stdout):
                 if pipe is not None:
                     pipe.close()
             for path in self.segments:
-                if not path.is_relative_to("/proc"):  # memory without a name goes with its node
+                if not path.is_relative_to("/proc"):  # memory without a name is freed with its node
                     path.unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""What a client says of the objects that it stores, and how many of them it stores in one go."""
+"""Requests of a client's put: the body that describes an object, and the groups in which many objects are stored."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -9,13 +9,14 @@ from dataplane.core.refs import ArraySpec
 from dataplane.core.schemas import check_array
 
 GROUP_BYTES, GROUP_OBJECTS = 64 << 20, 512
-"""At most so much of a put of many goes in one go."""
+"""The largest number of bytes, and of objects, that a put of many objects stores in one request."""
 
-Buffer = Any  # anything with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array
+Buffer = Any
+"""Any object with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array."""
 
 
 def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: bool) -> dict[str, Any]:
-    """The request to store `nbytes` bytes as a plain object; BadRequestError if they are not what `spec` says."""
+    """Return the request body for a plain object of `nbytes` bytes. BadRequestError if they do not fit `spec`."""
     return {
         "kind": "plain",
         "name": check_plain_name(spec.name),
@@ -28,7 +29,10 @@ def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: bool
 
 
 def groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Start and end of runs that are put together: a node holds all places of a run until it is sealed."""
+    """Yield (start, end) of each group of objects to store in one request, within `GROUP_BYTES` and `GROUP_OBJECTS`.
+
+    Groups are limited because a node reserves the slabs of a whole group until all of them are sealed.
+    """
     start = total = 0
     for at, nbytes in enumerate(sizes):
         if at > start and (total + nbytes > GROUP_BYTES or at - start >= GROUP_OBJECTS):
@@ -40,7 +44,7 @@ def groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def flat(data: Buffer) -> memoryview:
-    """The bytes of a buffer. BadRequestError if it is none, or not contiguous."""
+    """Return the bytes of a buffer, without a copy. BadRequestError if it is not a buffer or not contiguous."""
     try:
         view = memoryview(data)
         return view.cast("B") if view.nbytes else memoryview(b"")

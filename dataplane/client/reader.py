@@ -1,9 +1,9 @@
-"""Resolving refs: read-only numpy views of a node's shared memory, without a copy. For workers only.
+"""`Reader`: resolve refs into read-only numpy views of a node's shared memory, without a copy. For workers only.
 
-One resolve is one round trip for any number of refs. Each view keeps its object where it is: the lease ends when the
-view and everything made over it (slices, torch tensors) is collected, or when this process dies. Writing into a view
-stops the process; copy it first. A reader and its views do not survive a fork. They survive the node: views keep their
-memory, and the reader goes on with the node's next incarnation on the same address.
+One resolve takes one round trip for any number of refs. Each view has a lease that keeps its object in place: it ends
+when the view and everything made over it (slices, torch tensors) is garbage-collected, or when this process dies.
+Writing into a view stops the process; copy it first. A reader and its views do not survive a fork. They do survive a
+restart of the node: views keep their memory, and the reader continues with the new node on the same address.
 """
 
 import logging
@@ -32,22 +32,26 @@ _TYPE_CODES = {
     name: np.dtype(name).str
     for name in ("bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32")
 } | {name: np.dtype(name).str for name in ("int64", "uint64", "float64")}
+"""numpy's type string of each dtype that an object may have."""
 
 log = logging.getLogger(__name__)
 
 
 class _Owner:
-    """The base of one view. numpy keeps it alive for as long as any array or tensor over the view lives."""
+    """The owner of one view's memory: it ends the lease when it is collected.
+
+    numpy keeps it alive as long as any array or tensor over the view is alive.
+    """
 
     __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
 
     def __init__(
         self, address: int, ref: Ref, lease: int, session: LeaseSession, mapping: FileMapping | None = None
     ) -> None:
-        self._mapping = mapping  # of a spilled object's own file
+        self._mapping = mapping  # set if the object is spilled: the mapping of its file
         typestr = _TYPE_CODES[ref.dtype]
         self._lease = lease
-        self._session = session  # also keeps the mapping
+        self._session = session  # keeps the arena mapped
         self.__array_interface__ = {
             "data": (address, True),  # True: read-only
             "shape": ref.shape,
@@ -60,15 +64,15 @@ class _Owner:
 
 
 class Reader:
-    """Resolves refs of one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
+    """Resolves refs at one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
         self._credentials = credentials
         self._pid = os.getpid()
-        self._patience = NodeRetry(uri)
-        self._session = self._patience.call("session", self._open_session, timeout_s)
+        self._retry = NodeRetry(uri)
+        self._session = self._retry.call("session", self._open_session, timeout_s)
         self._lock = threading.Lock()
         self._opening = threading.Lock()
         self._idle: list[ResolveStream] = []
@@ -85,24 +89,24 @@ class Reader:
             self._session.ended.put(None)
 
     def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
-        """One read-only view per ref, 64-byte aligned, of the ref's dtype and shape.
+        """Return one read-only view per ref, 64-byte aligned, with the ref's dtype and shape.
 
-        What was evicted is made again from its lineage first. Waits for: the node, also while it restarts; raises
-        NodeTimeoutError or NodeUnavailableError after `timeout_s`, MissingObjectError for a plain object that is gone,
-        BadMediaError for one in quarantine.
+        Objects that were evicted are first made again from their lineage. Waits for: the node, also while it restarts;
+        after `timeout_s` raises NodeTimeoutError or NodeUnavailableError. Raises MissingObjectError for a plain object
+        that is gone, and BadMediaError for a medium in quarantine.
         """
         if os.getpid() != self._pid:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
         if not refs:
             return []
-        return self._patience.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
+        return self._retry.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
 
     def mapping(self) -> SegmentMapping | None:
-        """The segment as this process maps it now; None where objects are copied over Flight."""
+        """Return the segment as this process maps it now; None if objects are copied over Flight instead."""
         return self._session.mapping()
 
     def close(self) -> None:
-        """Close the connection; leases of views that are still alive end when the last of them is collected."""
+        """Close the connection. Views stay valid: their leases end when they are garbage-collected."""
         with self._lock:
             self._is_closed = True
             streams, self._idle = self._idle, []
@@ -111,10 +115,11 @@ class Reader:
         self._session.close()
 
     def _open_session(self, open_s: float) -> LeaseSession:
+        """Open a new session with the node, within `open_s` seconds."""
         return LeaseSession(self.uri, self.timeout_s, self._credentials, open_s)
 
     def _current(self, timeout_s: float) -> LeaseSession:
-        """The session; a new one where the node lost the last. One thread opens it, the others wait for that."""
+        """Return the session; if it was lost, open a new one. One thread opens it while the others wait for that."""
         if self._is_closed:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
         if not self._session.is_lost:
@@ -130,7 +135,7 @@ class Reader:
             self._opening.release()
 
     def _take_over(self, lost: LeaseSession, session: LeaseSession) -> None:
-        """Go on with `session`, unless views of `lost` lie in memory that the node may use again by now."""
+        """Replace the lost session by a new one, unless views of `lost` are in memory that the node may reuse now."""
         if session.incarnation == lost.incarnation and lost.has_views:
             session.close()
             raise NodeUnavailableError(
@@ -145,9 +150,10 @@ class Reader:
             stream.close()
         if is_closed:
             session.close()
-        log.warning("the node at %s restarted: this reader goes on with the new one", self.uri)
+        log.warning("the node at %s restarted: this reader continues with the new one", self.uri)
 
     def _resolve(self, refs: Sequence[Ref], timeout_s: float) -> list[np.ndarray]:
+        """Resolve once, over a stream or with copies; marks the session as lost if the node is gone."""
         deadline = time.monotonic() + timeout_s
         session = self._current(timeout_s)
         session.begin()
@@ -165,7 +171,7 @@ class Reader:
 
     @contextmanager
     def _stream(self, session: LeaseSession) -> Iterator[ResolveStream]:
-        """A stream for this thread alone; it is used again unless it broke."""
+        """Give a resolve stream to this thread alone during the block; it is reused afterwards unless it broke."""
         with self._lock:
             stream = self._idle.pop() if self._idle and self._session is session else None
         if stream is None:
@@ -181,43 +187,47 @@ class Reader:
                 stream.close()
 
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
+        """Resolve by names first, which is a short request; then send whole refs for what is not resident."""
         asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
         try:
             views = self._views(stream, refs, self._ask(stream, asked, deadline))
         except ChecksumError:
             if all(ref.node == stream.session.node for ref in refs):
                 raise
-            views = [None] * len(refs)  # perhaps old copies of another node's objects: whole refs tell
+            views = [None] * len(refs)  # perhaps old copies of another node's objects: send whole refs
         missing = [at for at, view in enumerate(views) if view is None]
         if missing:
             wanted = [refs[at] for at in missing]
             request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": _left_s(deadline)}
-            answer = self._ask(stream, request, deadline)
-            for at, view in zip(missing, self._views(stream, wanted, answer), strict=True):
+            reply = self._ask(stream, request, deadline)
+            for at, view in zip(missing, self._views(stream, wanted, reply), strict=True):
                 views[at] = view
         return views  # type: ignore[return-value]  # none is None any more
 
     def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> Locators:
-        """One round trip."""
+        """Send one request and return the locators in the reply; raises the error that the node sent."""
         try:
             batch, metadata = stream.ask(dump(request), _left_s(deadline))
         except pa.ArrowException as raised:
             if stream.is_overdue:
-                raise fl.FlightTimedOutError("no answer") from raised
+                raise fl.FlightTimedOutError("no reply") from raised
             raise
         except StopIteration:
             raise StreamLostError(f"{self.uri} ended the resolve stream; is the node running?") from None
         if batch is None:
-            answer = parse(metadata, "the answer to resolve")
-            if "locators" in answer:
-                return Locators.from_json(answer)
-            error = from_body(answer)
+            reply = parse(metadata, "the reply to resolve")
+            if "locators" in reply:
+                return Locators.from_json(reply)
+            error = from_body(reply)
             raise error if error else NodeUnavailableError(f"{self.uri} answered resolve without locators")
-        files = parse(metadata, "the files of an answer")["files"] if metadata is not None and metadata.size else ()
+        files = parse(metadata, "the files of a reply")["files"] if metadata is not None and metadata.size else ()
         return Locators.from_batch(batch, files)
 
     def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
-        """The views of an answer; if any is not what its ref says, none, and every lease goes back."""
+        """Return a view per object of a reply; None where it is not resident.
+
+        If any object does not match its ref, it raises ChecksumError and all leases of the reply end.
+        """
         offsets, leases = locators.offset, locators.lease
         session, base, arena = stream.session, stream.session.address, stream.session.mapping()
         assert base is not None and arena is not None
@@ -243,7 +253,7 @@ class Reader:
     def _open_spilled(
         self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: LeaseSession
     ) -> "_Owner | np.ndarray":
-        """The file of a spilled object, mapped; a copy over Flight where it cannot be opened from here."""
+        """Map the file of a spilled object; if it cannot be opened from here, copy the object over Flight."""
         try:
             mapping = map_file(shared)
         except OSError as error:
@@ -255,7 +265,7 @@ class Reader:
         return _Owner(mapping.address + offset, ref, lease, session, mapping)
 
     def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
-        """Raise unless what lies there has the dtype, shape and size that the refs say."""
+        """Check that each object has the dtype, shape, size and version of its ref. Raises ChecksumError if not."""
         columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.version)
         for ref, offset, dtype, shape, nbytes, version in zip(refs, *columns, strict=True):
             if offset < 0:
@@ -274,10 +284,16 @@ class Reader:
 
 
 def _left_s(deadline: float) -> float:
+    """Return the seconds to the deadline, at least `MIN_ATTEMPT_S`."""
     return max(MIN_ATTEMPT_S, deadline - time.monotonic())
 
 
 def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:
-    """A view outside of what is mapped would end this process, or show it its own memory."""
+    """Check that a view stays inside the mapping.
+
+    A view outside of it would crash this process, or show other memory of this process.
+    """
     if not 0 <= offset <= nbytes - ref.nbytes:
-        raise NodeUnavailableError(f"a locator puts {ref.name} outside of its node's memory: it is no data-plane node")
+        raise NodeUnavailableError(
+            f"a locator puts {ref.name} outside of its node's memory: it is not a data-plane node"
+        )

@@ -1,7 +1,7 @@
-"""Waiting for a node that went away: until it is back on its address, for as long as the call may take.
+"""Retry calls to a node that went away, until it is back on its address or the call's deadline passes.
 
-A node that was never reached is an error at once (a wrong address is no reason to wait). One that answered before is
-given until the call's deadline to come back, then the call is sent again: every verb may come twice.
+If the node never answered, a call fails at once, because the address may be wrong. If it answered before, the call
+waits for it and is sent again; so every verb may arrive at a node twice.
 """
 
 import logging
@@ -16,13 +16,16 @@ from dataplane.core.errors import NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_flight
 
 FIRST_PAUSE_S = 0.05
+"""Seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_PAUSE_S = 0.5
+"""Seconds of the longest pause between two attempts."""
 MIN_ATTEMPT_S = 0.01
+"""Seconds that an attempt gets at least, even at the deadline."""
 GRACE_S = 3.0
-"""The node's own deadline is tighter and its answer says more: who waits for it gives up this much later."""
+"""Seconds that the caller of a node waits beyond the deadline: the node's own timeout error says more than Flight's."""
 
 _SIGNS = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "GOAWAY")
-"""What gRPC says, under several of its codes, when the other side is gone."""
+"""Texts in gRPC errors, of several status codes, which mean that the connection to the other side is lost."""
 
 T = TypeVar("T")
 
@@ -30,7 +33,10 @@ log = logging.getLogger(__name__)
 
 
 def is_gone(error: pa.ArrowException) -> bool:
-    """Whether nobody answered, or the connection broke: no answer of a node, which would carry its own error."""
+    """Return whether an error means that no node answered or the connection broke.
+
+    False for an error that the node itself sent, and for a timeout.
+    """
     if isinstance(error, fl.FlightError) and error.extra_info:
         return False
     if isinstance(error, (fl.FlightUnavailableError, fl.FlightCancelledError)):
@@ -39,17 +45,18 @@ def is_gone(error: pa.ArrowException) -> bool:
 
 
 class NodeRetry:
-    """Makes calls to one node, again where it went away in the middle. Thread-safe."""
+    """Makes calls to one node, and repeats a call if the node goes away during it. Thread-safe."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.was_reached = False
-        """The node answered once; from then on it is waited for."""
+        """True once the node has answered. From then on calls wait for it when it is away."""
 
     def call(self, what: str, attempt: Callable[[float], T], timeout_s: float) -> T:
-        """What `attempt` gives; it is told the seconds that are left, and raises what Flight raised or StreamLostError.
+        """Call `attempt` with the seconds that are left, and return its result. `what` names the call in errors.
 
-        Waits for: the node to come back, until `timeout_s`. Raises our error, as `from_flight` reads it.
+        `attempt` may raise the errors of Flight, and StreamLostError. Raises the DataPlaneError that `from_flight`
+        makes of them. Waits for: the node to come back, until `timeout_s`.
         """
         started = time.monotonic()
         pause_s, num_tries = FIRST_PAUSE_S, 0
@@ -78,6 +85,6 @@ class NodeRetry:
                     f"timeout_s={timeout_s:g}; start it again on the same address, or wait longer"
                 ) from cause
             if num_tries == 1:
-                log.warning("no node at %s any more; %s waits for it up to %g s", self.uri, what, timeout_s)
+                log.warning("the node at %s is gone; %s waits for it, at most %g s", self.uri, what, timeout_s)
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

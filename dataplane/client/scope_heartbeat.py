@@ -1,7 +1,7 @@
-"""The client's side of scopes: a stream that shows the node that this process is there; it comes back if it broke.
+"""The heartbeat of a client's scopes: an open stream that shows the node that this process is still alive.
 
-It is opened with the first scope that is not kept. When the node restarts, the scopes are opened again: objects that
-the node kept on disk are in them, others are gone.
+The stream is opened with the first scope that was not opened with `keep`. If it breaks, it is opened again. When the
+node has restarted, the scopes are opened again too: they contain the objects that the node kept on disk, and no others.
 """
 
 import logging
@@ -22,26 +22,30 @@ from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump, parse
 
 _CLOSE_S = 2.0
+"""Seconds to wait for the watching thread in `close`."""
 _RETRY_S = 0.5
+"""Seconds between two attempts to open a broken stream again."""
 _CONNECT_S = 5.0
+"""Timeout of one of these attempts, in seconds."""
 
 log = logging.getLogger(__name__)
 
 
 class ScopeHeartbeat:
-    """Keeps scopes open for as long as its client lives. Thread-safe."""
+    """Keeps the scopes of a client open as long as the client lives. Thread-safe."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, act: Callable[[str, Mapping[str, Any]], object]) -> None:
-        """`act` runs an action of the node. It must not keep the client alive."""
+        """`act` runs an action of the node. It must not hold a strong reference to the client."""
         self._flight = flight
         self._uri = uri
         self._act = act
         self._owner = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._bound: dict[str, Mapping[str, Any]] = {}
+        """The requests that opened the scopes of this client, by the name of the scope."""
         self._stream: tuple[Any, Any] | None = None
         self._is_there = threading.Event()
-        """The stream is open, and with it the scopes; or nothing was ever opened."""
+        """Set while the stream and its scopes are open, and while no scope was ever opened."""
         self._is_there.set()
         self._is_closed = threading.Event()
 
@@ -51,7 +55,7 @@ class ScopeHeartbeat:
             self._stream[1].cancel()
 
     def open(self, body: Mapping[str, Any], timeout_s: float) -> None:
-        """Open a scope that closes when this process is gone. Raises ArrowException if there is no node."""
+        """Open a scope that closes when this process is gone. Raises ArrowException if no node answers."""
         with self._lock:
             if self._stream is None:
                 self._stream = self._connect(timeout_s)
@@ -64,18 +68,21 @@ class ScopeHeartbeat:
             self._bound[str(body["name"])] = bound
 
     def wait(self, timeout_s: float) -> float:
-        """Before a call that needs scopes: the seconds left. Waits for: the stream to be open again, if it broke."""
+        """Wait until the scopes are open, and return the seconds that are left. For calls that use a scope.
+
+        Waits for: the stream to be open again if it broke, at most `timeout_s`.
+        """
         started = time.monotonic()
         self._is_there.wait(timeout_s)
         return max(MIN_ATTEMPT_S, started + timeout_s - time.monotonic())
 
     def forget(self, name: str) -> bool:
-        """The scope is closed: it is not opened again. Whether it was kept open here."""
+        """Do not open a scope again, because it is closed. Return whether this client kept it open."""
         with self._lock:
             return self._bound.pop(name, None) is not None
 
     def close(self) -> None:
-        """The client is done: its scopes close now."""
+        """Close the scopes of this client, and stop."""
         self._is_closed.set()
         with self._lock:
             stream, self._stream = self._stream, None
@@ -83,7 +90,7 @@ class ScopeHeartbeat:
             try:
                 stream[0].write_metadata(pa.py_buffer(dump({"end": True})))
             except pa.ArrowException as error:
-                log.info("%s was gone before its scopes were closed: %s", self._uri, str(error)[:100])
+                log.info("the node at %s was gone before its scopes were closed: %s", self._uri, str(error)[:100])
             self._watcher.join(_CLOSE_S)  # gRPC aborts a process that ends a stream from two threads at once
             if self._watcher.is_alive():
                 stream[1].cancel()
@@ -91,13 +98,14 @@ class ScopeHeartbeat:
             close_quietly(stream[0])
 
     def _connect(self, timeout_s: float) -> tuple[Any, Any]:
+        """Open the stream; return its writer and its reader."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "scopes", "owner": self._owner}))
         writer, reader = self._flight.do_exchange(descriptor)
         timer = threading.Timer(timeout_s, reader.cancel)
         timer.daemon = True
         timer.start()
         try:
-            parse(reader.read_chunk().app_metadata, "the answer to scopes")
+            parse(reader.read_chunk().app_metadata, "the reply to scopes")
         except StopIteration as error:
             raise fl.FlightUnavailableError("the node ended the stream at once") from error
         finally:
@@ -105,12 +113,15 @@ class ScopeHeartbeat:
         return writer, reader
 
     def lost(self) -> threading.Event:
-        """The stream broke; what is returned is set once nobody wants another."""
+        """Note that the stream broke. Return an event that is set once no new stream is needed."""
         self._is_there.clear()
         return self._is_closed
 
     def come_back(self) -> Any:
-        """The reader of a new stream with the scopes open again; None if the node is not there yet, or not whole."""
+        """Open a new stream and the scopes, and return the stream's reader.
+
+        Returns None if the node is not back yet, if a scope could not be opened, or if this object is closed.
+        """
         stream = None
         try:
             stream = self._connect(_CONNECT_S)
@@ -130,18 +141,19 @@ class ScopeHeartbeat:
         return None
 
     def _open_again(self) -> None:
+        """Open all scopes of this client at the restarted node."""
         with self._lock:
             bound = list(self._bound.values())
         for body in bound:
             try:
                 self._act("open_scope", body)
-            except BadRequestError as error:  # somebody else opened it otherwise meanwhile: it is theirs now
+            except BadRequestError as error:  # another client opened it with other options: it owns the scope now
                 log.warning("scope %s is not opened again: %s", body["name"], error)
                 self.forget(str(body["name"]))
 
 
 def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[[str, Mapping[str, Any]], object]:
-    """A bound method that does not keep its object alive."""
+    """Return a function that calls a bound method without keeping its object alive."""
     reference = weakref.WeakMethod(method)
 
     def call(verb: str, body: Mapping[str, Any]) -> object:
@@ -154,22 +166,25 @@ def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[
 
 
 def _watch(reference: "weakref.ref[ScopeHeartbeat]", reader: Any) -> None:
-    """Waits for: the stream's end; then has the keeper come back, until it is closed or forgotten."""
+    """Reopen the stream each time it breaks, until the heartbeat is closed or garbage-collected.
+
+    Runs in its own thread and holds only a weak reference while it waits. Waits for: the end of the stream.
+    """
     while True:
         try:
             reader.read_chunk()
             continue
         except (StopIteration, pa.ArrowException):
-            keeper = reference()
-        if keeper is None:
+            heartbeat = reference()
+        if heartbeat is None:
             return
-        is_closed, reader = keeper.lost(), None
+        is_closed, reader = heartbeat.lost(), None
         while reader is None:
-            del keeper  # whoever waits must not keep it alive
+            del heartbeat  # a waiting thread must not keep the object alive
             if is_closed.wait(_RETRY_S):
                 return
-            keeper = reference()
-            if keeper is None:
+            heartbeat = reference()
+            if heartbeat is None:
                 return
-            reader = keeper.come_back()
-        del keeper
+            reader = heartbeat.come_back()
+        del heartbeat

@@ -1,4 +1,8 @@
-"""Views as torch tensors, without a copy. The only file of the data plane that knows torch, and it loads it lazily."""
+"""Use views of objects as torch tensors without a copy, and register a reader's memory with CUDA.
+
+`as_tensor` wraps a view; `pin_for_cuda` makes copies of views to a GPU asynchronous and fast. This is the only file of
+the data plane that uses torch, and it imports torch only inside its functions.
+"""
 
 from typing import TYPE_CHECKING, Self
 
@@ -16,9 +20,9 @@ _REGISTER_PORTABLE, _REGISTER_READ_ONLY = 0x01, 0x08  # cudaHostRegister* of cud
 
 
 def as_tensor(view: np.ndarray) -> "torch.Tensor":
-    """A tensor over the same memory; it keeps the view, and so its lease, alive.
+    """Return a tensor over the memory of a view. It keeps the view, and so the lease, alive.
 
-    Read-only as the view is: torch does not know that, and writing into it stops the process. Clone it to write.
+    The memory is read-only, which torch does not know: writing into the tensor stops the process. Clone it to write.
     """
     import torch
 
@@ -34,11 +38,11 @@ def as_tensor(view: np.ndarray) -> "torch.Tensor":
 
 
 class CudaPin:
-    """Segments of a reader that CUDA knows: views in them are copied to a device asynchronously, at full speed."""
+    """The registration of a reader's segments with CUDA: it makes copies of views to a GPU asynchronous and fast."""
 
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
-        self._registered: dict[int, object] = {}  # address -> what keeps it mapped
+        self._registered: dict[int, object] = {}  # address -> the object that keeps it mapped
 
     def __enter__(self) -> Self:
         return self
@@ -47,13 +51,13 @@ class CudaPin:
         self.close()
 
     def update(self) -> None:
-        """Register the segment that the reader maps now, if that was not done: once, and after the node restarted."""
+        """Register the segment that the reader maps now, unless it is registered. Call it after the node restarted."""
         import torch
 
         mapped = self._reader.mapping()
         if mapped is None:
             raise BadRequestError(
-                f"this reader maps nothing of {self._reader.uri}, it copies over Flight; pin the copies"
+                f"this reader maps no memory of {self._reader.uri} but copies over Flight; pin the copies instead"
             )
         if mapped.address in self._registered:
             return
@@ -67,7 +71,7 @@ class CudaPin:
         self._registered[mapped.address] = mapped.owner
 
     def close(self) -> None:
-        """Unregister. No copy out of a view may be under way any more."""
+        """Unregister all segments. Every copy out of a view must have finished."""
         import torch
 
         while self._registered:
@@ -76,7 +80,10 @@ class CudaPin:
 
 
 def pin_for_cuda(reader: "Reader") -> CudaPin:
-    """Register what `reader` maps with CUDA, read-only, until the result is closed. BadRequestError without CUDA."""
+    """Register the memory that `reader` maps with CUDA, read-only, until the result is closed.
+
+    Raises BadRequestError without CUDA, or if the reader maps no memory.
+    """
     import torch
 
     if not torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Writing arrays straight into a node's memory: for workers on its machine that make what they store.
+"""`Writer`: make arrays directly in a node's shared memory. For workers on the node's machine that produce objects.
 
-The arena is mapped writable once; an array is made in it, filled, and sealed without a copy and without a hash (its
-version is random). What was not sealed goes back when the process dies. From elsewhere use `Client.put`.
+The arena is mapped writable once. An array is allocated in it, filled, and sealed without a copy and without a hash
+(its version is random). If the process dies, the node frees what was not sealed. On other machines use `Client.put`.
 """
 
 import math
@@ -29,21 +29,22 @@ from dataplane.core.shared_files import open_segment
 
 @dataclass(slots=True)
 class Place:
-    """An array in the arena, and after the block its ref."""
+    """An array in the arena that a worker fills, and after the block the ref of the sealed object."""
 
     array: np.ndarray
-    """Write into it inside the block only: afterwards it is everybody's."""
+    """Write into it only inside the block: afterwards the object is sealed and all readers may use it."""
     ref: Ref | None = None
+    """The ref of the object; None until it is sealed."""
 
 
 class Writer:
-    """Makes plain objects in the memory of the node at `uri`. Thread-safe. It does not survive a fork."""
+    """Makes plain objects in the memory of the node at `uri`. Thread-safe. A writer does not survive a fork."""
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
-        self._patience = NodeRetry(uri)
+        self._retry = NodeRetry(uri)
         self._lock = threading.Lock()
         self._idle: list[InplaceStream] = []
         self._arena = np.empty(0, np.uint8)
@@ -65,10 +66,10 @@ class Writer:
         scope: str | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Iterator[Place]:
-        """A place for one array; sealed at the end of the block, given back if the block raises.
+        """Allocate one array for the block; seal it at the end of the block, or free it if the block raises.
 
-        Waits for: room, until `timeout_s`. Raises OutOfSpaceError with the numbers; NodeUnavailableError where the
-        node's memory cannot be reached from here, or the node went away before the array was sealed.
+        Waits for: room, until `timeout_s`; then raises OutOfSpaceError with the sizes. Raises NodeUnavailableError if
+        the node's memory cannot be reached from here, or the node went away before the array was sealed.
         """
         spec = ArraySpec(name=name, dtype=dtype, shape=tuple(shape), meta=dict(meta or {}))
         with self.create_many([spec], scope=scope) as places:
@@ -76,7 +77,7 @@ class Writer:
 
     @contextmanager
     def create_many(self, specs: Sequence[ArraySpec], *, scope: str | None = None) -> Iterator[list[Place]]:
-        """Places for many arrays: one round trip gives them, another seals them, in order."""
+        """Do the same as `create` for many arrays: one round trip allocates them, one seals them, in order."""
         sizes = [math.prod(spec.shape) * ITEM_BYTES.get(spec.dtype, 0) for spec in specs]
         for spec, nbytes in zip(specs, sizes, strict=True):
             check_array(check_dtype(spec.dtype), spec.shape, nbytes)
@@ -84,18 +85,18 @@ class Writer:
         if not specs:
             yield []
             return
-        stream, places = self._patience.call("create", lambda s: self._allocate(specs, sizes, scope, s), self.timeout_s)
+        stream, places = self._retry.call("create", lambda s: self._allocate(specs, sizes, scope, s), self.timeout_s)
         try:
             yield places
             self._seal(stream, specs, places)
         except BaseException:
-            stream.close()  # and with it the places
+            stream.close()  # which frees the slabs
             raise
         with self._lock:
             self._idle.append(stream)
 
     def close(self) -> None:
-        """End the streams, and with them places that are not sealed."""
+        """End the streams; the node frees slabs that are not sealed. Arrays keep their memory mapped."""
         with self._lock:
             streams, self._idle = self._idle, []
             self._arena, self._mapped = np.empty(0, np.uint8), {}
@@ -106,6 +107,7 @@ class Writer:
     def _allocate(
         self, specs: Sequence[ArraySpec], sizes: Sequence[int], scope: str | None, left_s: float
     ) -> tuple[InplaceStream, list[Place]]:
+        """Allocate the arrays; return the stream that owns their slabs, and the arrays."""
         deadline = time.monotonic() + left_s
         with self._lock:
             stream = self._idle.pop() if self._idle else None
@@ -113,8 +115,8 @@ class Writer:
             stream = InplaceStream(self._flight, self.uri, deadline)
         try:
             arena = self._map(stream)
-            answer = stream.ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
-            offsets = [place["offset"] for place in answer["places"]]
+            reply = stream.ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
+            offsets = [place["offset"] for place in reply["places"]]
             parts = [arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
             return stream, [
                 Place(part.view(spec.dtype).reshape(spec.shape)) for part, spec in zip(parts, specs, strict=True)
@@ -124,6 +126,7 @@ class Writer:
             raise
 
     def _seal(self, stream: InplaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
+        """Seal the arrays: make them read-only and set their refs."""
         bodies = [
             {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "meta": dict(spec.meta), "hash": False}
             for spec in specs
@@ -137,16 +140,19 @@ class Writer:
 
     @contextmanager
     def _errors_of_seal(self) -> Iterator[None]:
-        """The array went down with its node: sealing is not tried again."""
+        """Raise NodeUnavailableError if sealing fails: the array is lost with its node, so there is no retry."""
         try:
             yield
         except fl.FlightError as error:
             raise NodeUnavailableError(
-                f"{self.uri} went away before what was written there was sealed ({str(error)[:100]}); write it again"
+                f"{self.uri} went away before the arrays were sealed ({str(error)[:100]}); write them again"
             ) from error
 
     def _map(self, stream: InplaceStream) -> np.ndarray:
-        """The arena, writable; mapped again when the node is another one. Arrays keep the mapping they lie in."""
+        """Return the arena, mapped writable; it is mapped again after the node restarted.
+
+        Arrays keep the mapping that they are in.
+        """
         with self._lock:
             if self._mapped == stream.segment:
                 return self._arena
@@ -168,6 +174,6 @@ class Writer:
 
 
 def check_dtype(dtype: str) -> str:
-    """A dtype that objects may have. BadRequestError for others."""
+    """Return `dtype` if objects may have it; BadRequestError if not."""
     check_array(dtype, (0,), 0)
     return dtype

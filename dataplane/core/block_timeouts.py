@@ -41,7 +41,7 @@ class BlockTimeouts:
     def cut(self, deadline: float, call: Callable[[], object]) -> Iterator[None]:
         """Make the call, in another thread, if the block is still running at `deadline` (seconds of `time.monotonic`).
 
-        The block itself is not interrupted: the call must end whatever the block waits for.
+        The block itself is not interrupted: the call must end the wait inside it, for example by cancelling a stream.
         """
         number = next(self._numbers)
         with self._lock:

@@ -1,8 +1,8 @@
-"""A TCP connection that carries JSON headers and raw bytes: all of what was asked for, or an error by a deadline.
+"""A TCP connection for JSON headers and raw bytes. A call moves all of its bytes, or raises an error by a deadline.
 
-Bytes go from and to the memory that the caller names, in as few system calls as there can be: the kernel waits, with
-timeouts of its own, so that no Python runs between the parts of an object. Whatever ends the connection is a
-StreamLostError; after one it is worth nothing any more.
+Bytes are sent from and received into the caller's memory, with as few system calls as possible: the kernel waits, with
+its own timeouts, so no Python runs between the parts of an object. If the connection ends for any reason, the call
+raises StreamLostError, and the connection cannot be used again.
 """
 
 import contextlib
@@ -17,21 +17,26 @@ from dataplane.core.errors import StreamLostError
 from dataplane.core.json_body import dump, parse
 
 KEY_BYTES = 32
-"""The length of the key that a receiver shows first on a byte connection."""
+"""Bytes of the key that a receiver sends first on a byte connection."""
 STALL_S = 20.0
-"""A connection on which nothing comes, or nothing goes, for this long is cut."""
+"""Seconds. A connection on which no byte moves for this long while a call waits is given up."""
 _LENGTH = struct.Struct("!I")
+"""The length in bytes that is sent before each header."""
 _TIME = struct.Struct("@ll")
+"""The kernel's `struct timeval`: seconds and microseconds."""
 _MAX_PARTS = 512
-"""Of one system call; Linux takes 1,024."""
+"""The largest number of buffers in one system call; Linux allows 1,024."""
 _SCRATCH_BYTES = 256 << 10
 
 
 class ByteSocket:
-    """One thread at a time uses it; `cut` may be called by any."""
+    """A connected TCP socket that sends and receives headers and bytes.
+
+    One thread at a time may use it; `cut` may be called from any thread.
+    """
 
     def __init__(self, connected: socket.socket, what: str, stall_s: float = STALL_S) -> None:
-        """`what` names the other side in errors; `connected` is closed with this object."""
+        """`what` names the other side in errors. `connected` is closed together with this object."""
         self._socket = connected
         self._what = what
         self._stall_s = stall_s
@@ -40,15 +45,15 @@ class ByteSocket:
         connected.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(stall_s))
 
     def send(self, header: Mapping[str, Any], parts: Sequence[memoryview] = (), until: float = math.inf) -> None:
-        """A header and the bytes that it describes.
+        """Send a header and the bytes that it describes.
 
-        Waits for: the other side to take them, `stall_s` for any of it, and until `until` for all.
+        Waits for: the other side to accept them; at most `stall_s` for the next byte, and until `until` for all.
         """
         body = dump(header)
         self.send_raw([memoryview(_LENGTH.pack(len(body)) + body), *parts], until)
 
     def send_raw(self, parts: Sequence[memoryview], until: float = math.inf) -> None:
-        """Bytes as they are."""
+        """Send bytes without a header."""
         rest = [part for part in parts if part.nbytes]
         while rest:
             try:
@@ -56,11 +61,11 @@ class ByteSocket:
                     self._set_timeout(until, option=socket.SO_SNDTIMEO)
                 count = self._socket.sendmsg(rest[:_MAX_PARTS])
             except OSError as error:
-                raise self._lost("took nothing", error) from error
+                raise self._lost("accepted no bytes", error) from error
             rest = _without(rest, count)
 
     def length(self, until: float, stall_s: float | None = None) -> int | None:
-        """The length of the next header; None if the connection ends here, or nothing comes in time."""
+        """Receive the length in bytes of the next header; None if the connection ends here or nothing comes in time."""
         raw = bytearray(_LENGTH.size)
         first = memoryview(raw)[:1]
         try:
@@ -73,26 +78,32 @@ class ByteSocket:
         return int(_LENGTH.unpack(raw)[0])
 
     def body(self, nbytes: int, what: str, until: float) -> dict[str, Any]:
-        """The JSON of a header of this length, which the caller has found bearable. BadRequestError if it is none."""
+        """Receive a header of this length and parse its JSON; BadRequestError if it is not JSON.
+
+        The caller must have checked that the length is acceptable.
+        """
         raw = bytearray(nbytes)
         self.fill([memoryview(raw)], until)
         return parse(bytes(raw), what)
 
     def fill(self, parts: Sequence[memoryview], until: float) -> None:
-        """Receive as many bytes as the parts take, in order. Waits `stall_s` for any, until `until` for all."""
+        """Receive bytes until all parts are full, in order.
+
+        Waits for: the other side to send them; at most `stall_s` for the next byte, and until `until` for all.
+        """
         rest = [part for part in parts if part.nbytes]
         while rest:
             try:
                 self._set_timeout(until)
                 count = self._socket.recvmsg_into(rest[:_MAX_PARTS], 0, socket.MSG_WAITALL)[0]
             except OSError as error:
-                raise self._lost("sent nothing", error) from error
+                raise self._lost("sent no bytes", error) from error
             if not count:
                 raise StreamLostError(f"{self._what} closed the connection in the middle")
             rest = _without(rest, count)
 
     def drain(self, nbytes: int, until: float) -> None:
-        """Receive bytes that nobody wants."""
+        """Receive `nbytes` bytes and drop them."""
         scratch = memoryview(bytearray(min(nbytes, _SCRATCH_BYTES)))
         while nbytes:
             part = scratch[:nbytes]
@@ -101,7 +112,7 @@ class ByteSocket:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether it is open and nothing came that nobody asked for."""
+        """True if the connection is open and no unread bytes have arrived."""
         try:
             self._socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
         except BlockingIOError:
@@ -111,29 +122,33 @@ class ByteSocket:
         return False
 
     def cut(self) -> None:
-        """End it, also for a thread that waits in it just now."""
+        """Shut the connection down; a thread that waits in it gets an error."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """End it and give its descriptor back: only when no other thread is in it."""
+        """Shut the connection down and close its descriptor. Call it only when no other thread uses the socket."""
         self.cut()
         self._socket.close()
 
     def _set_timeout(self, until: float, stall_s: float | None = None, option: int = socket.SO_RCVTIMEO) -> None:
+        """Set the kernel's timeout of the next call. TimeoutError if `until` has passed."""
         left_s = min(self._stall_s if stall_s is None else stall_s, until - time.monotonic())
         if left_s <= 0:
-            raise TimeoutError("the time is over")
+            raise TimeoutError("the deadline has passed")
         self._socket.setsockopt(socket.SOL_SOCKET, option, _timeval(left_s))
 
     def _lost(self, what: str, error: OSError) -> StreamLostError:
+        """Return the StreamLostError for an error of the socket; `what` says what the other side did not do."""
         if isinstance(error, BlockingIOError):
-            return StreamLostError(f"{self._what} {what} for too long (at most {self._stall_s:g} s, and the call's)")
+            return StreamLostError(
+                f"{self._what} {what} for too long (at most {self._stall_s:g} s, and until the call's deadline)"
+            )
         return StreamLostError(f"the connection to {self._what} broke ({error})")
 
 
 def _without(parts: list[memoryview], count: int) -> list[memoryview]:
-    """What is left of them after so many bytes."""
+    """Return the parts that remain after the first `count` bytes."""
     for at, part in enumerate(parts):
         if count < part.nbytes:
             return [part[count:], *parts[at + 1 :]]
@@ -142,6 +157,6 @@ def _without(parts: list[memoryview], count: int) -> list[memoryview]:
 
 
 def _timeval(seconds: float) -> bytes:
-    """As the kernel takes it; 0 would mean for ever."""
+    """Return a timeout as the kernel's `struct timeval`: at least 1 ms, because 0 would mean no timeout."""
     micros = min(max(1000, math.ceil(min(seconds, 1e6) * 1e6)), 10**12)
     return _TIME.pack(micros // 10**6, micros % 10**6)

@@ -14,7 +14,7 @@ SOURCE_HEX = 32
 RECIPE_HEX = 16
 """Number of hex digits of a recipe digest (64 bits)."""
 _MANY_THREADS_FROM = 1 << 22
-"""Bytes. From this size on a buffer is hashed on every core; for less, starting the threads costs more than it saves."""
+"""Bytes. From this size on, all cores hash a buffer; for less, starting the threads costs more than it saves."""
 
 
 def content_digest(data: Any, *, on_one_core: bool = False) -> str:

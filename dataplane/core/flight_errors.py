@@ -1,4 +1,7 @@
-"""Errors that cross the wire: our errors as Flight errors, and back again, with the peer and the call in the text."""
+"""Convert the errors of the data plane into Flight errors and back.
+
+A node sends `to_flight`; a client reads with `from_flight`, which adds the node's address and the call to the text.
+"""
 
 import json
 from collections.abc import Mapping
@@ -19,10 +22,11 @@ from dataplane.core.errors import (
 from dataplane.core.json_body import dump, parse
 
 MAX_ERROR_BYTES = 2000
+"""Longest message of an error that is sent, in bytes of JSON."""
 
 
 def to_flight(error: DataPlaneError) -> fl.FlightError:
-    """The Flight error that carries ours."""
+    """Return the Flight error that carries a data-plane error: class name and message in its extra info."""
     text = _clip(str(error))
     extra = dump({"error": type(error).__name__, "message": text})
     kinds = {
@@ -34,14 +38,17 @@ def to_flight(error: DataPlaneError) -> fl.FlightError:
 
 
 def from_body(body: Mapping[str, Any]) -> DataPlaneError | None:
-    """Our error out of a body that carries one."""
+    """Return the data-plane error that a JSON body carries; None if it carries none."""
     if "error" not in body:
         return None
     return ERRORS.get(str(body["error"]), DataPlaneError)(str(body.get("message", "")))
 
 
 def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float) -> DataPlaneError:
-    """Our error out of what Flight raised; names the peer, the call and the seconds."""
+    """Return the data-plane error for an error that Flight raised in the call `what` to the node at `uri`.
+
+    It is the error that the node sent, if any; otherwise one whose text names the node, the call and the timeout.
+    """
     extra = error.extra_info if isinstance(error, fl.FlightError) else None
     if extra:
         try:
@@ -63,7 +70,7 @@ def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float)
 
 
 def _clip(text: str) -> str:
-    """As much of a message as gRPC's trailers hold: they carry it three times, escaped, in 8 KiB."""
+    """Shorten a message so that it fits into gRPC's trailers, which carry it three times, escaped, in 8 KiB."""
     text = text.encode("utf-8", "backslashreplace").decode()  # JSON may hold lone surrogates, gRPC takes none
     while len(json.dumps(text)) > MAX_ERROR_BYTES:
         text = text[: len(text) * 3 // 4] + "..."
@@ -71,9 +78,9 @@ def _clip(text: str) -> str:
 
 
 def _tell_tls(text: str, uri: str) -> str:
-    """What keeps two sides of a connection apart, where gRPC's words let us tell; else nothing."""
+    """Return a message about a TLS mismatch between client and node if gRPC's text shows one; else an empty string."""
     if "wrong version number" in text:
-        return f"the node at {uri} speaks no TLS: use grpc:// instead of grpc+tls://, or start it with --tls-cert"
+        return f"the node at {uri} does not speak TLS: use grpc:// instead of grpc+tls://, or start it with --tls-cert"
     if "certificate verify failed" in text:
         return (
             f"the certificate of the node at {uri} is not signed by a CA that this client knows, or is for another "

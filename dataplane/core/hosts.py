@@ -1,7 +1,7 @@
-"""Which machine this is, and which names nodes and machines may have. Standard library only.
+"""Host ids and node ids: which machine this is, and which ids are allowed. Standard library only.
 
-Two processes share memory only where their host ids are equal and the segment's file opens; everyone else copies over
-Flight. Containers of one machine have one boot id: whether they see the same `/dev/shm` is told by the file.
+Two processes share memory only if their host ids are equal and the segment's file opens; otherwise objects are copied
+over Flight. Containers of one machine have the same host id, so only opening the file shows if they share `/dev/shm`.
 """
 
 import hashlib
@@ -13,12 +13,13 @@ from pathlib import Path
 DEFAULT_PORT = 8815
 """The port of a node that is started without `--port`."""
 HOST_ID_VARIABLE = "DATAPLANE_HOST_ID"
+"""The environment variable that overrides the host id of a process."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 def default_host_id() -> str:
-    """The id of this machine since it booted; `DATAPLANE_HOST_ID` overrides it for a process."""
+    """Return the id of this machine, which changes at each boot. `DATAPLANE_HOST_ID` overrides it for a process."""
     told = os.environ.get(HOST_ID_VARIABLE, "")
     if told:
         return check_id(told, HOST_ID_VARIABLE)
@@ -30,14 +31,14 @@ def default_host_id() -> str:
 
 
 def new_node_id() -> str:
-    """An id for a node that was given none."""
+    """Return a random id, for a node that was started without one."""
     return secrets.token_hex(4)
 
 
 def check_id(text: str, what: str) -> str:
-    """`text` if a node or a machine may have it as its id; ValueError says what was found and wanted."""
+    """Return `text` if a node or a machine may have it as its id. ValueError, with `what` in the message, if not."""
     if not _ID.fullmatch(text):
         raise ValueError(
-            f"{what} is {text[:80]!r}; wanted 1 to 64 letters, digits, '.', '_' or '-' that begin with no sign"
+            f"{what} is {text[:80]!r}; wanted 1 to 64 letters, digits, '.', '_' or '-' beginning with a letter or digit"
         )
     return text

@@ -1,6 +1,6 @@
-"""JSON bodies of requests and answers: writing them, and reading them with checks that name what was found.
+"""JSON bodies of requests and replies: write them, and read them with checks of size, types and values.
 
-Nothing is ever unpickled.
+The errors name what was found and what was wanted. No data is ever unpickled.
 """
 
 import json
@@ -13,48 +13,54 @@ from dataplane.core.errors import BadRequestError
 from dataplane.core.refs import Ref
 
 MAX_BODY_BYTES = 64 << 20
-"""Of a body that lists refs or names."""
+"""Largest size of a body that lists refs or names."""
 
 
 SMALL_BODY_BYTES = 64 << 10
-"""Of a body that lists none."""
+"""Largest size of a body that lists no refs or names."""
 
 
 ONE_OBJECT_BYTES = 1 << 20
-"""Of a body about one object, with its meta."""
+"""Largest size of a body about one object, with its meta."""
 
 
 _MAX_SIGNS = 1 << 22
-"""Commas and brackets of a body, about 64 for each of `MAX_ITEMS`: each may become a value of a hundred bytes."""
+"""Largest number of commas and opening brackets in a body, 64 for each of `MAX_ITEMS`.
+
+It limits memory: each may become a Python value of about a hundred bytes.
+"""
 
 
 MAX_META_BYTES = 64 << 10
+"""Largest size of an object's meta."""
 
 
 MAX_NAME_CHARS = 512
+"""Longest name of an object, in characters."""
 
 
 MAX_ITEMS = 65_536
-"""Names, refs, indices or leases in one request."""
+"""Largest number of names, refs, indices or leases in one request."""
 
 
 MAX_NUMBER = 1 << 63
-"""No size, offset or count reaches it."""
+"""Every size, offset and count is smaller than this."""
 
 
 _PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted a list of them"}
+"""The end of the error for a list with other items, by the wanted type."""
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def dump(body: Mapping[str, Any]) -> bytes:
-    """A JSON body."""
+    """Return a body as the bytes of a JSON object."""
     return _encode(body).encode()
 
 
 def parse(body: bytes | pa.Buffer | None, what: str, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """A JSON object out of a body. BadRequestError says what was found."""
+    """Return the JSON object in a body. BadRequestError, which names it as `what`, if it is too big or is not one."""
     nbytes = 0 if body is None else len(body) if isinstance(body, bytes) else body.size
     if nbytes > max_bytes:
         raise BadRequestError(f"{what} has {nbytes} bytes; wanted at most {max_bytes}: ask for less at once")
@@ -75,7 +81,10 @@ def parse(body: bytes | pa.Buffer | None, what: str, max_bytes: int = MAX_BODY_B
 
 
 def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: Any = ...) -> Any:
-    """body[key] of one of these types, or the default. BadRequestError says what was found and wanted."""
+    """Return `body[key]`, which must be of one of these types; the default if the key is missing.
+
+    Raises BadRequestError that says what was found and wanted, also for a missing key without a default.
+    """
     if key not in body:
         if default is ...:
             raise BadRequestError(f"{what} has no {key!r}; found {', '.join(sorted(body)) or 'nothing'}")
@@ -88,16 +97,16 @@ def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: An
 
 
 def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default: Any = ...) -> list[Any]:
-    """body[key] as a list of nothing but strings, or of nothing but whole numbers."""
+    """Return `body[key]`, which must be a list whose items are all strings, or all whole numbers (`kind`)."""
     items: list[Any] = take(body, what, key, list, default=default)
     _check_count(items, what, key)
     if not set(map(type, items)) <= {kind}:
-        raise BadRequestError(f"{what}.{key} holds something else than {_PLURALS[kind]}")
+        raise BadRequestError(f"{what}.{key} holds items that are not {_PLURALS[kind]}")
     return items
 
 
 def take_refs(body: Mapping[str, Any], what: str) -> list[Ref]:
-    """The refs of a request."""
+    """Return the refs of a request. BadRequestError if one is malformed or there are too many."""
     items = take(body, what, "refs", list)
     _check_count(items, what, "refs")
     try:
@@ -107,7 +116,7 @@ def take_refs(body: Mapping[str, Any], what: str) -> list[Ref]:
 
 
 def take_timeout_s(body: Mapping[str, Any], what: str) -> float:
-    """How long the caller is willing to wait: above 0, at most a day; 60 s if it does not say."""
+    """Return the timeout of a request in seconds: above 0, at most a day; 60 s if the request has none."""
     timeout_s = take(body, what, "timeout_s", int, float, default=60.0)
     if not 0 < timeout_s <= 86_400:
         raise BadRequestError(f"{what}.timeout_s is {timeout_s}; wanted more than 0 and at most 86400")
@@ -115,10 +124,10 @@ def take_timeout_s(body: Mapping[str, Any], what: str) -> float:
 
 
 def check_plain_name(name: str) -> str:
-    """A name that a writer may choose."""
+    """Return `name` if a client may choose it for a plain object; BadRequestError if not."""
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise BadRequestError(
-            f"name {name[:60]!r} of {len(name)} characters; wanted 1 to {MAX_NAME_CHARS} printable ones"
+            f"name {name[:60]!r} of {len(name)} characters; wanted 1 to {MAX_NAME_CHARS} printable characters"
         )
     if name.startswith(("s/", "d/")):
         raise BadRequestError(f"name {name!r} begins like a source or derived object; choose another prefix")
@@ -126,6 +135,7 @@ def check_plain_name(name: str) -> str:
 
 
 def _check_count(items: Sequence[Any], what: str, key: str) -> None:
+    """Check that a list has at most `MAX_ITEMS` entries."""
     if len(items) > MAX_ITEMS:
         raise BadRequestError(
             f"{what}.{key} has {len(items)} entries; wanted at most {MAX_ITEMS}: ask for less at once"

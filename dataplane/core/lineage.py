@@ -1,4 +1,4 @@
-"""What follows from a lineage alone: the ref of a source, and whether a ref claims the bytes that are there."""
+"""Helpers for refs and lineages: make the ref of a source, and check that a ref matches the object of its name."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from dataplane.core.refs import Lineage, Ref
 
 
 def source_ref(lineage: Lineage, node_id: str) -> Ref:
-    """The ref of the source that a lineage begins with."""
+    """Return the ref of the source from which an object with this lineage is made."""
     return Ref(
         name=source_name(lineage.source),
         kind="source",
@@ -21,14 +21,14 @@ def source_ref(lineage: Lineage, node_id: str) -> Ref:
 
 
 def gone(name: str, node_id: str) -> MissingObjectError:
-    """What to raise for an object that its home does not have, and that nobody can make."""
+    """Return the error for an object that its own node does not have and that cannot be made again."""
     return MissingObjectError(
         f"{name} is not on node {node_id}: a plain object is lost when it is released or its node stops; put it again"
     )
 
 
 def check_claim(ref: Ref, there: Ref) -> None:
-    """Raise ChecksumError where a ref claims other bytes than those of the object of its name."""
+    """Check that `ref` means the same bytes as `there`, the object that now has its name. ChecksumError if not."""
     if ref.version not in (0, there.version):
         raise ChecksumError(
             f"{ref.name} was released and written again since its ref was given out (version {there.version}, "

@@ -1,7 +1,7 @@
-"""Where objects lie in a node's memory, as the answer to a resolve: a record batch, or the same columns as JSON.
+"""Locators: where objects are in a node's memory. A node replies to a resolve with them, as a record batch or as JSON.
 
-Any Arrow client reads the record batch. Our readers ask for JSON where they resolve few objects: to make Arrow arrays
-of a few numbers each, and to read them back, took longer than everything else in the round trip of one.
+Both forms hold the same columns. Any Arrow client can read the record batch. Our readers ask for JSON when they
+resolve few objects: making and reading Arrow arrays of a few numbers each took longer than the rest of a round trip.
 """
 
 import itertools
@@ -17,7 +17,7 @@ from dataplane.core.json_body import dump
 from dataplane.core.schemas import ITEM_BYTES, LOCATORS
 
 JSON_UP_TO = 96
-"""Objects in one answer; from about here on packed columns are faster than text."""
+"""The largest number of objects in a JSON reply; above about this number the record batch is faster."""
 
 _DTYPES = list(ITEM_BYTES)
 _DTYPE_CODE = {name: code for code, name in enumerate(_DTYPES)}
@@ -27,21 +27,25 @@ _DTYPE, _SHAPE = LOCATORS.field("dtype").type, LOCATORS.field("shape").type
 
 @dataclass(frozen=True, slots=True)
 class Locators:
-    """Columns with a row per object asked for."""
+    """The columns of a resolve's reply, with one row per requested object."""
 
     segment: Sequence[int]
+    """0 for the node's arena; n for the spilled object's file that `files[n - 1]` describes."""
     offset: Sequence[int]
-    """-1 where the object is not resident; the other columns mean nothing there."""
+    """Bytes from the start of the segment; -1 where the object is not resident: the other columns then mean nothing."""
     nbytes: Sequence[int]
     dtype: Sequence[str]
+    """numpy dtype names."""
     shape: Sequence[Sequence[int]]
     version: Sequence[int]
+    """Versions of plain objects; 0 for the others."""
     lease: Sequence[int]
+    """Number of the lease that this reply granted on the object."""
     files: list[dict[str, Any]] = field(default_factory=list)
-    """path, nbytes, device, inode of what segments 1, 2, ... mean in this answer; 0 is the node's arena."""
+    """path, nbytes, device and inode of the files that segments 1, 2, ... mean in this reply."""
 
     def to_batch(self) -> pa.RecordBatch:
-        """The record batch of `LOCATORS`, out of packed columns."""
+        """Return the columns as a record batch of the schema `LOCATORS`. Built from packed arrays, which is fast."""
         count = len(self.offset)
         ends: list[int] = [0]
         dims: list[int] = []
@@ -63,7 +67,7 @@ class Locators:
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch, files: Sequence[dict[str, Any]] = ()) -> "Locators":
-        """The reverse of `to_batch`, with the files that came beside it."""
+        """Read the record batch that `to_batch` made; `files` are sent next to it."""
         segments, offsets, sizes, dtypes, shapes, versions, leases = batch.columns
         names = dtypes.dictionary.to_pylist()
         ends, dims = _numbers(shapes.offsets, "i"), _numbers(shapes.values, "q")
@@ -79,12 +83,12 @@ class Locators:
         )
 
     def to_json(self) -> bytes:
-        """The same columns as a JSON object."""
+        """Return the same columns as a JSON body."""
         return dump({"locators": {name: getattr(self, name) for name in _NAMES}})
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Locators":
-        """The reverse of `to_json`. DataPlaneError if the node answered something else."""
+        """Read the JSON object that `to_json` made. DataPlaneError if the node replied with something else."""
         columns = body.get("locators")
         if not isinstance(columns, dict) or not columns.keys() >= _NAMES:
             raise DataPlaneError(f"a node answered resolve with {str(body)[:80]}; wanted locators")
@@ -92,9 +96,11 @@ class Locators:
 
 
 _NAMES = dict.fromkeys(column.name for column in fields(Locators)).keys()
+"""The column names, in the order of the fields."""
 
 
 def _numbers(column: pa.Array, code: Literal["b", "i", "q"]) -> list[int]:
+    """Return a primitive column as a list; `code` is the struct code of its items."""
     if not len(column):
         return []
     values = memoryview(column.buffers()[1]).cast("b").cast(code)
@@ -102,5 +108,6 @@ def _numbers(column: pa.Array, code: Literal["b", "i", "q"]) -> list[int]:
 
 
 def _column(kind: pa.DataType, code: str, values: Iterable[int]) -> pa.Array:
+    """Return a primitive Arrow array of these values; `code` is the struct code of its items."""
     packed = array(code, values)
     return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)], 0)

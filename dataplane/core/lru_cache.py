@@ -1,4 +1,4 @@
-"""A cache with a bound on what it may cost; what was used least recently goes first. Thread-safe."""
+"""A thread-safe cache with a limit on the total cost of its values. It drops the least recently used value first."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,10 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """Values by key, of at most `max_cost` together; a value that costs more than that is not kept."""
+    """A cache whose values together cost at most `max_cost`. A value that alone costs more is not kept.
+
+    The caller chooses the unit of cost, for example bytes.
+    """
 
     def __init__(self, max_cost: int) -> None:
         self._max_cost = max_cost
@@ -19,11 +22,11 @@ class LruCache(Generic[Value]):
 
     @property
     def cost(self) -> int:
-        """What is kept now."""
+        """The total cost of the values in the cache."""
         return self._cost
 
     def get(self, key: Hashable) -> Value | None:
-        """The value, which is then the last to go; None if it is not here."""
+        """Return the value of a key and mark it as the most recently used; None if the cache does not have it."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -32,7 +35,7 @@ class LruCache(Generic[Value]):
             return entry[0]
 
     def put(self, key: Hashable, value: Value, cost: int = 1) -> None:
-        """Keep a value, in the place of others where need be."""
+        """Store a value, and drop the least recently used ones while the total cost is too high."""
         with self._lock:
             self._drop(key)
             if cost > self._max_cost:
@@ -43,6 +46,7 @@ class LruCache(Generic[Value]):
                 self._drop(next(iter(self._entries)))
 
     def _drop(self, key: Hashable) -> None:
+        """Remove a value, if the cache has it. The caller holds the lock."""
         entry = self._entries.pop(key, None)
         if entry is not None:
             self._cost -= entry[1]

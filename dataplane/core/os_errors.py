@@ -11,6 +11,7 @@ _ADVICE = {
     errno.ENOSPC: "make room there, or choose another place",
     errno.EROFS: "choose a place that can be written",
 }
+"""What to do about an error of the operating system, by its errno."""
 
 
 def describe_error(error: Exception) -> str:

@@ -51,7 +51,7 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
 class Trimmer:
     """Returns freed memory to the kernel (malloc_trim), `wait_s` seconds after a request. Thread-safe.
 
-    It trims at most about once in `wait_s`, however many requests come.
+    It trims at most about once in `wait_s`, for any number of requests.
     """
 
     def __init__(self, wait_s: float = 1.0) -> None:
@@ -61,7 +61,7 @@ class Trimmer:
         self._asked_at = 0.0
 
     def soon(self) -> None:
-        """Ask for a trim in `wait_s` seconds. Memory that is still in use now, as by a refused message, is free by then."""
+        """Ask for a trim in `wait_s` seconds. Memory still in use now, as by a refused message, is free by then."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._is_waiting:
@@ -70,11 +70,13 @@ class Trimmer:
         self._trim_in(self._wait_s)
 
     def _trim_in(self, seconds: float) -> None:
+        """Start a timer for `_trim`."""
         timer = threading.Timer(seconds, self._trim)
         timer.daemon = True
         timer.start()
 
     def _trim(self) -> None:
+        """Trim now, and again later if another request came since the timer was started."""
         with self._lock:
             left_s = self._asked_at + self._wait_s - time.monotonic()
             self._is_waiting = left_s > 0

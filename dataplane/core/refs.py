@@ -1,6 +1,7 @@
-"""What travels instead of pixels: refs, and the few records that name samples, datasets and bad media.
+"""Refs and the other small records that processes exchange instead of pixels: lineage, sample, data set, bad medium.
 
-Standard library only. Everything here is immutable, picklable and JSON-safe (`to_dict` / `from_dict`).
+All classes here are immutable and picklable, and `to_dict` / `from_dict` convert them to and from JSON-safe values.
+Standard library only.
 """
 
 from collections.abc import Mapping, Sequence
@@ -9,31 +10,34 @@ from types import NoneType
 from typing import Any, Literal
 
 Kind = Literal["source", "derived", "plain"]
+"""The kind of an object; see `KINDS`."""
 KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
+"""The kinds of objects: encoded media, what a recipe makes of them, and what a client or writer stored under a name."""
 MAX_DIMS = 32
+"""The largest number of dimensions of an object's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """How an object can be made again when a node lost it."""
+    """The origin of an object, from which any node with the same data sets can make the object again."""
 
     dataset: str
-    """Id of a dataset that the node's owner registered; empty for a source that somebody put by hand."""
+    """Name of a data set that is registered at the node; empty for a source that a client stored with `put_source`."""
     shard: str
-    """Name of the file inside the dataset."""
+    """Name of the file inside the data set."""
     offset: int
-    """Where the source's encoded bytes begin in a tar; the row's number in a table or in JSON lines."""
+    """Tar: byte at which the source's encoded bytes begin. Table or JSON lines: number of the row."""
     nbytes: int
-    """How many encoded bytes there are."""
+    """Number of encoded bytes of the source."""
     source: str
-    """Digest of the source bytes (the hex part of its name)."""
+    """Digest of the source's bytes (the hex part of its name)."""
     recipe: Mapping[str, Any] | None
-    """What was done to the source; None for the source itself."""
+    """The recipe that makes the object from the source; None for the source itself."""
     part: str = ""
-    """Which medium of a row: column and place, such as `images/1`; empty in a tar."""
+    """Which medium of the row: column and position, such as `images/1`; empty in a tar."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The lineage as JSON-safe values."""
+        """Return the lineage as JSON-safe values."""
         return {
             "dataset": self.dataset,
             "shard": self.shard,
@@ -46,35 +50,37 @@ class Lineage:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
-        """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
+        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
         return cls(**_read(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ref:
-    """A few hundred bytes that name one immutable object of the data plane."""
+    """A record of a few hundred bytes that names and describes one immutable object of the data plane."""
 
     name: str
-    """`s/<blake3 hex 32>` source, `d/<source hex>/<recipe hex 16>` derived, plain: what its writer chose."""
+    """Source: `s/<32 hex digits>`. Derived: `d/<source's 32>/<recipe's 16 digits>`. Plain: what the client chose."""
     kind: Kind
     dtype: str
     """A numpy dtype name."""
     shape: tuple[int, ...]
     nbytes: int
     node: str
-    """Id of the node that gave the ref out; any node with the same datasets can make it again from its lineage."""
+    """Id of the node that issued the ref. Any node with the same data sets can make the object from its lineage."""
     lineage: Lineage | None
+    """Origin of the object; None if it cannot be made again."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-safe. `medium` (image or video) of derived objects, and of a data set's sources by their names; of derived
-    patches also `grid_thw` (images: [1, h, w]), `num_tokens`, and `checksum` of the content."""
+    """JSON-safe facts about the object. Derived objects have `medium` (image or video); so have sources of a data set,
+    by their file names. Derived patches also have `grid_thw` (images: [1, h, w]), `num_tokens`, and the content's
+    `checksum`."""
     version: int = 0
-    """Of a plain object, which one of all that had its name; 0 where the name follows from the content."""
+    """Version of a plain object: it tells this object from earlier ones of the same name. 0 for other kinds."""
 
     def __hash__(self) -> int:
         return hash(self.name)
 
     def to_dict(self) -> dict[str, Any]:
-        """The ref as JSON-safe values."""
+        """Return the ref as JSON-safe values."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -89,7 +95,7 @@ class Ref:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
-        """The reverse of `to_dict`; ValueError names the field that is missing or of the wrong type."""
+        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
         fields = _read(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
         if fields["kind"] not in KINDS:
             raise ValueError(f"ref.kind is {fields['kind']!r}; wanted one of {', '.join(KINDS)}")
@@ -102,7 +108,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
-    """An array that is to be stored as a plain object."""
+    """The description of an array that is to be stored as a plain object: name, dtype, shape, meta."""
 
     name: str
     dtype: str
@@ -112,19 +118,22 @@ class ArraySpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadMedia:
-    """A medium, or a piece of a shard, that was put in quarantine, and why."""
+    """A medium or a part of a shard that cannot be used, and the reason."""
 
     dataset: str
+    """Name of the data set; empty for a source that a client stored with `put_source`."""
     shard: str
     key: str
+    """Key of the sample in its shard, in a table followed by the medium's part; empty where it is not known."""
     reason: str
+    """What is wrong with it, for people."""
     name: str = ""
-    """Name of the object that could not be made; empty where not even the source has a name."""
+    """Name of the object that could not be made; empty where even the source could not be read, and so has no name."""
     offset: int = -1
-    """Where in the shard; -1 where that is not known."""
+    """Position in the shard, as in `Lineage.offset`; -1 where it is not known."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The entry as JSON-safe values."""
+        """Return the record as JSON-safe values."""
         return {
             "dataset": self.dataset,
             "shard": self.shard,
@@ -136,28 +145,31 @@ class BadMedia:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "BadMedia":
-        """The reverse of `to_dict`."""
+        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
         texts = {key: _take(data, "bad media", key, str) for key in ("dataset", "shard", "key", "reason", "name")}
         return cls(**texts, offset=_take(data, "bad media", "offset", int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One sample: the members of a tar that share a key, a row of a table, a line of JSON lines."""
+    """One data set sample: the members of a tar that share a key, a row of a table, or a line of JSON lines."""
 
     index: int
-    """Place in the dataset: shards in name order, samples in the order of their shard."""
+    """Position in the data set: shards in the order of their names, samples in the order of their shard."""
     key: str
+    """Key of the sample in its shard: the common name of tar members, `row 3` of a table, `line 3` of JSON lines."""
     shard: str
+    """Name of the file inside the data set."""
     fields: Mapping[str, Any]
-    """The `.json` member of a tar, the columns or keys that are not media of the others; JSON-safe."""
+    """JSON-safe. Tar: the content of the `.json` member. Other formats: the columns or keys that are not media."""
     media: tuple[Ref, ...]
-    """Source refs of the media in tar, column or key order; `lineage.part` says which column. Nothing is decoded."""
+    """Source refs of the media, in the order of tar members, columns or keys. `lineage.part` names the column.
+    The media are not decoded yet."""
     bad: tuple[BadMedia, ...] = ()
-    """What of the sample cannot be read: a `.json` that is not JSON, a null image, a path that leads nowhere."""
+    """The parts of the sample that cannot be read: a `.json` that is not JSON, a null image, a path without a file."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The sample as JSON-safe values."""
+        """Return the sample as JSON-safe values."""
         return {
             "index": self.index,
             "key": self.key,
@@ -169,7 +181,7 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Sample":
-        """The reverse of `to_dict`."""
+        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
         return cls(
             index=_take(data, "sample", "index", int),
             key=_take(data, "sample", "key", str),
@@ -182,16 +194,17 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """What ingest found in a registered root."""
+    """The result of ingesting a registered data set: how many samples and shards it has, and what is bad."""
 
     name: str
     num_samples: int
     num_shards: int
+    """Number of shard files."""
     bad: tuple[BadMedia, ...]
-    """Torn shards and unusable members; the samples around them are counted and served."""
+    """Damaged shards and unusable members. The samples around them are counted and can be read."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The dataset as JSON-safe values."""
+        """Return the data set as JSON-safe values."""
         return {
             "name": self.name,
             "num_samples": self.num_samples,
@@ -201,7 +214,7 @@ class Dataset:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Dataset":
-        """The reverse of `to_dict`."""
+        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
         return cls(
             name=_take(data, "dataset", "name", str),
             num_samples=_take(data, "dataset", "num_samples", int),
@@ -211,13 +224,13 @@ class Dataset:
 
 
 def check_shape(shape: Sequence[object], what: str = "shape") -> None:
-    """ValueError unless an array can have this shape."""
+    """Check that an array can have this shape; ValueError, with `what` in its message, if not."""
     if len(shape) > MAX_DIMS:
         raise ValueError(f"{what} has {len(shape)} dimensions; wanted at most {MAX_DIMS}")
     for dim in shape:
         if type(dim) is not int or not 0 <= dim < 1 << 63:
             found = str(list(shape))[:80]
-            raise ValueError(f"{what} is {found}; wanted numbers that are not negative and fit 64 bits")
+            raise ValueError(f"{what} is {found}; wanted whole numbers that are not negative and fit 64 bits")
 
 
 _Types = tuple[type, ...]
@@ -249,7 +262,10 @@ _REF_DEFAULTS = {"version": 0}
 def _read(
     data: Mapping[str, Any], what: str, fields: Mapping[str, _Types], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All `fields` of a JSON object; refs come by the thousand, so the good case is a look at each type."""
+    """Return the values of all `fields` of a JSON object, after a check of their types.
+
+    Requests have thousands of refs, so a correct value costs only one look at its type.
+    """
     read = {}
     for key, types in fields.items():
         try:
@@ -261,10 +277,11 @@ def _read(
 
 
 _MISSING = object()
+"""The value of a field that is missing and has no default; no type check accepts it."""
 
 
 def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:
-    """data[key] if it is one of `types` (a bool is not an int here)."""
+    """Return `data[key]`, which must be of one of `types` (a bool is not an int here). ValueError if it is not."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{what} is {type(data).__name__}; wanted a JSON object")
     if key not in data:

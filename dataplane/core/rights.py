@@ -13,7 +13,7 @@ class Right(IntEnum):
     WRITE = 2
     """Store, make and release objects."""
     ADMIN = 3
-    """Use the verbs that affect all clients."""
+    """Do everything. No verb needs more than WRITE at present."""
 
     @property
     def word(self) -> str:

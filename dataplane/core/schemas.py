@@ -88,7 +88,7 @@ def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[i
 def reading(what: str) -> Iterator[None]:
     """Raise BadRequestError where a read inside this block meets a message that is not Arrow IPC.
 
-    Arrow raises errors of many classes there. `what` names the stream in the message. Errors of Flight itself pass unchanged.
+    Arrow raises errors of many classes there. `what` names the stream in the message. Errors of Flight pass unchanged.
     """
     try:
         yield

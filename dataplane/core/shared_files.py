@@ -1,7 +1,8 @@
-"""Opening what a node shares with its machine, and making sure that it is what the node meant.
+"""Open and map the files that a node shares with other processes: its arena, and the files of spilled objects.
 
-A path means another file, or none, in another container: device and inode tell. And whoever answers at an address may
-be no node at all: an arena is opened only where arenas of this user lie, a spilled object only if it is a file of ours.
+Every file is checked before it is opened. In another container the same path can mean another file, so device and
+inode must match. The process at an address may not be a node at all, so an arena is opened only at a path where
+arenas of this user can be, and a spilled object only if its file belongs to this user.
 """
 
 import ctypes
@@ -21,24 +22,26 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
 
 SHM_DIR = Path("/dev/shm")
+"""The folder of the segments."""
 PREFIX = "dataplane-"
-"""How the names of segments begin, in `SHM_DIR` and without a folder."""
+"""The start of every segment's name, both of files in `SHM_DIR` and of unnamed memory (memfd)."""
 FILE_SUFFIX = ".arrow"
-"""How the names of spilled objects end."""
+"""The end of the file name of every spilled object."""
 _MEMFD = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
+"""The path of unnamed memory (memfd) of another process."""
 
 
 def identity(fd: int) -> dict[str, int]:
-    """What tells a file from every other one of this machine."""
+    """Return device and inode of an open file, which together identify it on this machine."""
     found = os.fstat(fd)
     return {"device": found.st_dev, "inode": found.st_ino}
 
 
 class FileMapping:
-    """The first bytes of a file, mapped read-only until the last array over them is gone.
+    """The first `nbytes` bytes of a file, mapped read-only until the last array over them is gone.
 
-    It keeps no descriptor open, as `mmap.mmap` and `np.memmap` do: objects that are mapped by the thousand would use up
-    those that a process may have. OSError where the system maps no more.
+    Unlike `mmap.mmap` and `np.memmap` it keeps no file descriptor open: thousands of mapped objects would use up the
+    descriptors of a process. Raises OSError where the system allows no more mappings.
     """
 
     __slots__ = ("__array_interface__", "address", "nbytes")
@@ -58,9 +61,10 @@ class FileMapping:
 
 
 def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
-    """A file of a spilled object, mapped whole; `is_own` says that this process described it itself.
+    """Map the whole file of a spilled object. `is_own` means that this process wrote the description `shared` itself.
 
-    OSError where it cannot be opened from here, is no such file of this user, or the system maps no more.
+    Raises OSError if the file cannot be opened from here, is not a spilled object of this user, or the system allows
+    no more mappings.
     """
     if not is_own and not str(shared["path"]).endswith(FILE_SUFFIX):
         raise _stale(shared, f"its name does not end in {FILE_SUFFIX}")
@@ -72,20 +76,20 @@ def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
 
 
 def open_segment(shared: Mapping[str, Any], flags: int) -> int:
-    """A descriptor of a node's arena as the node describes it: path, nbytes, device, inode.
+    """Open the arena that a node describes (path, nbytes, device, inode), and return the file descriptor.
 
-    OSError where it cannot be opened from here, is another file, or is nothing that a node of this user made.
+    Raises OSError if it cannot be opened from here, is another file, or was not made by a node of this user.
     """
     path = str(shared["path"])
     if Path(path).parent == SHM_DIR and Path(path).name.startswith(PREFIX):
         return _open(shared, flags, os.O_NOFOLLOW, _check_arena)
     if _MEMFD.fullmatch(path):
         return _open(shared, flags, 0, _check_memory)
-    raise _stale(shared, f"wanted {SHM_DIR}/{PREFIX}*, or memory without a name: no arena lies there")
+    raise _stale(shared, f"wanted {SHM_DIR}/{PREFIX}*, or memory without a name: this cannot be an arena")
 
 
 def _open(shared: Mapping[str, Any], flags: int, follow: int, *checks: Callable[[Mapping[str, Any], int], None]) -> int:
-    """Look before opening: what is not the file that was described is not touched at all."""
+    """Check the file through an O_PATH descriptor before opening it, so that a wrong file is never opened."""
     seen = os.open(str(shared["path"]), os.O_PATH | os.O_CLOEXEC | follow)
     try:
         for check in (_check_same, *checks):
@@ -96,29 +100,34 @@ def _open(shared: Mapping[str, Any], flags: int, follow: int, *checks: Callable[
 
 
 def _check_same(shared: Mapping[str, Any], fd: int) -> None:
+    """Check that the open file is the described one: device, inode, regular, size."""
     found = os.fstat(fd)
     if any(shared.get(key) != value for key, value in identity(fd).items()):
-        raise _stale(shared, "another file has this path here, as in another container")
+        raise _stale(shared, "another file has this path here, as happens in another container")
     if not stat.S_ISREG(found.st_mode) or found.st_size != shared["nbytes"]:
         raise _stale(shared, f"wanted a regular file of {shared['nbytes']} bytes, this has {found.st_size}")
 
 
 def _check_owner(shared: Mapping[str, Any], fd: int) -> None:
+    """Check that the file belongs to the user of this process."""
     if os.fstat(fd).st_uid != os.geteuid():
         raise _stale(shared, f"it belongs to user {os.fstat(fd).st_uid}, not to {os.geteuid()}")
 
 
 def _check_arena(shared: Mapping[str, Any], fd: int) -> None:
+    """Check that the file belongs to this user and that no other user may use it."""
     _check_owner(shared, fd)
     if os.fstat(fd).st_mode & 0o077:
         raise _stale(shared, f"others may use it (mode {stat.S_IMODE(os.fstat(fd).st_mode):04o}); an arena is private")
 
 
 def _check_memory(shared: Mapping[str, Any], fd: int) -> None:
+    """Check that the file is unnamed memory (memfd) that a node of this user made."""
     _check_owner(shared, fd)
     if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith(f"/memfd:{PREFIX}"):
-        raise _stale(shared, "it is no memory of a node")
+        raise _stale(shared, "it is not the memory of a node")
 
 
 def _stale(shared: Mapping[str, Any], why: str) -> OSError:
+    """Return the error for a file that is not what the node described."""
     return OSError(errno.ESTALE, why, str(shared["path"]))

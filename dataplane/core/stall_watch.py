@@ -1,4 +1,4 @@
-"""Cutting Flight streams on which nothing comes any more: a connection can be dead for minutes without a sign."""
+"""Cancel Flight streams that stopped sending data. Without it, a dead connection can stay unnoticed for minutes."""
 
 import math
 import threading
@@ -10,7 +10,10 @@ import pyarrow.flight as fl
 
 
 class StallWatch:
-    """Cuts streams on which nothing came for `stall_s`; with infinity it cuts none. Thread-safe."""
+    """Cancels every watched stream on which no data came for `stall_s` seconds. Thread-safe.
+
+    With `stall_s` infinite it cancels none and starts no thread.
+    """
 
     def __init__(self, stall_s: float) -> None:
         self.stall_s = stall_s
@@ -22,13 +25,13 @@ class StallWatch:
             threading.Thread(target=self._keep, name="watch", daemon=True).start()
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread; streams are not watched any more."""
         self._is_closed = True
         self._wake.set()
 
     @contextmanager
     def over(self, reader: fl.FlightStreamReader) -> Iterator[None]:
-        """Watch a stream; `seen` says that something came."""
+        """Watch a stream during the block. Call `seen` whenever data came."""
         self.seen(reader)
         self._wake.set()
         try:
@@ -38,12 +41,12 @@ class StallWatch:
                 del self._last[id(reader)]
 
     def seen(self, reader: fl.FlightStreamReader) -> None:
-        """Something came on this stream just now."""
+        """Note that data came on this stream now."""
         with self._lock:
             self._last[id(reader)] = (reader, time.monotonic())
 
     def _keep(self) -> None:
-        """Waits for: streams to watch; ends with `close`."""
+        """Cancel stalled streams until `close`. Waits for: a stream to watch."""
         while not self._is_closed:
             with self._lock:
                 streams = list(self._last.values())

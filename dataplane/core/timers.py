@@ -1,4 +1,4 @@
-"""Things to do when their time has come, unless called off before: one thread for any number of them."""
+"""Timers: calls to make at a later moment unless they are cancelled. One thread serves any number of them."""
 
 import heapq
 import logging
@@ -10,14 +10,14 @@ log = logging.getLogger(__name__)
 
 
 class Timers:
-    """Keys with a time each, at which `run(key)` is called in this object's thread. Thread-safe."""
+    """A set of keys with one moment each, at which `run(key)` is called in this object's thread. Thread-safe."""
 
     def __init__(self, run: Callable[[str], object], name: str) -> None:
         self._run = run
         self._changed = threading.Condition()
         self._times: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-        """What was ever set and has not been looked at; `_times` says which of it still counts."""
+        """(moment, key) of each `set` that is not handled yet. An entry counts only if `_times` has the same moment."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -29,7 +29,7 @@ class Timers:
         return key in self._times
 
     def set(self, key: str, in_s: float) -> None:
-        """Run for `key` in so many seconds, whatever was set before."""
+        """Call `run(key)` in `in_s` seconds. It replaces an earlier time of the same key."""
         with self._changed:
             self._times[key] = at = time.monotonic() + in_s
             heapq.heappush(self._heap, (at, key))
@@ -37,18 +37,18 @@ class Timers:
                 self._changed.notify()
 
     def cancel(self, key: str) -> None:
-        """Do not run for `key`. Nothing happens if it was not set; a run that began goes on."""
+        """Do not call `run(key)`. It does nothing if the key has no time; a call that began continues."""
         with self._changed:
             self._times.pop(key, None)
 
     def close(self) -> None:
-        """Run nothing any more."""
+        """Stop: make no more calls."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def _work(self) -> None:
-        """Consumes the times that come."""
+        """Make the calls when they are due, until `close`. Waits for: the next moment, or a change."""
         while True:
             with self._changed:
                 while not self._is_closed and (not self._heap or self._heap[0][0] > time.monotonic()):
@@ -62,4 +62,4 @@ class Timers:
             try:
                 self._run(key)
             except Exception:
-                log.exception("what was due for %s failed", key)
+                log.exception("the timer of %s failed", key)

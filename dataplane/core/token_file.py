@@ -109,13 +109,12 @@ def _read(path: Path) -> list[tuple[str, Token]]:
         if words:
             tokens.append((words[0], _parse(words, f"{path} line {number}")))
     if not tokens:
-        raise BadRequestError(
-            f"the token file {path} has no token; wanted lines of TOKEN [read|write|admin] [EXPIRY]"
-        )
+        raise BadRequestError(f"the token file {path} has no token; wanted lines of TOKEN [read|write|admin] [EXPIRY]")
     return tokens
 
 
 def _parse(words: list[str], where: str) -> Token:
+    """Parse the words of one line; `where` names the line in errors."""
     token, rest = words[0], words[1:]
     if len(token) < MIN_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise BadRequestError(
@@ -132,6 +131,7 @@ def _parse(words: list[str], where: str) -> Token:
 
 
 def _parse_expiry(text: str, where: str) -> datetime:
+    """Parse an ISO 8601 date and time; without a time zone it is UTC."""
     try:
         expires = datetime.fromisoformat(text)
     except ValueError as error:
@@ -142,6 +142,7 @@ def _parse_expiry(text: str, where: str) -> datetime:
 
 
 def _digest(token: str) -> bytes:
+    """Return the SHA-256 of a token."""
     return hashlib.sha256(token.encode()).digest()
 
 

@@ -86,7 +86,7 @@ def test_sizes_and_roots_are_parsed_or_refused() -> None:
     for bad in ("much", "-1", "1 parsec"):
         with pytest.raises(Exception, match="is not a size"):
             parse_memory(bad)
-    with pytest.raises(Exception, match="names no dataset"):
+    with pytest.raises(Exception, match="does not name a dataset"):
         parse_root("train")
 
 
@@ -101,7 +101,11 @@ def test_help_of_a_limit_says_what_it_limits_and_in_which_unit(capsys: pytest.Ca
     with pytest.raises(SystemExit):
         main(["serve", "--help"])
     text = " ".join(capsys.readouterr().out.split())
-    for part in ("larger, default 512 MiB", "more frames, sampled or not, default 1,048,576", "longer, default 120"):
+    for part in (
+        "more encoded bytes, default 512 MiB",
+        "more frames, sampled or not, default 1,048,576",
+        "longer to decode, default 120",
+    ):
         assert part in text
     assert "--max-decode-seconds SECONDS" in text and "above this" not in text
 

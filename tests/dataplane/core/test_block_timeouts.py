@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from dataplane.core.overdue import BlockTimeouts
+from dataplane.core.block_timeouts import BlockTimeouts
 
 
 def test_a_block_that_ends_in_time_is_not_cut_and_one_that_does_not_is() -> None:

@@ -3,7 +3,7 @@
 import threading
 from queue import SimpleQueue
 
-from dataplane.core.deadlines import Timers
+from dataplane.core.timers import Timers
 from tests.dataplane.shards import wait_until
 
 

@@ -175,9 +175,9 @@ def test_a_mapped_file_that_was_cut_is_refused_not_touched(tmp_path: Path) -> No
 CUT_WHILE_READ = """
 import os, sys
 import pyarrow as pa
-from dataplane.datasets.catalog import Datasets
+from dataplane.datasets.catalog import Catalog
 
-datasets = Datasets({"d": [sys.argv[1]]}, "node")
+datasets = Catalog({"d": [sys.argv[1]]}, "node")
 datasets.ingest("d")
 real = pa.ipc.read_record_batch
 

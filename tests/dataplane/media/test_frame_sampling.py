@@ -19,6 +19,7 @@ def take(total: int, video_fps: float, multiple: int = 2, **sampling: Any) -> tu
 
 
 def transformers_indices(rule: str, total: int, video_fps: float, **options: Any) -> list[int]:
+    pytest.importorskip("torch")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
     from transformers.video_utils import VideoMetadata
@@ -82,6 +83,7 @@ def test_a_video_shorter_than_a_temporal_patch_is_taken_whole() -> None:
 
 
 def test_times_are_those_that_the_processors_compute() -> None:
+    pytest.importorskip("torch")
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.video_utils import VideoMetadata
 
@@ -97,6 +99,7 @@ def test_times_are_those_that_the_processors_compute() -> None:
 
 @pytest.mark.parametrize("num_frames", [2, 3, 4, 9, 64])
 def test_sizes_are_those_of_transformers(num_frames: int) -> None:
+    pytest.importorskip("torch")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import smart_resize as per_frame
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import smart_resize as per_video
 

@@ -44,6 +44,7 @@ def run_video_kernel(video: Video, recipe: dict[str, Any]) -> tuple[np.ndarray, 
 
 def run_image_processor(image: Image.Image) -> np.ndarray:
     """transformers' default processor of Qwen2-VL and Qwen2.5-VL images."""
+    pytest.importorskip("torch")
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
     keys = ("patch_size", "merge_size", "temporal_patch_size", "min_pixels", "max_pixels")
@@ -55,6 +56,7 @@ def run_image_processor(image: Image.Image) -> np.ndarray:
 
 def run_video_processor(frames: np.ndarray, recipe: dict[str, Any]) -> tuple[np.ndarray, list[int]]:
     """transformers' default processor of Qwen2.5-VL or Qwen3-VL videos, given the sampled frames."""
+    pytest.importorskip("torch")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 

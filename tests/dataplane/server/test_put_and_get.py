@@ -149,7 +149,7 @@ def test_a_node_that_is_not_there_is_named() -> None:
             client.stat()
     with pytest.raises(NodeUnavailableError, match="is it running"):
         Reader("grpc://127.0.0.1:1", timeout_s=5)
-    with pytest.raises(BadRequestError, match="is no address"):
+    with pytest.raises(BadRequestError, match="is not the address"):
         Client("nonsense")
 
 
@@ -179,11 +179,11 @@ def test_a_put_that_fails_in_the_middle_gives_its_place_back_and_keeps_nothing_o
     wait_until(lambda: client.stat()["used_bytes"] == used)
     client.release([client.put(data, name="middle")])
     wait_until(lambda: not open_arenas())  # readers of earlier tests may still be letting go of theirs
-    client._place_writer._lock.acquire()
+    client._inplace_put._lock.acquire()
     client.timeout_s = 0.1
     with pytest.raises(TimeoutError, match=r"put in 0\.1 s"):
         client.put(data, name="middle")
-    client._place_writer._lock.release()
+    client._inplace_put._lock.release()
 
 
 def test_a_hundred_clients_and_readers_leave_no_file_open(node: EmbeddedNode) -> None:

@@ -64,7 +64,7 @@ def test_a_client_that_speaks_tls_to_a_node_that_does_not_is_told_so(authority: 
     with serving(tmp_path / "log") as served:
         uri = served.uri.replace("grpc://", "grpc+tls://")
         with Client(uri, timeout_s=20, credentials=Credentials(tls_ca=authority.cert_file)) as client:
-            with pytest.raises(NodeUnavailableError, match="speaks no TLS: use grpc://"):
+            with pytest.raises(NodeUnavailableError, match="does not speak TLS: use grpc://"):
                 client.stat()
 
 

@@ -31,7 +31,7 @@ def test_without_shared_memory_a_node_says_so_and_everything_still_maps(
         assert "missing does not exist; wanted 4 MiB there" in caplog.text and "--shm-size" in caplog.text
         with Client(node.uri, timeout_s=20) as client, Reader(node.uri) as reader, Writer(node.uri) as writer:
             ref = client.put(bytes(range(256)) * 1024, name="big")
-            assert len(bytes(range(256)) * 1024) >= PUT_IN_PLACE_FROM and not client._place_writer._is_remote
+            assert len(bytes(range(256)) * 1024) >= PUT_IN_PLACE_FROM and not client._inplace_put._is_remote
             with writer.create("made", "int32", (5,)) as place:
                 place.array[:] = range(5)
             assert place.ref is not None

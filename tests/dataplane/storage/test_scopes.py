@@ -167,10 +167,10 @@ def test_a_long_move_that_misses_one_object_compares_no_refs(
 def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: Node, small: Client) -> None:
     small_node.services.scope_owners.grace_s = 5
     small.open_scope("steady")
-    stream = small._scope_keeper._stream
+    stream = small._heartbeat._stream
     assert stream is not None
     stream[1].cancel()
-    wait_until(lambda: small._scope_keeper._stream is not stream)
+    wait_until(lambda: small._heartbeat._stream is not stream)
     small.put(b"z", name="z", scope="steady")
     assert small.stat()["num_scopes"] == 1 and not small_node.services.scope_owners._timers
 
@@ -192,7 +192,7 @@ def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
         client.open_scope("left behind")
         (ours,) = keepers() - before
         kill(node)
-        is_there = client._scope_keeper._is_there
+        is_there = client._heartbeat._is_there
         wait_until(lambda: not is_there.is_set())
         del client
         wait_until(lambda: ours not in keepers())
@@ -204,13 +204,13 @@ def test_a_scope_that_somebody_else_opened_meanwhile_does_not_keep_the_others_aw
     small_node.services.scope_owners.grace_s = 60
     small.open_scope("taken")
     small.open_scope("ours")
-    stream = small._scope_keeper._stream
+    stream = small._heartbeat._stream
     assert stream is not None
     with Client(small_node.uri) as other:
         other.close_scope("taken")
         other.open_scope("taken", quota_bytes=BLOCK, keep=True)
         stream[1].cancel()
-        wait_until(lambda: small._scope_keeper._stream is not stream)
+        wait_until(lambda: small._heartbeat._stream is not stream)
         small.put(b"z", name="z", scope="ours")
         other.close_scope("taken")
 

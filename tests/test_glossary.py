@@ -1,0 +1,80 @@
+"""The words of the project: retired words stay away, and no docstring begins in the middle of a sentence."""
+
+import ast
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.import_graph import ROOT
+
+RETIRED = {
+    r"somebody|someone|whoever|whomever|everybody|everyone|nobody": "name the role: the caller, every rank, no client",
+    r"reckon\w*": "count, compute, expect",
+    r"dear": "expensive",
+    r"(be|to be|been) had": "available",
+    r"called off|calls? off": "cancelled",
+    r"as ever|at hand|whence|lest|thereof|wherein|whereby": "the usual word",
+    r"fell asleep|falls? asleep": "was put to sleep",
+    r"come to rest|comes to rest": "is idle",
+    r"strangers?": "clients without a token, clients without a key",
+    r"patience": "the timeout, or how often something is tried again",
+    r"colleagues?": "the actors that a controller calls",
+    r"place ?(writer|stream)s?": "InplacePut, InplaceStream",
+    r"reader ?sessions?|scope ?keepers?": "LeaseSession, ScopeHeartbeat",
+    r"residents|desk": "ObjectTable, PhaseContext",
+}
+"""Words and names that the code no longer uses, and what it says instead (docs/architecture.md has the glossary)."""
+SELF = Path(__file__).relative_to(ROOT)
+HISTORY = Path("CHANGELOG.md")
+"""Old entries keep their words."""
+
+
+def tracked_files() -> list[Path]:
+    """Return the project's texts: code, docs and configurations."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+    files = [Path(name) for name in listed.stdout.split("\0") if name]
+    kinds = {".py", ".md", ".yaml", ".yml", ".toml"}
+    return [
+        file
+        for file in files
+        if file.suffix in kinds and file not in (SELF, HISTORY) and file.name != "LICENSE" and (ROOT / file).exists()
+    ]
+
+
+def docstrings(tree: ast.AST) -> list[tuple[int, str]]:
+    """Return (line, text) of every string that stands alone: docstrings, and those under fields and constants."""
+    return [
+        (node.lineno, node.value.value.strip())
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+
+
+@pytest.mark.parametrize("words", RETIRED)
+def test_a_retired_word_is_used_nowhere(words: str) -> None:
+    pattern = re.compile(rf"(?<![A-Za-z])({words})(?![A-Za-z])", re.IGNORECASE)
+    found = [
+        f"{file}:{number}: {match[0]!r}; say: {RETIRED[words]}"
+        for file in tracked_files()
+        for number, line in enumerate((ROOT / file).read_text().splitlines(), 1)
+        for match in pattern.finditer(line)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_docstring_begins_with_of_or_as() -> None:
+    found = [
+        f"{file}:{line}: {text[:60]!r}"
+        for file in tracked_files()
+        if file.suffix == ".py"
+        for line, text in docstrings(ast.parse((ROOT / file).read_text()))
+        if re.match(r"(Of|As)\b", text)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_the_files_that_are_searched_are_those_of_the_project() -> None:
+    files = tracked_files()
+    assert len(files) > 400 and Path("dataplane/core/refs.py") in files and Path("docs/architecture.md") in files
