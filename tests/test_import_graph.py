@@ -1,4 +1,4 @@
-"""Who may import whom between the packages, and that nobody imports in a circle: read from the sources."""
+"""Who may import whom between the packages, and that no file imports another in a circle: read from the sources."""
 
 import ast
 

@@ -36,7 +36,7 @@ TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
 
 
 FEWER = {"internvl": ("tp1", "tp2-sp", "pp2", "dp2", "tp2-pp2-sp", "cp2-zigzag", "cp2-allgather")}
-"""Of a family whose decoder another one has taken through every layout: what cuts the tower, or positions."""
+"""Layouts that cut the tower or the positions. They are enough for a family whose decoder another family tests."""
 
 QWEN3_LAYOUTS = ("tp1", "tp2-pp2-sp")
 """For the second decoder that InternVL may have."""

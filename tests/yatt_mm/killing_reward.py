@@ -19,7 +19,7 @@ _num_scored = 0
 
 
 def even_length_after_a_kill(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """As `even_length`; the node is killed first when its time has come."""
+    """Score like `even_length`, but kill the node first when its time has come."""
     global _num_scored
     _num_scored += 1
     if str(_num_scored) in os.environ[VARIABLE].split(","):

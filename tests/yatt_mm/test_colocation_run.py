@@ -61,7 +61,7 @@ def test_every_batch_is_full_and_every_trained_group_was_judged(partial: runs.Fi
         assert record["genrm/num_judged"] >= NUM_PROMPTS * GROUP_SIZE
         assert record["genrm/num_failed"] == 0
         assert record["sampling/num_prompts_used"] >= NUM_PROMPTS
-        # Judges still have what nobody waits for any more until the next phase begins.
+        # Judges still have groups that no controller waits for any more, until the next phase begins.
         assert 0 < record["time/genrm_s"] < record["time/step_s"]
         assert record["placement/rollout_devices"] + record["placement/genrm_devices"] <= 2.0 + 1e-6
         if record["rollout/staleness_max"] == 0:

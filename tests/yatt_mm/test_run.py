@@ -135,7 +135,7 @@ def check_that_it_trains_alike(folder: Path, name: str) -> None:
 
 
 def test_a_run_on_a_node_of_ones_own_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
-    """The same seed twice, once with a data-plane node that somebody else started, and several runs may use.
+    """The same seed twice, once with a data-plane node that another process started, and that several runs may use.
 
     Its weights are broadcast, as to engines that share no memory with the trainer.
     """
@@ -193,7 +193,7 @@ def test_a_signal_stops_everything_that_was_started(
             runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
         assert process.poll() is None, "".join(seen)
         if number is signal.SIGINT:
-            os.killpg(process.pid, number)  # what a terminal does: everybody in the group hears it
+            os.killpg(process.pid, number)  # what a terminal does: every process in the group gets it
         else:
             process.send_signal(number)
         done = runs.finish(process, mark, before, Path(temporary))
@@ -215,7 +215,7 @@ def test_a_rule_and_judges_of_every_kind_add_up_by_weight_and_see_what_was_proce
         "reward.judges.head.weight=0.1",
         "reward.judges.head.kv_cache_memory=64MiB",
         "reward.judges.head.max_model_len=256",
-        "reward.judges.away.url=http://127.0.0.1:9/v1",  # nobody listens there
+        "reward.judges.away.url=http://127.0.0.1:9/v1",  # no server listens there
         "reward.judges.away.model=judge",
         "reward.judges.away.weight=0.5",
         "reward.judges.away.max_attempts=1",

@@ -24,7 +24,7 @@ def group_of(size: int, order: Order) -> list[ContextParallel]:
 
 
 def padded_bounds(lengths: list[int], context: ContextParallel, rank_multiple: int = 1) -> list[int]:
-    """As packing makes them."""
+    """Return the bounds of packed sequences, in the form that packing gives."""
     lengths = [length + -length % context.sample_multiple for length in lengths]
     padding = -sum(lengths) % context.stream_multiple(rank_multiple)
     return [0, *accumulate([*lengths, padding] if padding else lengths)]

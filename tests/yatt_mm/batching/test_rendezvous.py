@@ -22,7 +22,7 @@ def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
     return Rendezvous(num_controllers=num, deadline_s=deadline_s, batches=batches)
 
 
-def test_a_gather_gives_everyone_all_values_in_controller_order() -> None:
+def test_a_gather_gives_every_controller_all_values_in_controller_order() -> None:
     async def run() -> list:
         meeting = make(3)
         return await asyncio.gather(*(meeting.gather(key(), c, c * 10) for c in (2, 0, 1)))
@@ -72,7 +72,7 @@ def test_a_leftover_of_an_earlier_start_is_turned_away() -> None:
         asyncio.run(make(1).gather(key(restart_count=7), 0, None))
 
 
-def test_prompts_are_dealt_in_turn_whoever_asks_first() -> None:
+def test_prompts_are_dealt_in_turn_in_any_order_of_asking() -> None:
     async def run(order: tuple[int, ...]) -> list:
         meeting = make(2)
         shares = await asyncio.gather(*(meeting.draw(key(), c, []) for c in order))

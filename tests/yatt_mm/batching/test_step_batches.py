@@ -1,4 +1,4 @@
-"""A step's batch fills: in rounds with the same prompts whoever does the work, in streams, and in turns with judges."""
+"""A step's batch fills: in rounds with the same prompts for any number of controllers, in streams, and in turns with judges."""
 
 from __future__ import annotations
 

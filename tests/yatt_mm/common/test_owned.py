@@ -40,7 +40,7 @@ def end(owner: "subprocess.Popen[str]") -> None:
 def test_what_a_killed_owner_left_is_removed_by_the_next_and_what_is_alive_stays(tmp_path: Path) -> None:
     killed, orphan = start_owner(tmp_path)
     living, kept = start_owner(tmp_path)
-    foreign = tmp_path / "yatt-of-somebody"
+    foreign = tmp_path / "yatt-of-another-user"
     foreign.mkdir()
     try:
         os.kill(killed.pid, signal.SIGKILL)

@@ -125,8 +125,8 @@ def test_a_group_is_split_where_encoding_twice_is_cheaper_than_waiting() -> None
     group = [work_group(0, [(10, 100)] * 8, (16, 50))]
     loads = [sum(piece.cost for piece in pieces) for pieces in spread(group, 4, Limits(max_tokens=100))]
     assert loads == [250, 250, 250, 250]
-    dear = [work_group(0, [(10, 100)] * 2, (16, 10**6))]
-    assert sorted(len(pieces) for pieces in spread(dear, 2, Limits(max_tokens=100))) == [0, 1]
+    expensive = [work_group(0, [(10, 100)] * 2, (16, 10**6))]
+    assert sorted(len(pieces) for pieces in spread(expensive, 2, Limits(max_tokens=100))) == [0, 1]
 
 
 def test_light_microbatches_stand_at_both_ends() -> None:

@@ -70,7 +70,7 @@ def make(
     )
 
 
-def test_whoever_gives_memory_up_goes_first() -> None:
+def test_roles_that_give_memory_up_go_first() -> None:
     async def run() -> list[tuple[str, State]]:
         log: list[tuple[str, State]] = []
         coordinator = make(FULL, log)
@@ -120,7 +120,7 @@ async def second_waits(coordinator: Coordinator) -> tuple[int, asyncio.Future[li
     return number, waiting
 
 
-def test_whoever_still_waits_as_a_phase_ends_is_answered() -> None:
+def test_a_request_that_still_waits_as_a_phase_ends_is_answered() -> None:
     async def run() -> None:
         coordinator = make(FULL, [])
         _, waiting = await second_waits(coordinator)
@@ -155,7 +155,7 @@ async def judge_alone(coordinator: Coordinator, number: int, *, num_engines: int
     await until(lambda: len(coordinator._pools["judge"].awake) == num_engines)
 
 
-def test_cells_move_to_whoever_has_requests_waiting_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cells_move_to_the_role_with_requests_waiting_and_the_reason_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Rebalancer, "note_move", lambda self, seconds: None)  # however long this machine takes for one
 
     async def run() -> None:

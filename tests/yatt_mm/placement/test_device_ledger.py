@@ -30,7 +30,7 @@ def test_two_awake_roles_never_share_a_device() -> None:
     ledger.change(FULL.of_role(Role.TRAIN)[0], State.AWAKE, now_s=2.0)
 
 
-def test_weights_of_training_and_rollout_may_lie_beside_each_other_and_of_nobody_else() -> None:
+def test_weights_of_training_and_rollout_may_share_a_device_and_of_no_other_roles() -> None:
     ledger = asleep()
     engine, judge, rank = (FULL.of_role(role)[0] for role in Role)
     ledger.change(rank, State.WEIGHTS_ONLY, now_s=1.0)

@@ -190,8 +190,8 @@ def test_a_role_whose_cells_are_full_gives_none_away() -> None:
 
 def test_a_move_that_costs_more_than_it_saves_is_not_made() -> None:
     split = Split(rollout=1, genrm=1)
-    dear = inside(rollout=load(), genrm=load(8, 20), move_s=30.0)
-    decision = decide(split, dear, bounds_of(2))
+    slow_move = inside(rollout=load(), genrm=load(8, 20), move_s=30.0)
+    decision = decide(split, slow_move, bounds_of(2))
     assert decision.split == split
     assert "moving costs 30 s" in decision.reason
 

@@ -40,7 +40,7 @@ async def cut_off(worker: RolloutWorker, task: PromptTask, sampling: SamplingSet
     """The group as it is when `abort` ends it in the middle of all its samples."""
     call = asyncio.create_task(worker.generate(task, sampling))
     await have_begun(worker.engine, task.num_samples)
-    await worker.abort(["somebody else's", task.name])
+    await worker.abort(["another task", task.name])
     async with asyncio.timeout(60):
         return await call
 

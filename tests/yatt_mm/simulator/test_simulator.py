@@ -62,9 +62,9 @@ def test_switches_publishing_and_prefill_add_what_they_cost() -> None:
         publish_s=7.0,
     )
     result = full(config)
-    # Each response takes 0.5 s longer; between answering and judging one falls asleep (1 s), the other wakes (4 s).
+    # Each response takes 0.5 s longer; between the two phases rollout goes to sleep (1 s) and the judges wake up (4 s).
     assert result.rollout_s == pytest.approx(2 * 10.5 + (1 + 4) + 2 * 4)
-    # Before: waking (2 s). After: judges fall asleep (3 s), a device trains two samples of 15
+    # Before: waking (2 s). After: judges go to sleep (3 s), a device trains two samples of 15
     # tokens, publishing (7 s).
     assert result.step_s == pytest.approx(2 + result.rollout_s + 3 + 30 + 7)
 

@@ -148,7 +148,7 @@ def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settin
 def train_with_releases(
     rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """As `train`, with everything released between updates in the order of a colocated step."""
+    """Do the same as `train`, with everything released between updates in the order of a colocated step."""
     engine = build_engine(model_dir, parallel, **settings)
     memory = engine.memory
     losses, norms, host_bytes, left, refusals = [], [], [], [], []

@@ -21,8 +21,8 @@ DEADLINE_S = 300.0
 """For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
 PRELOADED = ["tests.yatt_mm.training.jobs", "models.compat.megatron_core"]
 MAX_THREADS = 150
-"""Of one rank. Groups of some jobs are never collected, and each goes on waking its threads a hundred times a second:
-a rank that has so many is started anew."""
+"""The limit for one rank. Groups of some jobs are never collected, and each keeps waking its threads a hundred times a
+second. A rank with more threads is started again."""
 GRACE_S = 5.0
 """How long the other ranks may take to fail too, once one has."""
 

@@ -55,7 +55,7 @@ def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
 
 
 def _finish_save(rank: int, engine: TrainEngine, checkpoints: Checkpoints, step: int) -> None:
-    """As controllers have it done: what counts is what was committed after every rank had finished."""
+    """Save in the way of the controllers: a checkpoint counts once it is committed, after every rank has finished."""
     engine.finish_save()
     dist.barrier()
     if rank == 0:

@@ -95,5 +95,5 @@ def fail_in_three_ways(rank: int, model_dir: Path) -> None:
             publisher.release()
 
 
-def test_whoever_is_missing_is_named_within_the_deadline(ranks: RankPool, tmp_path: Path) -> None:
+def test_a_missing_rank_is_named_within_the_deadline(ranks: RankPool, tmp_path: Path) -> None:
     ranks.run(2, fail_in_three_ways, build_folder(tmp_path))
