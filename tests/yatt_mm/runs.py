@@ -144,7 +144,7 @@ def shared_memory() -> set[str]:
 
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
-    """What still carries the mark, or appeared in shared memory or the temporary folder and belongs to no other process."""
+    """What carries the mark, or appeared in shared memory or the temporary folder and belongs to no other process."""
     appeared = shared_memory() - before
     left = [str(path) for path in temporary.iterdir()]
     for entry in Path("/proc").iterdir():

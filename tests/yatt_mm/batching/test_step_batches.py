@@ -1,4 +1,4 @@
-"""A step's batch fills: in rounds with the same prompts for any number of controllers, in streams, and in turns with judges."""
+"""A step's batch fills: in rounds (the same prompts for any number of controllers), in streams, in turns."""
 
 from __future__ import annotations
 

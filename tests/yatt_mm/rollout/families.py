@@ -45,7 +45,7 @@ EXPERTS = {
     "mlp_only_layers": [1],
     "norm_topk_prob": True,
 }
-"""A head size that vLLM pads on the CPU."""
+"""Experts of a size that vLLM pads on the CPU."""
 VISION = {
     "depth": 3,
     "hidden_size": 96,

@@ -292,7 +292,7 @@ async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web
 
 
 def free_port() -> int:
-    """A port that the kernel does not give to a process that asks for any port: a server takes long before it binds it."""
+    """A port that the kernel gives to no process that asks for any port: a server takes long before it binds it."""
     for port in random.sample(range(20000, 32000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port

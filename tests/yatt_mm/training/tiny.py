@@ -171,7 +171,7 @@ DEEP = {
 """Further ones, that parity with transformers needs not be held for in every layout."""
 
 Form = Literal["spans", "frames", "tiles"]
-"""How media are laid out: a video is one span of tokens, or every frame is one span, or all media are images of tiles."""
+"""How media become spans: a video is one span, or every frame is one span, or all media are images of tiles."""
 FORMS: dict[str, Form] = {
     "qwen2_5_vl": "spans",
     "qwen3_vl": "frames",
