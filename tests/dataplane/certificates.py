@@ -27,7 +27,19 @@ def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)
     addresses = [x509.IPAddress(ipaddress.ip_address(address)) for address in ("127.0.0.1", "::1")]
-    certificate = (
+    usage = dict.fromkeys(
+        (
+            "content_commitment",
+            "key_encipherment",
+            "data_encipherment",
+            "key_agreement",
+            "encipher_only",
+            "decipher_only",
+        ),
+        False,
+    )
+    signs = issuer is None
+    certificate = (  # with all extensions that Python 3.13 wants (VERIFY_X509_STRICT)
         x509.CertificateBuilder()
         .subject_name(subject)
         .issuer_name(issuer.certificate.subject if issuer else subject)
@@ -35,7 +47,15 @@ def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - datetime.timedelta(days=1))
         .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.BasicConstraints(ca=issuer is None, path_length=None), critical=True)
+        .add_extension(x509.BasicConstraints(ca=signs, path_length=None), critical=True)
+        .add_extension(
+            x509.KeyUsage(digital_signature=True, key_cert_sign=signs, crl_sign=signs, **usage), critical=True
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key((issuer.key if issuer else key).public_key()),
+            critical=False,
+        )
         .add_extension(x509.SubjectAlternativeName([x509.DNSName("localhost"), *addresses]), critical=False)
         .sign(issuer.key if issuer else key, hashes.SHA256())
     )
