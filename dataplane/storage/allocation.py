@@ -1,4 +1,5 @@
-"""Places of a store for what will be written: evicts and spills to make room, and waits for it. Thread-safe."""
+"""Allocation of slabs in the store's arena. It evicts and spills objects to make room, and waits for room.
+Thread-safe."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,7 +15,8 @@ from dataplane.storage.store_lock import StoreLock
 
 
 class StoreAllocation:
-    """Shares the store's lock and its residents; leases of `session` keep what is being spilled."""
+    """The allocator of a store. It shares the store's lock and object table; leases of `session` keep objects in place
+    while they are spilled."""
 
     def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier, session: str) -> None:
         self._residents = residents
@@ -45,7 +47,7 @@ class StoreAllocation:
         return slabs
 
     def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
-        """Append slabs until there is one for each size, or return what has to be written to disk before the next."""
+        """Append slabs until there is one for each size, or return the objects that must be written to disk first."""
         wanted = sum(map(slab_bytes, sizes))
         with self._room:
             were_seen = bool(slabs)
@@ -64,7 +66,7 @@ class StoreAllocation:
                 nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
                 while slabs:
                     self._residents.give_up(slabs.pop())
-                if were_seen:  # else nobody saw them: waking others for that would go on in circles
+                if were_seen:  # without waiting callers there is nobody to wake; waking others anyway would never end
                     self._room.changed()
                 were_seen = False
                 shortage = partial(self._describe_shortage, nbytes)
@@ -74,7 +76,8 @@ class StoreAllocation:
         return []
 
     def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
-        """A slab; what is to be written to disk first (if nothing, ask again); None if nothing can be done now."""
+        """Return a slab, or the objects to write to disk first (if the list is empty, ask again), or None if nothing
+        can be done now."""
         wanted = slab_bytes(nbytes)
         if scope is not None and not scope.has_room(wanted):
             return None

@@ -1,7 +1,8 @@
-"""Places in an arena: best fit with merging of neighbours, over numbers only (it touches no memory).
+"""Allocator of byte ranges in an arena: best fit, and neighbours are merged when they are freed. It works on numbers
+only and touches no memory.
 
-Objects start at multiples of 64 bytes, and of 4 KiB from 64 KiB up, so that a view is aligned for any vector
-instruction and a big object owns its pages. Not thread-safe: the store's lock guards it.
+Objects start at multiples of 64 bytes, and of 4 KiB from 64 KiB up. So a view is aligned for any vector instruction,
+and a big object shares no page. Not thread-safe: the store's lock guards it.
 """
 
 from bisect import bisect_left, insort
@@ -12,19 +13,19 @@ LARGE_FROM = 64 * 1024
 
 
 def slab_bytes(nbytes: int) -> int:
-    """What an object of `nbytes` takes in the arena."""
+    """Return the number of bytes that an object of `nbytes` takes in the arena."""
     align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
     return max(align, -(-nbytes // align) * align)
 
 
 def fits(start: int, end: int, nbytes: int) -> bool:
-    """Whether an object of `nbytes` has room, at its alignment, in a free range."""
+    """Return True if an object of `nbytes` fits at its alignment into the free range from `start` to `end`."""
     align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
     return -(-start // align) * align + slab_bytes(nbytes) <= end
 
 
 class Allocator:
-    """Hands out [offset, offset + slab_bytes(n)) ranges of one arena and merges what comes back."""
+    """Allocates ranges [offset, offset + slab_bytes(n)) of one arena, and merges ranges that are freed."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -33,10 +34,10 @@ class Allocator:
         self._size_at: dict[int, int] = {0: capacity}
         self._start_of_end: dict[int, int] = {capacity: 0}
         self._size_of: dict[int, int] = {}
-        """What is handed out: bytes by offset."""
+        """The bytes of every allocated range, by offset."""
 
     def allocate(self, nbytes: int) -> int | None:
-        """The offset of a free range for `nbytes`, or None when no free range is long enough."""
+        """Return the offset of a free range for `nbytes`, or None when no free range is long enough."""
         wanted = slab_bytes(nbytes)
         align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
         index = bisect_left(self._by_size, (wanted, 0))
@@ -54,7 +55,8 @@ class Allocator:
         return None
 
     def free(self, offset: int, nbytes: int) -> None:
-        """Give back what `allocate(nbytes)` returned. ValueError if it is not out: it would be given to two owners."""
+        """Free the range that `allocate(nbytes)` returned. ValueError if it is not allocated, because two owners could
+        get it then."""
         size = slab_bytes(nbytes)
         if self._size_of.get(offset) != size:
             raise ValueError(f"{size} bytes at {offset} are not allocated ({self._size_of.get(offset)} are)")
@@ -73,16 +75,16 @@ class Allocator:
 
     @property
     def largest_free_bytes(self) -> int:
-        """The longest free range: what the next object can have without eviction."""
+        """The length of the longest free range: the largest object that fits without eviction."""
         return self._by_size[-1][0] if self._by_size else 0
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
-        """Start and end of every free range."""
+        """Return start and end of every free range."""
         return [(start, start + size) for start, size in self._size_at.items()]
 
     def room_around(self, offset: int, nbytes: int) -> tuple[int, int]:
-        """The free range that there would be if the object of `nbytes` at `offset` were freed."""
+        """Return the free range that would exist if the object of `nbytes` at `offset` were freed."""
         end = offset + slab_bytes(nbytes)
         return self._start_of_end.get(offset, offset), end + self._size_at.get(end, 0)
 

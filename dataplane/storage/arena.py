@@ -1,7 +1,7 @@
-"""A shared-memory segment: one pre-faulted file in `/dev/shm` that a node owns for as long as it lives.
+"""The arena's segment: one pre-faulted shared-memory file in `/dev/shm` that a node owns while it runs.
 
-The file is private to the user (0600) and carries a run-unique name. Its owner holds an exclusive lock on it, which the
-kernel drops when the owner dies however it dies; that is how a later node knows which segments it may reap.
+The file is private to the user (0600), and its name is unique for each run. Its owner holds an exclusive lock on it,
+which the kernel releases when the owner dies in any way. So a later node knows which segments it may remove.
 """
 
 import fcntl
@@ -28,13 +28,13 @@ log = logging.getLogger(__name__)
 
 
 class Segment:
-    """A mapped, writable segment of its owner. `path` is what readers open, read-only."""
+    """A mapped segment that its owner may write. Readers open `path` read-only."""
 
     def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR, numa: NumaPolicy | None = None) -> None:
-        """Reserve and touch `capacity` bytes now, so that nothing faults or runs out later.
+        """Reserve and touch `capacity` bytes now, so that later no page faults and no memory runs out.
 
-        Where `shm_dir` is missing or too small it takes memory that has no name in any folder, and says so. Raises
-        OutOfSpaceError where there is not that much memory either.
+        Where `shm_dir` is missing or too small, the segment is memory without a file name, and a warning says so. Raises
+        OutOfSpaceError where the machine has too little memory for that too.
         """
         shortage = _shortage(capacity, shm_dir)
         self.capacity = capacity
@@ -72,11 +72,12 @@ class Segment:
         self._identity = identity(self._fd)
 
     def describe(self) -> dict[str, Any]:
-        """What readers need to map it, and to be sure that it is this one."""
+        """Return path, size, device and inode: readers need them to map the segment and to check that it is this
+        one."""
         return {"path": str(self.path), "nbytes": self.capacity, **self._identity}
 
     def unlink(self) -> None:
-        """Remove the file and let go of the lock. Memory stays with those who still map it."""
+        """Remove the file and release the lock. Processes that still map the memory keep it."""
         if self._named is not None:
             self._named.unlink(missing_ok=True)
         if self._fd >= 0:
@@ -85,7 +86,7 @@ class Segment:
 
 
 def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
-    """Unlink this user's segments whose owner is dead; returns their names."""
+    """Unlink this user's segments whose owner is dead; return their names."""
     reaped = []
     for path in shm_dir.glob(f"{PREFIX}{os.getuid()}-*"):
         try:
@@ -106,7 +107,7 @@ def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
 
 
 def _shortage(capacity: int, shm_dir: Path) -> str:
-    """Why the segment cannot be a file there; empty if it can."""
+    """Return the reason why the segment cannot be a file in `shm_dir`, or an empty string if it can."""
     if not shm_dir.is_dir():
         return f"{shm_dir} does not exist; wanted {format_bytes(capacity)} there"
     stat = os.statvfs(shm_dir)
@@ -117,7 +118,7 @@ def _shortage(capacity: int, shm_dir: Path) -> str:
 
 
 def _check_memory(capacity: int, shortage: str) -> None:
-    """Say it before the kernel ends somebody for it."""
+    """Raise OutOfSpaceError if the machine has too little memory, before the kernel kills a process for it."""
     available = psutil.virtual_memory().available
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
     if limit.isdigit():
@@ -130,7 +131,8 @@ def _check_memory(capacity: int, shortage: str) -> None:
 
 
 def _create_locked(shm_dir: Path, node_id: str) -> tuple[Path, int]:
-    """Create a file and lock it; another one if a reaper, which removes by name, took it between the two."""
+    """Create a file and lock it. If another node removed the file between the two (it removes by name), create another
+    one."""
     while True:
         path = shm_dir / f"{PREFIX}{os.getuid()}-{node_id}-{secrets.token_hex(4)}"
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
@@ -145,7 +147,7 @@ def _create_locked(shm_dir: Path, node_id: str) -> tuple[Path, int]:
 
 
 def _prefault(segment: mmap.mmap, capacity: int) -> None:
-    """Touch every page; on kernels without the call the first writer does it page by page."""
+    """Touch every page. On kernels without this call, the first writer touches each page."""
     for start in range(0, capacity, _PREFAULT_STEP):
         try:
             segment.madvise(_POPULATE_WRITE, start, min(_PREFAULT_STEP, capacity - start))

@@ -1,12 +1,13 @@
-"""The disk tier of a node: files of spilled objects, which end with the node, and of durable ones, which survive it.
+"""The files of a node's disk tier: files of spilled objects, which end with the node, and of durable objects, which
+survive it.
 
-    DIR/lock                    held for as long as a node uses DIR
+    DIR/lock                    held while a node uses DIR
     DIR/spill/*.arrow           removed when a node starts
-    DIR/durable/objects/*.arrow an object each
-    DIR/durable/keeps/          who keeps which of them (keeps.py)
+    DIR/durable/objects/*.arrow one object each
+    DIR/durable/keeps/          what keeps each of them (retention_marks.py)
 
-A durable object is alive for as long as something keeps it: what nothing keeps is removed at the next start. Moves no
-budget and takes no lock but its own: what is spilled, and when, is the store's business.
+A durable object lives while something keeps it. The next start removes objects that nothing keeps. This class counts no
+budget and takes only its own lock: the store decides what is spilled, and when.
 """
 
 import contextlib
@@ -43,16 +44,16 @@ class DiskFile:
     path: Path
     offset: int
     nbytes: int
-    """Of the whole file."""
+    """The size of the whole file, in bytes."""
     charge_bytes: int
-    """What it takes of the spill budget."""
+    """The bytes that the file counts in the spill budget."""
     is_durable: bool
     identity: Mapping[str, int]
     is_checked: bool = False
-    """Its content was compared with its digest."""
+    """True if the content was compared with its digest."""
 
     def describe(self) -> dict[str, Any]:
-        """What readers need to map it, and to be sure that it is this one."""
+        """Return path, size, device and inode: readers need them to map the file and to check that it is this one."""
         return {"path": str(self.path), "nbytes": self.nbytes, **self.identity}
 
 
@@ -65,19 +66,19 @@ class Recovered:
     file: DiskFile
     is_held: bool
     scopes: tuple[Mapping[str, Any], ...] = field(default=())
-    """name, quota_bytes, keep, owners of each scope that it was in."""
+    """Name, quota_bytes, keep and owners of each scope that held the object."""
 
 
 def charge_bytes(nbytes: int) -> int:
-    """What an object of `nbytes` takes of the spill budget."""
+    """Return the bytes that an object of `nbytes` counts in the spill budget."""
     return -(-nbytes // 4096) * 4096 + OVERHEAD_BYTES
 
 
 class DiskFiles:
-    """The files under one directory, which it locks. Thread-safe."""
+    """The files under one directory, which this object locks. Thread-safe."""
 
     def __init__(self, directory: Path, budget_bytes: int, node_id: str) -> None:
-        """Take the directory. BadRequestError if another node has it, OutOfSpaceError if it cannot be written."""
+        """Lock the directory. BadRequestError if another node uses it, OutOfSpaceError if it cannot be written."""
         self.budget_bytes = budget_bytes
         self._node_id = node_id
         self._spill, self._objects = directory / "spill", directory / "durable" / "objects"
@@ -87,7 +88,8 @@ class DiskFiles:
             self._objects.mkdir(exist_ok=True)
             for folder in (directory / "durable" / "keeps", directory / "durable", directory):
                 sync_directory(folder)
-            with contextlib.suppress(PermissionError):  # one that may be passed through but not read is older than us
+            # the directory was there before and may be entered, but not read
+            with contextlib.suppress(PermissionError):
                 sync_directory(directory.parent)
             self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             directory.chmod(0o700)
@@ -109,23 +111,24 @@ class DiskFiles:
         self._spill.mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Remove what is not durable and give the directory back."""
+        """Remove the files that are not durable, and unlock the directory."""
         shutil.rmtree(self._spill, ignore_errors=True)
         os.close(self._lock)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, ref: Ref, digest: str, data: np.ndarray) -> DiskFile:
-        """A file that ends with this node. OutOfSpaceError where the disk does not take it."""
+        """Write a file that ends with this node. OutOfSpaceError if the disk refuses it."""
         return self._write(self._spill / f"{secrets.token_hex(8)}.arrow", ref, digest, data)
 
     def write_durable(self, ref: Ref, digest: str, data: np.ndarray, scope: Scope | None) -> DiskFile:
-        """A file that survives this node, kept by `scope` or held; it is on the disk when this returns.
+        """Write a file that survives this node, kept by `scope` or held. The file is on the disk when this returns.
 
-        Waits for: the sync that it shares with others who write at the same time.
+        Waits for: one sync, shared with other writers of the same moment.
         """
         key = blake3(ref.name.encode()).hexdigest()[:24]
-        path = self._objects / f"{key}-{secrets.token_hex(8)}.arrow"  # no two writers share a file
+        # the random part keeps two writers from sharing a file
+        path = self._objects / f"{key}-{secrets.token_hex(8)}.arrow"
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         file = self._write(temporary, ref, digest, data)
         try:
@@ -139,43 +142,44 @@ class DiskFiles:
         return replace(file, path=path, is_durable=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
-        """A durable file is kept by `scope`, or held. Returns the folder to sync. OSError as the disk gives it."""
+        """Note that `scope` keeps a durable file, or that it is held. Return the folder to sync. OSError comes from the
+        disk."""
         return self._keeps.keep(path, scope)
 
     def let_go(self, path: Path, scope: Scope | None) -> None:
-        """The reverse of `keep`."""
+        """Undo `keep`."""
         self._keeps.let_go(path, scope)
 
     def update_scope(self, scope: Scope) -> None:
-        """A scope was opened, perhaps once more. OutOfSpaceError where the disk does not note it."""
+        """Note that a scope was opened, perhaps again. OutOfSpaceError if the disk refuses the note."""
         try:
             self._keeps.update_scope(scope)
         except OSError as error:
             raise _shortage(self._objects, error) from error
 
     def forget_scope(self, scope: Scope) -> None:
-        """A scope was closed."""
+        """Note that a scope was closed."""
         try:
             self._keeps.forget_scope(scope)
         except OSError as error:
             log.error("scope %r may come back after a restart: %s", scope.name, error)
 
     def forget(self, file: DiskFile) -> None:
-        """A durable file goes, whoever keeps it."""
+        """Remove a durable file and all marks that keep it."""
         self._keeps.forget(file.path)
         self.remove(file)
 
     def discard(self, file: DiskFile, scope: Scope | None) -> None:
-        """A durable file that was written for nothing goes, with what kept it."""
+        """Remove a durable file whose object was not sealed, and the mark that keeps it."""
         self.let_go(file.path, scope)
         self.remove(file)
 
     def remove(self, file: DiskFile) -> None:
-        """Unlink a file; who maps it keeps its bytes."""
+        """Unlink a file. Processes that map it keep its bytes."""
         file.path.unlink(missing_ok=True)
 
     def set_aside(self, file: DiskFile) -> None:
-        """A durable file that is not what was written stays for people to look at. OSError as the disk gives it."""
+        """Move a durable file with wrong content aside, where people can inspect it. OSError comes from the disk."""
         if file.is_durable:
             with contextlib.suppress(FileNotFoundError):
                 file.path.rename(file.path.with_suffix(".damaged"))
@@ -183,9 +187,9 @@ class DiskFiles:
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def map(self, file: DiskFile, nbytes: int) -> np.ndarray:
-        """The object's bytes, mapped read-only; they cost no descriptor.
+        """Return the object's bytes, mapped read-only. The mapping needs no open file descriptor.
 
-        ChecksumError if the file is not what was written; OverloadedError if that cannot be told now.
+        ChecksumError if the file has other content than was written; OverloadedError if that cannot be checked now.
         """
         try:
             return np.asarray(map_file(file.describe(), is_own=True))[file.offset : file.offset + nbytes]
@@ -198,7 +202,7 @@ class DiskFiles:
             ) from error
 
     def check(self, file: DiskFile, nbytes: int, digest: str) -> None:
-        """Raise ChecksumError unless the file is whole; its content is compared the first time."""
+        """Raise ChecksumError unless the file is whole. The first call also compares the content."""
         data = self.map(file, nbytes)
         if file.is_checked:
             return
@@ -208,7 +212,7 @@ class DiskFiles:
         file.is_checked = True
 
     def recover(self) -> Iterator[Recovered]:
-        """The durable objects of the nodes that had this directory, oldest first; what is damaged is set aside."""
+        """Yield the durable objects of earlier nodes in this directory, oldest first. Damaged files are moved aside."""
         kept = self._keeps.read()
         for path in sorted(self._objects.iterdir(), key=lambda path: path.stat().st_mtime_ns):
             keepers = kept.get(path.stem, {})

@@ -1,6 +1,8 @@
-"""The disk tier of a store: spilling, durable files, and taking over what an earlier node left. Thread-safe.
+"""The disk tier of a store: it spills objects, writes durable files, and takes over the files of an earlier node.
+Thread-safe.
 
-Files are written and checked without the store's lock; who writes one holds a lease, or a slab that is not sealed yet.
+Files are written and checked without the store's lock. The writer of a file holds a lease, or a slab that is not sealed
+yet.
 """
 
 import logging
@@ -24,7 +26,7 @@ log = logging.getLogger(__name__)
 
 
 class DiskTier:
-    """Shares the store's lock and its residents."""
+    """The part of a store that uses the disk. It shares the store's lock and object table."""
 
     def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskFiles | None, segment: Segment) -> None:
         self._residents = residents
@@ -33,9 +35,10 @@ class DiskTier:
         self._segment = segment
 
     def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
-        """A file of what lies in a slab that is not sealed yet; pass it to the seal. On the disk when this returns.
+        """Write a file of a slab that is not sealed yet; pass the file to the seal. The file is on the disk when this
+        returns.
 
-        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+                BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
         """
         if self._disk is None:
             raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
@@ -55,16 +58,17 @@ class DiskTier:
             raise
 
     def discard(self, slab: Slab, file: DiskFile) -> None:
-        """A durable file whose object was not sealed after all."""
+        """Remove a durable file whose object was not sealed."""
         with self._room:
             self._residents.spill.used_bytes -= file.charge_bytes
         if self._disk is not None:
             self._disk.discard(file, slab.scope)
 
     def keep(self, entries: Iterable[Entry], scope: Scope | None) -> None:
-        """Durable objects are kept by `scope`, or held, also after a restart; on the disk when this returns.
+        """Note that `scope` keeps these durable objects, or that they are held, also after a restart. The note is on
+        the disk when this returns.
 
-        OutOfSpaceError where the disk refuses, and nothing is kept that was not.
+                If the disk refuses, it raises OutOfSpaceError and keeps nothing new.
         """
         if self._disk is None:
             return
@@ -78,20 +82,21 @@ class DiskTier:
             raise OutOfSpaceError(f"the disk does not note who keeps an object ({error}); look at it") from error
 
     def let_go(self, entries: Iterable[Entry], scope: Scope | None) -> None:
-        """The reverse of `keep`, for those that did not come to be kept."""
+        """Undo `keep` for objects that are not kept after all."""
         with self._room:
             for entry in entries:
                 if not (entry.is_held if scope is None else scope in entry.scopes):
                     self._residents.spill.let_go(entry, scope)
 
     def recover(self) -> set[str]:
-        """Take over the durable objects of the nodes that had this directory; the clients whose scopes they are in."""
+        """Take over the durable objects of earlier nodes in this directory. Return the clients whose scopes hold
+        them."""
         owners: set[str] = set()
         with self._room:
             if self._disk is None:
                 return owners
             for found in self._disk.recover():
-                if found.ref.name in self._residents.entries:  # a second one was never acknowledged
+                if found.ref.name in self._residents.entries:  # a second file of a name was never acknowledged
                     log.warning("%s has two files; the younger one, %s, goes", found.ref.name, found.file.path)
                     self._disk.forget(found.file)
                     continue
@@ -105,7 +110,7 @@ class DiskTier:
         return owners
 
     def spill(self, victims: Sequence[Leased], session: str) -> None:
-        """Spill objects, without the lock; each is leased while it is written."""
+        """Spill objects without the lock. A lease keeps each object while it is written."""
         remaining = deque(victims)
         try:
             while remaining:
@@ -118,9 +123,9 @@ class DiskTier:
                 self._end_spill(leased, None, session)
 
     def is_whole(self, entry: Entry) -> bool:
-        """Whether a leased object's file is what was written; else the object is dropped, a durable file set aside.
+        """Check a leased object's file. If it is damaged, drop the object, and move a durable file aside.
 
-        False if it can be made again; ChecksumError if that is not so; OverloadedError if it cannot be told now.
+        Return False if the object can be made again. ChecksumError if it cannot; OverloadedError if the file cannot be checked now.
         """
         assert self._disk is not None and entry.file is not None
         try:
@@ -138,7 +143,8 @@ class DiskTier:
         return True
 
     def _write(self, entry: Entry) -> DiskFile | None:
-        """A file of an object that is to be spilled; None where that failed, in whatever way: it stays in memory."""
+        """Write the file of an object that is to be spilled. Return None if that failed; the object then stays in
+        memory."""
         slab = entry.slab
         assert self._disk is not None and slab is not None
         data = self._segment.bytes[slab.offset : slab.offset + slab.nbytes]
@@ -156,7 +162,7 @@ class DiskTier:
             self._room.changed()
 
     def map(self, entry: Entry) -> np.ndarray:
-        """The bytes of a spilled object, read-only."""
+        """Return the bytes of a spilled object, read-only."""
         assert self._disk is not None and entry.file is not None
         return self._disk.map(entry.file, entry.ref.nbytes)
 
@@ -164,5 +170,5 @@ class DiskTier:
         assert self._disk is not None
         try:
             self._disk.set_aside(file)
-        except OSError as error:  # to forget the object now would be to remove the file
+        except OSError as error:  # forgetting the object now would remove the file
             raise OverloadedError(f"{file.path} is damaged and cannot be set aside now ({error})") from error

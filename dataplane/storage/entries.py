@@ -1,4 +1,4 @@
-"""What the store keeps of an object: where it lies, and why it may not go."""
+"""The store's record of an object: where its bytes are, and why it must stay."""
 
 from dataclasses import dataclass, field
 
@@ -10,12 +10,12 @@ from dataplane.storage.scopes import Scope
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slab:
-    """A place in the arena; seal it or give it up."""
+    """An allocated range of the arena. Its owner seals it or aborts it."""
 
     offset: int
     nbytes: int
     scope: Scope | None = None
-    """Whose quota its bytes count in while it is written; what is sealed in it joins that scope."""
+    """The scope whose quota counts the bytes while they are written. A sealed object joins that scope."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,30 +24,30 @@ class Entry:
 
     ref: Ref
     slab: Slab | None
-    """None where it lies on disk only."""
+    """None if the bytes are on disk only."""
     is_held: bool
-    """Somebody put it by hand, outside of any scope: it stays until it is released."""
+    """True if a client stored the object outside of any scope: it stays until it is released."""
     digest: str = ""
-    """Of its content, where it is known; else empty."""
+    """The digest of the content, or an empty string if it is not known."""
     scopes: set[Scope] = field(default_factory=set)
     file: DiskFile | None = None
-    """Its bytes on disk: spilled, or durable; those of a durable object may lie in the arena as well."""
+    """The bytes on disk, spilled or durable. The bytes of a durable object may be in the arena as well."""
     is_dropped: bool = False
-    """Its name is free; its bytes go with the last lease."""
+    """True if the name is free again. The bytes go with the last lease."""
 
     @property
     def may_be_lost(self) -> bool:
-        """Nobody asked for it to stay: it can be made again, or fetched again, or is wanted no more."""
+        """True if no client needs the object to stay: it can be made or fetched again, or was released."""
         return not self.is_held and not self.scopes
 
     @property
     def is_durable(self) -> bool:
-        """It has a file that survives the node."""
+        """True if the object has a file that survives the node."""
         return self.file is not None and self.file.is_durable
 
     @property
     def slab_bytes(self) -> int:
-        """What it takes in the arena, while it lies there."""
+        """The bytes that the object takes in the arena while it is there."""
         return slab_bytes(self.ref.nbytes)
 
 

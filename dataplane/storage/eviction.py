@@ -1,18 +1,19 @@
-"""Which objects to evict so that one free range becomes long enough: a pure choice over ranges of the arena."""
+"""The choice of objects to evict, so that one free range becomes long enough. Pure functions over ranges of the
+arena."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 Range = tuple[int, int]
-"""Start and end in the arena."""
+"""Start and end of a range in the arena."""
 _Item = tuple[int, int, int]
-"""Start, end, and place in the eviction order; -1 for a free range."""
+"""Start, end, and place in the eviction order; the place is -1 for a free range."""
 
 
 def choose_victims(free: Sequence[Range], evictable: Sequence[Range], fits: Callable[[int, int], bool]) -> list[int]:
-    """Indices into `evictable` (oldest first) whose eviction makes room; empty if nothing does.
+    """Return indices into `evictable` (oldest first) whose eviction makes room; an empty list if no choice does.
 
-    Of all ways it takes the one that spares the youngest objects, and of those one that evicts few bytes.
+    The choice spares the youngest objects. Among the choices that do, it takes one that evicts few bytes.
     """
     items = sorted([(*span, -1) for span in free] + [(*span, rank) for rank, span in enumerate(evictable)])
 
@@ -28,7 +29,7 @@ def choose_victims(free: Sequence[Range], evictable: Sequence[Range], fits: Call
 
 
 def _runs(items: Sequence[_Item], num_oldest: int) -> Iterator[list[_Item]]:
-    """Neighbours without a gap, of free ranges and of the oldest objects alone."""
+    """Yield runs of neighbours without a gap, of free ranges and of the `num_oldest` oldest objects."""
     run: list[_Item] = []
     for item in items:
         if item[2] >= num_oldest:
@@ -42,7 +43,7 @@ def _runs(items: Sequence[_Item], num_oldest: int) -> Iterator[list[_Item]]:
 
 
 def _windows(run: Sequence[_Item], fits: Callable[[int, int], bool]) -> Iterator[Sequence[_Item]]:
-    """The pieces of a run that are long enough and have nothing to spare at their left end."""
+    """Yield the windows of a run that are long enough, and would be too short without their first item."""
     first = 0
     for last in range(len(run)):
         while first < last and fits(run[first + 1][0], run[last][1]):

@@ -1,4 +1,4 @@
-"""Making files durable together: whoever writes while a sync runs shares the next one."""
+"""Group commit: files are made durable together. A writer that comes while a sync runs shares the next sync."""
 
 import errno
 import os
@@ -18,7 +18,7 @@ class _Batch:
 
 
 class GroupCommit:
-    """Syncs files, then gives them their names, then syncs the folders, once for all that came meanwhile."""
+    """Syncs files, renames them to their final names, and then syncs the folders: one time for all files of a batch."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()
@@ -26,7 +26,7 @@ class GroupCommit:
         self._is_syncing = False
 
     def commit(self, temporary: Path, path: Path, folders: Iterable[Path]) -> None:
-        """`temporary` becomes `path`, durably. Waits for: at most two syncs. Raises OSError where one fails."""
+        """Rename `temporary` to `path`, durably. Waits for: at most two syncs. Raises OSError if one of them fails."""
         with self._turn:
             batch = self._next
             batch.files.append((temporary, path))
@@ -48,9 +48,11 @@ class GroupCommit:
                 _sync(temporary, os.O_RDONLY)
                 temporary.replace(path)
             for folder in batch.folders:
-                with suppress(FileNotFoundError):  # of a scope that was just closed: nothing can be sealed into it
+                # the folder of a scope that was just closed: no object can be sealed into it
+                with suppress(FileNotFoundError):
                     sync_directory(folder)
-        except BaseException as error:  # whatever it is, nobody may take this batch for synced
+        # after any error, the writers of this batch must not take their files for synced
+        except BaseException as error:
             batch.error = error
             if not isinstance(error, OSError):
                 raise
@@ -62,7 +64,7 @@ class GroupCommit:
 
 
 def sync_directory(folder: Path) -> None:
-    """The names in a folder are on the disk when this returns."""
+    """Sync the names in a folder to the disk."""
     _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
 
 

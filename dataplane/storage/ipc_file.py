@@ -1,6 +1,5 @@
-"""Objects as Arrow IPC files with one uint8 column, whose bytes begin at a multiple of 4 KiB, so that a mapping of the
-file is the object. Any Arrow reader opens them; what we say about the object stands in the schema's metadata as JSON.
-"""
+"""Files of objects in Arrow's IPC format, with one uint8 column. The bytes begin at a multiple of 4 KiB, so a mapping
+of the file is the object. Any Arrow reader opens the files; the schema's metadata describes the object in JSON."""
 
 import json
 from collections.abc import Mapping
@@ -14,13 +13,13 @@ from dataplane.core.errors import ChecksumError
 
 ALIGN = 4096
 OVERHEAD_BYTES = 16 * 1024
-"""At most what a file takes besides its body, for metadata of ordinary size."""
+"""The most bytes that a file takes in addition to its body, with metadata of ordinary size."""
 _KEY = b"dataplane"
 _PAD = b"pad"
 
 
 def write_ipc(path: Path, data: np.ndarray, about: Mapping[str, Any]) -> int:
-    """Write a new file and give where its body begins. OSError where the disk does not take it."""
+    """Write a new file and return the offset of its body. OSError if the disk refuses it."""
     text = json.dumps(about, separators=(",", ":"))
     schema = _schema(text, 0)
     for _ in range(8):
@@ -36,7 +35,8 @@ def write_ipc(path: Path, data: np.ndarray, about: Mapping[str, Any]) -> int:
 
 
 def read_ipc(path: Path) -> tuple[int, int, dict[str, Any]]:
-    """Where the body begins, its bytes, and what was said about it. ChecksumError for anything but such a file."""
+    """Return the offset of the body, its size in bytes, and the description. ChecksumError for any other kind of
+    file."""
     try:
         with pa.memory_map(str(path)) as source:
             whole = source.read_buffer()
@@ -60,7 +60,7 @@ def _batch(schema: pa.Schema, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def _body_offset(schema: pa.Schema) -> int:
-    """Where the body of a file of this schema begins: found out with one of a few bytes."""
+    """Return the offset of the body in a file of this schema. A file of a few bytes shows it."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(_batch(schema, pa.py_buffer(bytes(64))))

@@ -1,4 +1,4 @@
-"""Who holds what: leases by number, grouped by the session (a reader's open stream) that they end with.
+"""The table of leases: by number, and by the session (a reader's open stream) that they end with.
 
 Bookkeeping only; the store's lock guards it. A lease keeps one object where it is.
 """
@@ -10,11 +10,11 @@ T = TypeVar("T", bound=Hashable)
 
 
 class Leases(Generic[T]):
-    """Counts leases per target and finds those of a session that ended."""
+    """Counts the leases of each target, and finds the leases of a session that ended."""
 
     def __init__(self) -> None:
         self._leases: dict[int, tuple[T, str]] = {}
-        """Target and session by number."""
+        """Target and session of each lease, by number."""
         self._by_session: dict[str, set[int]] = {}
         self._counts: dict[T, int] = {}
         self._next = 1
@@ -24,31 +24,31 @@ class Leases(Generic[T]):
 
     @property
     def num_sessions(self) -> int:
-        """Sessions that are open, with or without leases."""
+        """The number of open sessions, with or without leases."""
         return len(self._by_session)
 
     def targets(self) -> Iterable[T]:
-        """Every target with at least one lease."""
+        """Return every target with at least one lease."""
         return self._counts.keys()
 
     def open_session(self, session: str) -> None:
-        """Begin a group of leases."""
+        """Begin a session."""
         self._by_session[session] = set()
 
     def has_session(self, session: str) -> bool:
-        """Whether the session is still open."""
+        """Return True if the session is open."""
         return session in self._by_session
 
     def count(self, target: T) -> int:
-        """How many leases keep `target` in place."""
+        """Return how many leases keep `target` in place."""
         return self._counts.get(target, 0)
 
     def grant(self, target: T, session: str) -> int:
-        """A new lease on `target` that ends with `session` at the latest."""
+        """Return a new lease on `target`. It ends with `session` at the latest."""
         return self.grant_all([target], session)[0]
 
     def grant_all(self, targets: Sequence[T], session: str) -> Sequence[int]:
-        """As `grant`, of many."""
+        """Do the same as `grant` for many targets."""
         numbers = range(self._next, self._next + len(targets))
         self._next += len(targets)
         self._by_session[session].update(numbers)
@@ -58,7 +58,7 @@ class Leases(Generic[T]):
         return numbers
 
     def end(self, leases: Iterable[int], session: str) -> list[T]:
-        """End those of `leases` that belong to `session`; returns the targets that nobody leases any more."""
+        """End those of `leases` that belong to `session`; return the targets that have no lease any more."""
         freed = []
         for number in leases:
             target, owner = self._leases.get(number, (None, ""))
@@ -73,7 +73,7 @@ class Leases(Generic[T]):
         return freed
 
     def end_session(self, session: str) -> list[T]:
-        """End a session with all its leases; returns the targets that nobody leases any more."""
+        """End a session with all its leases; return the targets that have no lease any more."""
         freed = self.end(list(self._by_session.get(session, ())), session)
         self._by_session.pop(session, None)
         return freed

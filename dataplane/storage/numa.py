@@ -1,4 +1,4 @@
-"""On which NUMA nodes of a machine the arena's pages lie: a policy told to the kernel before the pages are touched."""
+"""NUMA placement of the arena: the kernel is told a policy before the pages are touched."""
 
 import ctypes
 import os
@@ -17,14 +17,14 @@ _NODES = Path("/sys/devices/system/node")
 
 @dataclass(frozen=True, slots=True)
 class NumaPolicy:
-    """`interleave` spreads pages over all NUMA nodes, `bind` puts them on one."""
+    """A memory policy: `interleave` spreads pages over all NUMA nodes, `bind` puts them on one node."""
 
     mode: str
     nodes: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> "NumaPolicy":
-        """Of `interleave` or `bind:N`; ValueError says what was found and wanted."""
+        """Return the policy of a text `interleave` or `bind:N`. ValueError says what was found and wanted."""
         present = numa_nodes()
         if text == "interleave":
             return cls("interleave", present)
@@ -35,7 +35,7 @@ class NumaPolicy:
         return cls("bind", (int(match[1]),))
 
     def apply(self, address: int, nbytes: int) -> None:
-        """Tell the kernel, for a mapping whose pages nobody has touched. BadRequestError where it refuses."""
+        """Set the policy for a mapping whose pages are not touched yet. BadRequestError if the kernel refuses."""
         number = _MBIND.get(platform.machine())
         if number is None:
             raise BadRequestError(f"--numa works on {' and '.join(_MBIND)}, this machine is {platform.machine()}")
@@ -56,6 +56,6 @@ class NumaPolicy:
 
 
 def numa_nodes() -> tuple[int, ...]:
-    """The NUMA nodes of this machine; (0,) where the kernel names none."""
+    """Return the NUMA nodes of this machine; (0,) where the kernel names none."""
     found = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
     return tuple(found) or (0,)

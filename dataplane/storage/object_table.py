@@ -1,7 +1,7 @@
-"""Which objects are resident, which of them may be evicted, and what else they hold on to: leases and scopes.
+"""The table of resident objects: which of them may be evicted, and which leases and scopes keep them.
 
-Bookkeeping without waiting; the store's lock guards all of it. An object may leave the arena when nobody leases it, it
-is in no open scope, and it is not held or has a place on disk. What is lost for good is only what may be lost.
+Bookkeeping without waiting; the store's lock guards all of it. An object may leave the arena when it has no lease, is
+in no open scope, and is not held or has a place on disk. Only objects that may be lost are ever lost.
 """
 
 from collections import OrderedDict
@@ -29,13 +29,14 @@ class ObjectTable:
         self.num_evicted = 0
         self.scoped_bytes = 0
         self.evictable_bytes = 0
-        """Of what could leave the arena, some of it perhaps only to disk."""
+        """The bytes of objects that could leave the arena, some of them perhaps only to disk."""
         self._evictable: OrderedDict[str, Entry] = OrderedDict()
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
     def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str, file: DiskFile | None = None) -> Entry:
-        """A written slab becomes an object; the slab's scope, which keeps `file` already, becomes its scope."""
+        """Turn a written slab into an object. The slab's scope, which keeps `file` already, becomes the object's
+        scope."""
         entry = Entry(ref, slab, is_held, digest, file=file)
         self.entries[ref.name] = entry
         if slab.scope is not None:
@@ -44,7 +45,8 @@ class ObjectTable:
         return entry
 
     def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
-        """The same object came again: its slab is given back; its scope, its hold and its first durable file count."""
+        """Handle an object that was written again: its slab is given back; its scope, its hold and its first durable
+        file count."""
         if file is not None:
             self.spill.adopt(entry, file)
         self._hand_over(slab, entry)
@@ -54,7 +56,7 @@ class ObjectTable:
         self.allocator.free(slab.offset, slab.nbytes)
 
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
-        """A durable object of an earlier node."""
+        """Add a durable object of an earlier node."""
         entry = self.entries[ref.name] = Entry(ref, None, is_held, digest, file=file)
         self.spill.used_bytes += file.charge_bytes
         for scope in scopes:
@@ -63,13 +65,13 @@ class ObjectTable:
         return entry
 
     def hold(self, entry: Entry) -> None:
-        """Somebody put it by hand: it stays until it is released."""
+        """Note that a client stored the object itself: it stays until it is released."""
         entry.is_held = True
         self.spill.keep(entry, None)
         self.refile(entry)
 
     def let_go(self, entry: Entry) -> None:
-        """The reverse of `hold`."""
+        """Undo `hold`."""
         entry.is_held = False
         self.spill.let_go(entry, None)
         self.refile(entry)
@@ -81,7 +83,7 @@ class ObjectTable:
         self.allocator.free(slab.offset, slab.nbytes)
 
     def drop(self, entry: Entry) -> None:
-        """Forget the name now, and the bytes when nobody leases them."""
+        """Forget the name now, and free the bytes when no lease is left."""
         del self.entries[entry.ref.name]
         self.unfile(entry)
         for scope in list(entry.scopes):
@@ -92,7 +94,7 @@ class ObjectTable:
             self._free(entry)
 
     def settle(self, unleased: Iterable[Entry]) -> None:
-        """The last lease of these has ended."""
+        """Note that the last lease of these entries has ended."""
         for entry in unleased:
             if entry.is_dropped:
                 self._free(entry)
@@ -102,7 +104,7 @@ class ObjectTable:
     # -- scopes ----------------------------------------------------------------------------------------------------
 
     def join(self, entry: Entry, scope: Scope) -> None:
-        """Put an object into a scope, which keeps its durable file already; it cannot be evicted any more."""
+        """Put an object into a scope, which keeps its durable file already. The object cannot be evicted any more."""
         if scope in entry.scopes:
             return
         scope.used_bytes += entry.slab_bytes

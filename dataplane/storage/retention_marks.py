@@ -1,10 +1,10 @@
-"""What keeps the durable objects of a node alive: empty files, in a folder per scope, and in `held` for what is held.
+"""The marks that keep durable objects alive: empty files, one folder per scope, and the folder `held` for held objects.
 
-    HELD/MARK            an object, named as its file is, that somebody holds
-    KEY/MARK             one that a scope keeps
+    HELD/MARK            an object (named as its file) that is held
+    KEY/MARK             an object that a scope keeps
     KEY/scope.json       the scope: name, quota_bytes, keep, owners
 
-Says nothing of the objects themselves. No mark is taken away because of something else that is damaged.
+The marks say nothing about the objects. Damage elsewhere never removes a mark.
 """
 
 import json
@@ -30,17 +30,18 @@ log = logging.getLogger(__name__)
 
 
 class RetentionMarks:
-    """The marks in a folder, of the object files in another one. Thread-safe; every method may raise OSError."""
+    """The marks in one folder, for the object files in another folder. Thread-safe; every method may raise OSError."""
 
     def __init__(self, directory: Path, objects: Path) -> None:
         self._directory, self._objects = directory, objects
         self._making = threading.Lock()
         self._states: dict[Path, str] = {}
-        """Of the scopes whose state this node wrote: one that was found may be of another scope of that name."""
+        """The scope states that this node wrote. A state that an earlier node wrote may belong to another scope of the
+        same name."""
         (directory / HELD).mkdir(parents=True, exist_ok=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
-        """A durable file is kept by `scope`, or held, once the folder that this returns is synced.
+        """Note that `scope` keeps a durable file, or that it is held, once the returned folder is synced.
 
         MissingObjectError if the scope was closed.
         """
@@ -48,7 +49,7 @@ class RetentionMarks:
         if scope is None:
             (folder / path.stem).touch()
             return folder
-        with self._making:  # nothing is acknowledged without the scope's state, and a closed scope stays closed
+        with self._making:  # no object is acknowledged without the scope's state, and a closed scope stays closed
             if not scope.is_open:
                 raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
             if not folder.exists():
@@ -59,23 +60,24 @@ class RetentionMarks:
         return folder
 
     def let_go(self, path: Path, scope: Scope | None) -> None:
-        """The reverse of `keep`."""
+        """Undo `keep`."""
         (self._folder(scope) / path.stem).unlink(missing_ok=True)
 
     def forget(self, path: Path) -> None:
-        """Nothing keeps a file any more."""
+        """Remove every mark of a file."""
         for folder in self._directory.iterdir():
             (folder / path.stem).unlink(missing_ok=True)
 
     def update_scope(self, scope: Scope) -> None:
-        """A scope was opened, perhaps once more: what it says of itself is on the disk if it keeps anything there."""
+        """Note that a scope was opened, perhaps again. If it keeps anything here, its state is on the disk when this
+        returns."""
         folder = self._folder(scope)
         with self._making:
             if scope.is_open and folder.exists():
                 self._write_state(folder, scope)
 
     def forget_scope(self, scope: Scope) -> None:
-        """A scope, which is not open any more, keeps nothing."""
+        """Remove all marks of a scope, which is not open any more."""
         folder = self._folder(scope)
         with self._making:
             self._states.pop(folder, None)
@@ -83,9 +85,9 @@ class RetentionMarks:
                 self._remove(folder)
 
     def read(self) -> dict[str, dict[str, Mapping[str, Any]]]:
-        """Per object that has a file, by mark, what keeps it: `held`, or the key and state of a scope.
+        """Return for each object file, by mark, what keeps it: `held`, or the key and state of a scope.
 
-        What a scope keeps that is damaged is held instead. Call it before anything else.
+        An object of a scope whose state is damaged is held instead. Call this before any other method.
         """
         kept: dict[str, dict[str, Mapping[str, Any]]] = {}
         for folder in list(self._directory.iterdir()):
@@ -118,7 +120,7 @@ class RetentionMarks:
         with temporary.open("w") as file:
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())  # or the name may last and the content not
+            os.fsync(file.fileno())  # without this sync the name may survive a crash and the content may not
         temporary.replace(folder / _STATE)
         sync_directory(folder)
         self._states[folder] = text
@@ -131,19 +133,19 @@ class RetentionMarks:
         self._remove(folder)
 
     def _remove(self, folder: Path) -> None:
-        """All of it or nothing, however this ends."""
+        """Remove the folder completely or not at all, also if the process dies in between."""
         away = folder.with_name(f".{secrets.token_hex(8)}")
         folder.rename(away)
         shutil.rmtree(away, ignore_errors=True)
 
 
 def _key(name: str) -> str:
-    """A folder's name for a scope."""
+    """Return the folder name for a scope."""
     return blake3(name.encode()).hexdigest()[:24]
 
 
 def _read_state(folder: Path) -> Mapping[str, Any] | None:
-    """None where it is not whole; OSError where that cannot be told."""
+    """Return the state, or None if it is damaged. OSError if that cannot be found out."""
     try:
         state = json.loads((folder / _STATE).read_text())
         is_whole = _key(state["name"]) == folder.name and {"quota_bytes", "keep", "owners"} <= set(state)

@@ -1,7 +1,7 @@
-"""Scopes: named groups of objects that end together, such as those of a step or of an epoch, each with a quota.
+"""Scopes: named groups of objects that end together, such as those of a step or an epoch. Each scope has a quota.
 
-Bookkeeping only; the store's lock guards it. An object may be in several scopes and counts in each. Who keeps a scope
-open (a client's connection, or nobody) is in `scope_owners.py`.
+Bookkeeping only; the store's lock guards it. An object may be in several scopes and counts in each. Which clients keep
+a scope open is in `dataplane/server/scope_owners.py`.
 """
 
 from dataclasses import dataclass, field
@@ -18,28 +18,28 @@ class Scope:
 
     name: str
     quota_bytes: int | None
-    """None is bounded by the node's memory alone."""
+    """The quota in bytes. With None, only the node's memory limits the scope."""
     is_kept: bool
-    """Only closed when somebody says so, not when its clients are gone."""
+    """True if the scope stays open until a client closes it, even when its clients are gone."""
     owners: set[str] = field(default_factory=set)
-    """Who opened it; the last one that goes closes it, unless it is kept."""
+    """The clients that opened it. When the last one is gone the scope closes, unless it is kept."""
     used_bytes: int = 0
-    """Of its objects and of the places that are being written for it."""
+    """The bytes of its objects and of the slabs that are being written for it."""
     members: set[str] = field(default_factory=set)
-    """Names of its objects."""
+    """The names of its objects."""
     is_open: bool = True
 
     def has_room(self, nbytes: int) -> bool:
-        """Whether `nbytes` more stay within the quota."""
+        """Return True if `nbytes` more stay within the quota."""
         return self.quota_bytes is None or self.used_bytes + nbytes <= self.quota_bytes
 
     def check_ever_fits(self, nbytes: int) -> None:
-        """Raise OutOfSpaceError where the whole quota is too small."""
+        """Raise OutOfSpaceError if the whole quota is too small."""
         if self.quota_bytes is not None and nbytes > self.quota_bytes:
             raise OutOfSpaceError(self.describe_shortage(nbytes))
 
     def describe_shortage(self, nbytes: int) -> str:
-        """Why `nbytes` more cannot be had."""
+        """Return the reason why the quota has no room for `nbytes` more."""
         return (
             f"scope {self.name!r} has no room for {format_bytes(nbytes)}: wanted_bytes={nbytes} "
             f"used_bytes={self.used_bytes} quota_bytes={self.quota_bytes}; release objects of it, move them to "
@@ -74,7 +74,7 @@ class Scopes:
         return scope
 
     def find(self, name: str) -> Scope:
-        """The open scope of this name; MissingObjectError if there is none."""
+        """Return the open scope of this name. MissingObjectError if there is none."""
         scope = self._scopes.get(name)
         if scope is None:
             raise MissingObjectError(
@@ -84,14 +84,14 @@ class Scopes:
         return scope
 
     def close(self, name: str) -> Scope:
-        """Take a scope away; its objects are its caller's business."""
+        """Remove a scope from the table. The caller handles its objects."""
         scope = self.find(name)
         del self._scopes[name]
         scope.is_open = False
         return scope
 
     def leave(self, owner: str) -> list[Scope]:
-        """`owner` is gone: the scopes that nobody keeps open any more."""
+        """Note that `owner` is gone. Return the scopes that no client keeps open any more."""
         orphans = []
         for scope in self._scopes.values():
             if owner in scope.owners:

@@ -1,7 +1,7 @@
-"""The store's account of its disk tier: the spill budget, and which objects keep a file there.
+"""The store's account of its disk tier: the spill budget, and which objects have a file there.
 
-Bookkeeping and unlinking only; the store's lock guards it. Files are written by the store, outside of its lock. Without
-a disk nothing is spilled, and every question is answered with no.
+It only counts and unlinks; the store's lock guards it. The store writes files outside of its lock. Without a disk
+nothing is spilled, and every question is answered with no.
 """
 
 import logging
@@ -16,13 +16,13 @@ from dataplane.storage.entries import Entry
 from dataplane.storage.scopes import Scope
 
 _PAUSE_S = 5.0
-"""A disk that refused a file is left alone for so long."""
+"""After the disk refused a file, no file is written for this time."""
 
 log = logging.getLogger(__name__)
 
 
 class SpillBudget:
-    """Budget and files of the disk tier."""
+    """The budget and the files of the disk tier."""
 
     def __init__(self, disk: DiskFiles | None, later: Callable[[Callable[[], None]], None]) -> None:
         self.disk = disk
@@ -33,36 +33,36 @@ class SpillBudget:
         self._losable_bytes = 0
         self.last_error = ""
         self.paused_until = 0.0
-        """Monotonic: the disk, which refused a file, is asked again from then on."""
+        """The monotonic time from which the disk is used again after it refused a file."""
 
     @property
     def is_on(self) -> bool:
-        """Whether there is a disk that takes files now."""
+        """True if there is a disk that takes files now."""
         return self.disk is not None and time.monotonic() >= self.paused_until
 
     @property
     def budget_bytes(self) -> int:
-        """What the files may take."""
+        """The bytes that all files together may take."""
         return self.disk.budget_bytes if self.disk is not None else 0
 
     @property
     def takes_bytes(self) -> int:
-        """The largest file that might find room now, perhaps in the place of others that may be lost."""
+        """The size of the largest file that might fit now, perhaps in the place of files that may be lost."""
         return self.budget_bytes - self.used_bytes + self._losable_bytes if self.is_on else 0
 
     def add_losable(self, entry: Entry) -> None:
-        """A spilled object may be lost from now on."""
+        """Note that a spilled object may be lost from now on."""
         if entry.ref.name not in self.losable:
             self.losable[entry.ref.name] = entry
             self._losable_bytes += charge_bytes(entry.ref.nbytes)
 
     def remove_losable(self, entry: Entry) -> None:
-        """It may not, or it is."""
+        """Note that a spilled object may not be lost any more, or is lost."""
         if self.losable.pop(entry.ref.name, None) is not None:
             self._losable_bytes -= charge_bytes(entry.ref.nbytes)
 
     def describe(self) -> str:
-        """What an error about room says of the disk."""
+        """Return the sentence about the disk for an error about room."""
         if self.disk is None:
             return ", or with --spill DIR"
         trouble = f"; spilling failed: {self.last_error}" if not self.is_on else ""
@@ -76,19 +76,19 @@ class SpillBudget:
         return True
 
     def take_back(self, entry: Entry, file: DiskFile | None) -> None:
-        """What was reserved for an object is not used; a file that was written goes."""
+        """Give back the reserved room of an object, and remove a file that was written."""
         self.used_bytes -= charge_bytes(entry.ref.nbytes)
         if file is not None:
             self._remove(file)
 
     def failed(self, error: Exception) -> None:
-        """The disk refused a file."""
+        """Note that the disk refused a file."""
         log.error("spilling failed: %s", error, exc_info=not isinstance(error, OutOfSpaceError))
         self.last_error = str(error) or type(error).__name__
         self.paused_until = time.monotonic() + _PAUSE_S
 
     def adopt(self, entry: Entry, file: DiskFile) -> None:
-        """An object that is there already gets a durable file, its first."""
+        """Give an existing object its first durable file."""
         old = entry.file
         assert old is None or not old.is_durable
         entry.file = file
@@ -101,7 +101,8 @@ class SpillBudget:
             self._remove(old)
 
     def keep(self, entry: Entry, scope: Scope | None) -> None:
-        """A durable object is kept by a scope, or held. Who promises that makes sure of it before: this may fail."""
+        """Note that a scope keeps a durable object, or that it is held. The caller checks before it promises this,
+        because it may fail."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
             try:
                 self.disk.keep(entry.file.path, scope)
@@ -110,7 +111,7 @@ class SpillBudget:
                 log.error("%s will not be in %s after a restart: %s", entry.ref.name, where, error)
 
     def let_go(self, entry: Entry, scope: Scope | None) -> None:
-        """The reverse of `keep`."""
+        """Undo `keep`."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
             try:
                 self.disk.let_go(entry.file.path, scope)
@@ -118,24 +119,24 @@ class SpillBudget:
                 log.error("%s may come back after a restart: %s", entry.ref.name, error)
 
     def forget(self, entry: Entry) -> None:
-        """A dropped object does not come back with the next node."""
+        """Remove the marks of a dropped object, so that the next node does not recover it."""
         self.remove_losable(entry)
         self.let_go(entry, None)
 
     def forget_scope(self, scope: Scope) -> None:
-        """A scope was closed."""
+        """Note that a scope was closed."""
         if self.disk is not None:
             self.disk.forget_scope(scope)
 
     def remove(self, entry: Entry) -> None:
-        """The file of an object goes."""
+        """Remove the file of an object."""
         file, entry.file = entry.file, None
         if file is not None and self.disk is not None:
             self.used_bytes -= file.charge_bytes
             self._remove(file)
 
     def _remove(self, file: DiskFile) -> None:
-        """Unlink it without the store's lock: that takes long for big files."""
+        """Unlink the file without the store's lock, because that takes long for big files."""
         assert self.disk is not None
         self._later(partial(_unlink, self.disk, file))
 

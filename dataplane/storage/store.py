@@ -1,9 +1,10 @@
-"""The objects of one node: writing, reading, leases, scopes, and back-pressure when there is no room.
+"""The store: the objects of one node. It writes and reads them, grants leases, keeps scopes, and makes writers wait
+when there is no room.
 
-Thread-safe. It moves no bytes itself: a writer allocates a slab, writes into it and seals it under a name. An object
-that can be made again (its lineage names a dataset, or it is derived) is evicted, least recently used first, when room
-is wanted, nobody leases it and it is in no open scope. A *held* object (plain, or a source that somebody put by hand)
-stays until it is released, and a plain object in scopes until the last of them closes.
+Thread-safe. The store moves no bytes itself: a writer allocates a slab, writes into it, and seals it under a name. An
+object that can be made again (its lineage names a dataset, or it is derived) is evicted when room is needed, least
+recently used first, if it has no lease and is in no open scope. A *held* object (a plain object, or a source that a
+client put) stays until it is released. A plain object in scopes stays until the last of them closes.
 """
 
 import secrets
@@ -28,7 +29,7 @@ from dataplane.storage.store_lock import StoreLock
 from dataplane.storage.store_scopes import StoreScopes
 
 INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
-"""A secret: whoever knew it could end leases that the node itself relies on."""
+"""A secret name of the node's own session. A client that knew it could end leases that the node relies on."""
 
 
 class Store:
@@ -48,22 +49,24 @@ class Store:
         self._reclaimer.start()
 
     def close(self) -> None:
-        """Stop the thread that takes back internal leases."""
+        """Stop the thread that ends internal leases."""
         self._ended.put(None)
         self._reclaimer.join(timeout=5)
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def allocate(self, nbytes: int, deadline: float, scope: str | None = None) -> Slab:
-        """A slab for `nbytes`; evicts, then waits for leases, holds and scopes to end, until `deadline` (monotonic).
+        """Return a slab for `nbytes`. Evict objects first, then wait for leases, holds and scopes to end, until
+        `deadline` (monotonic).
 
-        Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
-        numbers, MissingObjectError if the scope is not open.
+                Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
+                numbers, MissingObjectError if the scope is not open.
         """
         return self.allocate_many([nbytes], deadline, scope)[0]
 
     def allocate_many(self, sizes: Sequence[int], deadline: float, scope: str | None = None) -> list[Slab]:
-        """As `allocate`, all or none. It holds none while it waits, so that no two who want many block one another."""
+        """Allocate all slabs or none. While it waits it holds none, so that two callers that need many never block each
+        other."""
         return self._allocation.allocate(sizes, deadline, scope)
 
     def abort(self, slab: Slab) -> None:
@@ -73,14 +76,15 @@ class Store:
             self._room.changed()
 
     def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
-        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the first stays.
+        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the existing object
+        stays.
 
-        An object that is sealed into a scope is not held besides.
+                An object that is sealed into a scope is not held in addition.
         """
         return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
 
     def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
-        """As `seal`, of many, each with its ref and its digest. If it raises, nothing is done."""
+        """Do the same as `seal` for many slabs, each with its ref and its digest. If it raises, nothing was done."""
         with self._room:
             for slab in slabs:
                 self._check_open(slab)
@@ -97,7 +101,8 @@ class Store:
             return sealed
 
     def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
-        """Publish an object if its name is free; None, and nothing done, if it is taken. `file` has this very ref."""
+        """Publish an object if its name is free. If the name is taken, do nothing and return None. `file` has this same
+        ref."""
         with self._room:
             self._check_open(slab)
             entry = self._publish_new(slab, ref, digest, file)
@@ -105,7 +110,8 @@ class Store:
             return entry
 
     def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
-        """As `seal_new`, of many, each with its ref and its digest. If it raises, nothing is done."""
+        """Do the same as `seal_new` for many slabs, each with its ref and its digest. If it raises, nothing was
+        done."""
         with self._room:
             for slab in slabs:
                 self._check_open(slab)
@@ -115,9 +121,10 @@ class Store:
             return sealed
 
     def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
-        """Give back a slab that holds the same as `entry`, which joins its scope and takes its durable file over.
+        """Give back a slab with the same content as `entry`. The entry joins the slab's scope and takes over the
+        durable file.
 
-        False, and nothing done, if the entry was dropped, or has a durable file by now and needs none.
+                Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
         """
         with self._room:
             self._check_open(slab)
@@ -129,22 +136,22 @@ class Store:
             return True
 
     def view(self, slab: Slab) -> np.ndarray:
-        """The slab's bytes, writable: for the node itself only."""
+        """Return the slab's bytes, writable. For the node itself only."""
         return self.segment.bytes[slab.offset : slab.offset + slab.nbytes]
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def find(self, name: str) -> Entry | None:
-        """The entry of a name that is resident now (it may be evicted a moment later: lease it)."""
+        """Return the entry of a name that is resident now. It may be evicted a moment later: lease it."""
         return self.find_all([name])[0]
 
     def find_all(self, names: Sequence[str]) -> list[Entry | None]:
-        """As `find`, of many."""
+        """Do the same as `find` for many names."""
         with self._room:
             return [self._residents.entries.get(name) for name in names]
 
     def content(self, entry: Entry) -> np.ndarray:
-        """The bytes of an object, read-only, wherever they lie. Hold a lease while you look."""
+        """Return the bytes of an object, read-only, from the arena or the disk. Hold a lease while you read."""
         if entry.slab is None:
             return self.disk.map(entry)
         data = self.view(entry.slab)
@@ -152,7 +159,7 @@ class Store:
         return data
 
     def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
-        """Lease what is resident of `names`, None in the place of the rest."""
+        """Lease the resident objects among `names`; the others are None."""
         residents = self._residents
         with self._room:
             if not residents.leases.has_session(session):
@@ -169,49 +176,49 @@ class Store:
         return self._check_files(granted, session)
 
     def lease_one(self, name: str) -> Leased | None:
-        """A lease of the node itself; end it with `end_leases`, from a finaliser with `end_later`."""
+        """Return a lease of the node itself. End it with `end_leases`, or from a finaliser with `end_later`."""
         return self.lease([name], INTERNAL_SESSION)[0]
 
     def lease_entry(self, entry: Entry) -> Leased:
-        """Another lease of the node itself on an object that is leased, whatever became of its name."""
+        """Return another lease of the node itself on a leased object, even if its name was released."""
         with self._room:
             return Leased(entry, self._residents.leases.grant(entry, INTERNAL_SESSION))
 
     def resident(self, prefix: str, limit: int) -> list[Ref]:
-        """Up to `limit` objects that are resident now and whose names begin with `prefix`."""
+        """Return up to `limit` objects that are resident now and whose names begin with `prefix`."""
         with self._room:
             found = (entry.ref for name, entry in self._residents.entries.items() if name.startswith(prefix))
             return list(islice(found, limit))
 
     @property
     def num_leases(self) -> int:
-        """Leases of all readers, and of the node itself."""
+        """The number of leases of all readers and of the node itself."""
         return len(self._residents.leases)
 
     def open_session(self, session: str, *, is_reader: bool = True) -> None:
-        """Begin a session: a reader's, or one of the node's own."""
+        """Begin a session, of a reader or of the node itself."""
         with self._room:
             self._num_own_sessions += not is_reader
             self._residents.leases.open_session(session)
 
     def end_session(self, session: str) -> None:
-        """End a reader's session and every lease it still has."""
+        """End a reader's session and every lease that it still has."""
         with self._room:
             self._residents.settle(self._residents.leases.end_session(session))
             self._room.changed()
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
-        """End leases of a session; numbers that are not its own are ignored."""
+        """End leases of a session. Numbers of other sessions are ignored."""
         with self._room:
             self._residents.settle(self._residents.leases.end(leases, session))
             self._room.changed()
 
     def end_later(self, lease: int) -> None:
-        """End an internal lease from a finaliser: never blocks."""
+        """End an internal lease from a finaliser. Never blocks."""
         self._ended.put(lease)
 
     def release(self, names: Iterable[str]) -> int:
-        """Drop plain objects and let the others be evicted first; returns how many names were resident.
+        """Drop plain objects, and make the others the first to be evicted. Return how many of the names were resident.
 
         A leased object goes when its last lease ends, but its name is free at once.
         """
@@ -231,7 +238,7 @@ class Store:
         return count
 
     def stat(self) -> dict[str, int]:
-        """Counts and bytes, all taken at one moment."""
+        """Return counts and bytes, all taken at one moment."""
         residents = self._residents
         with self._room:
             return {
@@ -253,7 +260,8 @@ class Store:
             }
 
     def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
-        """The leases, without those of files that were damaged; none if one is lost for good, or cannot be read."""
+        """Return the leases without those of damaged files. If one object is lost for good or cannot be read, return no
+        lease and raise."""
         for at, leased in enumerate(granted):
             if leased is None or leased.entry.slab is not None:
                 continue
@@ -280,7 +288,7 @@ class Store:
             raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
 
     def _reclaim(self) -> None:
-        """Consumes `end_later`, what has gathered at once; ends with `close`."""
+        """Consumes the leases of `end_later`, all that have gathered at once; ends with `close`."""
         while (lease := self._ended.get()) is not None:
             leases = [lease]
             while not self._ended.empty() and (lease := self._ended.get()) is not None:

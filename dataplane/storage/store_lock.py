@@ -1,4 +1,4 @@
-"""The one lock of a store, and waiting under it for room."""
+"""The one lock of a store, and waiting for room under it."""
 
 import math
 import threading
@@ -9,7 +9,8 @@ from dataplane.core.errors import OutOfSpaceError
 
 
 class StoreLock:
-    """Hold it (`with`) around everything that touches residents; `changed` wakes whoever waits for room."""
+    """The lock around everything that uses the object table (`with`). `changed` wakes the callers that wait for
+    room."""
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
@@ -25,17 +26,17 @@ class StoreLock:
             work()
 
     def later(self, work: Callable[[], None]) -> None:
-        """Do this, which may be slow and must not raise, when the lock is let go. The lock is held."""
+        """Run `work` when the lock is released. It may be slow and must not raise. The caller holds the lock."""
         self._later.append(work)
 
     def changed(self) -> None:
-        """Something was given back or closed. The lock is held."""
+        """Wake the callers that wait, because something was freed or closed. The caller holds the lock."""
         self._condition.notify_all()
 
     def wait(self, deadline: float, describe_shortage: Callable[[], str], wake_at: float = math.inf) -> None:
-        """Until something changed, or `wake_at` has come. The lock is held before and after.
+        """Wait until something changed, or until `wake_at`. The caller holds the lock before and after.
 
-        OutOfSpaceError with the description at `deadline` (monotonic, as `wake_at`; one that has passed is ignored).
+        Raises OutOfSpaceError with the description at `deadline`. Both times are monotonic; a `wake_at` in the past is ignored.
         """
         now = time.monotonic()
         until = min(deadline, wake_at) if wake_at > now else deadline

@@ -11,7 +11,7 @@ from dataplane.storage.store_lock import StoreLock
 
 
 class StoreScopes:
-    """Shares the store's lock and its residents."""
+    """The part of a store that handles scopes. It shares the store's lock and object table."""
 
     def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier) -> None:
         self._residents = residents
@@ -19,7 +19,7 @@ class StoreScopes:
         self._disk = disk
 
     def open(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
-        """Open a scope, or join one that is open with the same quota; `owner` keeps it open (see `Scope`)."""
+        """Open a scope, or join one that is open with the same quota. `owner` keeps it open (see `Scope`)."""
         with self._room:
             opened = self._residents.scopes.open(name, quota_bytes, is_kept, owner)
         disk = self._residents.spill.disk
@@ -27,14 +27,15 @@ class StoreScopes:
             disk.update_scope(opened)
 
     def close(self, name: str) -> tuple[int, int]:
-        """Close a scope; number and bytes of the plain objects that ended with it. MissingObjectError if not open."""
+        """Close a scope; return number and bytes of the plain objects that ended with it. MissingObjectError if it is
+        not open."""
         with self._room:
             ended = self._residents.close_scope(self._residents.scopes.find(name))
             self._room.changed()
             return ended
 
     def leave(self, owner: str) -> list[str]:
-        """`owner` is gone: close the scopes that nobody keeps open any more; their names."""
+        """Note that `owner` is gone. Close the scopes that no client keeps open any more, and return their names."""
         with self._room:
             orphans = self._residents.scopes.leave(owner)
             for scope in orphans:
@@ -43,14 +44,15 @@ class StoreScopes:
             return [scope.name for scope in orphans]
 
     def join(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
-        """Put objects into a scope besides whatever else keeps them; returns the names that are not resident.
+        """Put objects into a scope, in addition to whatever else keeps them. Return the names that are not resident.
 
         Waits for: room in the quota, and the disk where some are durable. All of them join, or none.
         """
         return self._enter(names, scope, deadline, source=scope)
 
     def move(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None) -> list[str]:
-        """As `join`, and out of the scope `source`, or out of their hold where there is no source."""
+        """Put objects into a scope, and take them out of the scope `source`; without `source`, they are not held any
+        more."""
         return self._enter(names, scope, deadline, source=source)
 
     def _enter(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None) -> list[str]:
@@ -61,7 +63,7 @@ class StoreScopes:
                 with self._room:
                     opened, entries = self._wait_for_room(names, scope, deadline)
                     left = self._residents.scopes.find(source) if source is not None else None
-                    if opened is not kept_in:  # closed, and opened anew
+                    if opened is not kept_in:  # the scope was closed and opened again
                         kept, kept_in = set(), opened
                     to_keep = [entry for entry in entries if entry.is_durable and entry not in kept]
                     if not to_keep:
