@@ -1,3 +1,8 @@
-"""The trainer. Importing it installs the hooks that CPU builds of torch need, before anything imports torch."""
+"""The trainer: reinforcement learning of vision-language models with vLLM engines and Megatron-core ranks.
+
+`train.py` is the command `python -m yatt_mm.train`, and `simulate.py` the command `python -m yatt_mm.simulate`, which
+compares placements without devices. Read `control/loop.py` first: it holds the training loop. Importing this package
+imports `models`, which installs what CPU builds of torch need before any other module imports torch.
+"""
 
 import models  # noqa: F401

@@ -1,7 +1,8 @@
-"""Compare layouts of devices: `python -m yatt_mm.simulate CONFIG ... [--json] [--gantt FILE] [key=value ...]`.
+"""The command `python -m yatt_mm.simulate CONFIG ... [key=value ...]`, which compares layouts of the same devices.
 
-Discrete events, with the real placement policy, the real sampling rule and the real balance of updates; the speeds of
-engines and training are numbers of the config, each with its source. docs/simulator.md says what is modelled.
+The simulation is one of discrete events. It uses the trainer's own placement policy, sampling rule and balance of
+updates. The speeds of engines and training are numbers in the config, each with its source. docs/simulator.md
+describes what is modelled. This module only reads the command line and prints; `yatt_mm.simulator` simulates.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from yatt_mm.simulator.report import as_object, as_table, assumed_keys
 from yatt_mm.simulator.results import LayoutResult
 
 WIDTH_OF_FILES = 140
-"""Columns of a table that goes into a file or a pipe: no cell of it is cut off or broken."""
+"""Width in characters of a table that is written to a file or a pipe: wide enough that no table cell is cut or
+wrapped."""
 EXAMPLES = """examples:
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml --gantt /tmp/yatt.png workload.verdict.median=100
@@ -33,7 +35,10 @@ EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status.
+
+    0: success; 2: a config is wrong or too large; 130: interrupted. `arguments`: None reads `sys.argv`.
+    """
     options = _parser().parse_intermixed_args(arguments)
     paths = [argument for argument in options.arguments if "=" not in argument or argument.endswith((".yaml", ".yml"))]
     overrides = [argument for argument in options.arguments if argument not in paths]
@@ -61,10 +66,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _check_number(paths: list[str], options: argparse.Namespace) -> None:
     if not paths:
-        raise ConfigError("no config is given; wanted a YAML file, such as configs/simulate/yatt_paper.yaml")
+        raise ConfigError("no config is given; give a YAML file, for example configs/simulate/yatt_paper.yaml")
     for name, is_given in (("--json", options.json), ("--gantt", options.gantt)):
         if is_given and len(paths) > 1:
-            raise ConfigError(f"{name} is of one simulation, but {len(paths)} configs are given: {', '.join(paths)}")
+            raise ConfigError(f"{name} takes one config, but {len(paths)} are given: {', '.join(paths)}")
 
 
 def _simulate(path: str, config: SimulationConfig, options: argparse.Namespace) -> None:
@@ -98,7 +103,9 @@ def _show(
 ) -> None:
     console.print(as_table(results, title))
     if missing := set(NAMES) - {result.name for result in results}:
-        console.print(f"left out, with {config.num_cells} cells: {', '.join(missing)}", highlight=False)
+        console.print(
+            f"left out, because there are only {config.num_cells} cells: {', '.join(missing)}", highlight=False
+        )
     if with_decisions:
         for decision in (line for result in results for line in result.decisions):
             console.print(decision, highlight=False)
@@ -118,8 +125,8 @@ def _parser() -> argparse.ArgumentParser:
         "arguments",
         nargs="+",
         metavar="CONFIG | key=value",
-        help="YAML files of simulations (see configs/simulate/ and docs/simulator.md), a table each; "
-        "dotted overrides of all of them, such as genrm.wake_s=5",
+        help="YAML files of simulations (see configs/simulate/ and docs/simulator.md), one table each; "
+        "dotted overrides that apply to all of them, for example genrm.wake_s=5",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object; the table goes to stderr")
     parser.add_argument("--gantt", metavar="FILE", help="write a picture (png, pdf, svg); needs matplotlib")

@@ -1,7 +1,7 @@
 """The command `python -m yatt_mm.train CONFIG [key=value ...]`, which trains a vision-language model.
 
-The loop itself is in `yatt_mm.control.loop`; read it first. What a run starts, and stops again, is in
-`yatt_mm.runtime.launch`.
+This module only reads the command line. The training loop is in `yatt_mm.control.loop`; read it first.
+`yatt_mm.runtime.launch` starts the processes of a run and stops them again.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ EXAMPLES = """examples:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; returns the exit status."""
+    """Run the command line and return the exit status.
+
+    0: the run finished; 1: the run failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
+    `sys.argv`.
+    """
     from yatt_mm.runtime.packages import check_packages_are_ours
 
     check_packages_are_ours()
@@ -47,7 +51,9 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
-    parser.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides, such as train.steps=20")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="dotted overrides, for example train.steps=20"
+    )
     parser.add_argument(
         "--resume",
         nargs="?",

@@ -1,4 +1,5 @@
-"""Byte connections to other nodes, kept open between requests; none where a node offers none, or none gets through."""
+"""Byte connections to other nodes, kept open between requests. There are none where the other node offers none or the
+connection fails; the caller then uses Flight."""
 
 import contextlib
 import logging
@@ -18,9 +19,9 @@ from dataplane.core.errors import BadRequestError, DataPlaneError, StreamLostErr
 from dataplane.core.json_body import ONE_OBJECT_BYTES, parse, take
 
 SCHEMES = ("grpc", "grpc+tcp")
-"""Of addresses whose bytes may cross the network in the clear."""
+"""The schemes of addresses whose bytes may cross the network without encryption."""
 WITHOUT_S = 60.0
-"""For this long a node without byte connections is not asked for one again."""
+"""For this time a node without byte connections is not asked for one again."""
 _CONNECT_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -40,9 +41,10 @@ class ByteConnections:
 
     @contextmanager
     def borrowed(self, uri: str, flight: fl.FlightClient, count: int, until: float) -> Iterator[Sequence[ByteSocket]]:
-        """Up to `count` connections; none where the node is to be asked over Flight. What the block raises ends them.
+        """Lend up to `count` connections. An empty list means that the caller should use Flight. An error in the block
+        closes the lent connections.
 
-        Keys are asked for over `flight`. Raises what Flight raises if the node does not answer there.
+        Keys are asked for over `flight`. Raises the error of Flight if the node does not answer there.
         """
         lines: list[ByteSocket] = []
         try:
@@ -57,14 +59,14 @@ class ByteConnections:
             self._give_back(uri, line)
 
     def forget(self, uri: str) -> None:
-        """Close what nobody uses of the connections to an address."""
+        """Close the unused connections to an address."""
         with self._lock:
             lines = self._idle.pop(uri, [])
         for line in lines:
             line.close()
 
     def close(self) -> None:
-        """Close all; who uses one sees its end."""
+        """Close all connections. Callers that use one get an error."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = [line for lines in self._idle.values() for line in lines], {}
@@ -75,7 +77,7 @@ class ByteConnections:
             line.cut()
 
     def _take(self, uri: str) -> ByteSocket | None:
-        """One that was used before."""
+        """Return an open connection that was used before, or None."""
         while True:
             with self._lock:
                 lines = self._idle.get(uri)
@@ -88,7 +90,7 @@ class ByteConnections:
             self._close(line)
 
     def _open(self, uri: str, flight: fl.FlightClient, until: float) -> ByteSocket | None:
-        """A new one; None where there is none to be had for now."""
+        """Open a new connection. Return None if the node gives none for now."""
         address = urlsplit(uri)
         if address.scheme not in SCHEMES or not address.hostname or time.monotonic() < self._without.get(uri, 0.0):
             return None
@@ -101,7 +103,7 @@ class ByteConnections:
             line = self._connect(address.hostname, port, key, until)
         except (OSError, DataPlaneError) as error:
             if time.monotonic() >= until:
-                return None  # it was this caller who had no time
+                return None  # the caller's own time was too short
             self._without[uri] = time.monotonic() + WITHOUT_S
             tell = log.info if uri in self._told else log.warning
             self._told.add(uri)
@@ -114,7 +116,7 @@ class ByteConnections:
         return line
 
     def _connect(self, host: str, port: int, key: bytes, until: float) -> ByteSocket:
-        """Connect, show the key, and hear that it is good."""
+        """Connect, show the key, and wait until the node accepts it."""
         wait_s = max(0.05, min(_CONNECT_S, until - time.monotonic()))
         line = ByteSocket(socket.create_connection((host, port), wait_s), f"the node at {host}:{port}", self._stall_s)
         with self._lock:
@@ -148,7 +150,7 @@ class ByteConnections:
 
 
 def _ask(flight: fl.FlightClient, timeout_s: float) -> tuple[int, bytes] | None:
-    """A node's port for bytes and a key for it; None if it has none, or does not know what that is."""
+    """Ask a node for its byte port and a key. Return None if the node has no such port or does not know the action."""
     options = fl.FlightCallOptions(timeout=max(0.05, timeout_s))
     try:
         results = list(flight.do_action(fl.Action("bytes", b"{}"), options))

@@ -1,8 +1,8 @@
-"""Receiving objects over byte connections, straight into their place: whole and verified, or not at all.
+"""Receiving objects over byte connections, straight into their slabs: whole and verified, or not at all.
 
-The counterpart of `fetch.py`, which does it over Flight, with the same sinks. While the next part is received, another
-thread hashes the one before; parts are big, or hold many small objects, so that little Python runs between them. Left
-out: one object over several connections, which is `byte_fetch_ranges.py`.
+`dataplane/client/download.py` does the same over Flight, with the same sinks. While the next part is received, another
+thread hashes the part before. Parts are big, or hold many small objects, so that little Python runs between them. One
+object over several connections is in `byte_fetch_ranges.py`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,14 +24,16 @@ from dataplane.core.json_body import MAX_BODY_BYTES, take
 from dataplane.core.refs import Ref
 
 PART_BYTES = 8 << 20
-"""What is received in one go, and then hashed while the next comes: a whole run, as senders make them."""
+"""The size of a part, which is received in one go and hashed while the next part comes. Senders make runs of this
+size."""
 _PART_OBJECTS = 256
 _INLINE_BELOW = 128 << 10
-"""A part under this size is hashed on the spot: waking another thread costs more."""
+"""A part below this size is hashed by the same thread, because waking another thread costs more."""
 
 
 def receive_many(line: ByteSocket, wanted: Sequence[Ref], sink: Sink, call: Call, threads: ThreadPoolExecutor) -> None:
-    """All objects over one connection. Raises what broke it; what had come whole by then is done.
+    """Receive all objects over one connection. If the connection breaks, raise the reason; the objects that were whole
+    by then are done.
 
     Waits for: the sender, and for room in the sink, until the call's deadline.
     """
@@ -48,18 +50,18 @@ def receive_many(line: ByteSocket, wanted: Sequence[Ref], sink: Sink, call: Call
 
 @dataclass(slots=True, eq=False)
 class _Object:
-    """An object of which bytes are coming in."""
+    """An object whose bytes are being received."""
 
     at: int
     ref: Ref
     digest: str
     num_left: int
-    """Bytes that are not hashed yet."""
+    """The number of bytes that are not hashed yet."""
     hash: blake3 | None = None
-    """Of what came so far, where it comes in several parts."""
+    """The hash of the bytes so far, where they come in several parts."""
 
     def add(self, data: memoryview) -> bool:
-        """Hash the next bytes; True when those were the last, and they are what was announced."""
+        """Hash the next bytes. Return True if they were the last bytes and the digest is the announced one."""
         self.num_left -= data.nbytes
         if not self.num_left and data.nbytes == self.ref.nbytes:
             verify(self.ref, content_digest(data), self.digest)
@@ -73,7 +75,8 @@ class _Object:
 
 
 class _Coming:
-    """Objects that are coming in, in parts: each is received here, and then hashed and handed over elsewhere."""
+    """Objects that are received in parts. This thread receives each part; another thread hashes it and hands it
+    over."""
 
     def __init__(
         self, line: ByteSocket, wanted: Sequence[Ref], sink: Sink, call: Call, threads: ThreadPoolExecutor
@@ -89,17 +92,17 @@ class _Coming:
         self._part_bytes = 0
 
     def take(self, objects: Sequence[object]) -> None:
-        """Receive what a header describes."""
+        """Receive the objects that a header describes."""
         for info in objects:
             self._begin(checked_info(info))
         self._receive()
 
     def settle(self) -> None:
-        """Wait until all that was received is handed over. Raises ChecksumError if something of it is wrong."""
+        """Wait until all received objects are handed over. Raises ChecksumError if one of them has wrong bytes."""
         self._ahead.wait()
 
     def give_up(self) -> None:
-        """Let go of what is not whole, when nothing writes or reads it any more."""
+        """Give up the objects that are not whole, when no thread reads or writes them any more."""
         self._ahead.end()
         for at in self._open:
             self._sink.give_up(at)
@@ -116,7 +119,8 @@ class _Coming:
         ref, digest = announced_in(info, wanted)
         target = self._room_for(at, ref)
         if isinstance(target, DataPlaneError):
-            self._sink.failed(at, target)  # first: there may be no time left to receive what nobody wants
+            # report the error first: there may be no time left to receive bytes that will be thrown away
+            self._sink.failed(at, target)
             self._receive()
             self._line.drain(ref.nbytes, self._until)
             return
@@ -124,9 +128,9 @@ class _Coming:
         self._add(_Object(at, ref, digest, ref.nbytes), target.data)
 
     def _room_for(self, at: int, ref: Ref) -> np.ndarray | DataPlaneError:
-        """Memory of the sink, or why it gives none.
+        """Return memory of the sink, or the reason why there is none.
 
-        What has come is handed over before room is waited for, since that may be what is full.
+        Received objects are handed over before this waits for room, because they may be what fills the arena.
         """
         try:
             return self._sink.open(at, ref, can_wait=False)
@@ -154,7 +158,7 @@ class _Coming:
                 return
 
     def _receive(self) -> None:
-        """The part that is planned; then it is hashed while the next one is."""
+        """Receive the planned part. It is hashed while the next part is received."""
         part, nbytes = self._part, self._part_bytes
         self._part, self._part_bytes = [], 0
         if not part:
@@ -167,14 +171,15 @@ class _Coming:
             self._ahead.then(partial(self._hand_over, part))
 
     def _hand_over(self, part: "Sequence[tuple[_Object, memoryview]]") -> None:
-        """Hash a part; what is whole with it is done."""
+        """Hash a part. Objects that are whole with it are done."""
         whole: list[Whole] = [(one.at, one.ref, one.digest) for one, piece in part if one.add(piece)]
         self._sink.done(whole)
         self._open.difference_update(at for at, _, _ in whole)
 
 
 def next_objects(line: ByteSocket, call: Call) -> Sequence[object] | None:
-    """What the next frame describes; None for the last one. Raises the error that an answer ended with."""
+    """Return the objects that the next frame describes, or None after the last frame. Raises the error with which an
+    answer ended."""
     header = _header(line, call)
     error = from_body(header)
     if error is not None:
@@ -195,19 +200,20 @@ def _header(line: ByteSocket, call: Call) -> dict[str, Any]:
 
 
 def end_answer(line: ByteSocket, call: Call) -> None:
-    """The last frame of an answer, after which the connection can be used again."""
+    """Read the last frame of an answer. The connection can be used again after that."""
     while (objects := next_objects(line, call)) is not None:
         if objects:
             raise ChecksumError("more objects came than were asked for")
 
 
 def checked_info(info: object) -> Mapping[str, Any]:
-    """What a header says of an object; DataPlaneError if that is no JSON object."""
+    """Return a header's description of an object. DataPlaneError if it is not a JSON object."""
     if not isinstance(info, Mapping):
         raise DataPlaneError(f"a header describes an object as a {type(info).__name__}; wanted a JSON object")
     return info
 
 
 def announced_in(info: Mapping[str, Any], wanted: Ref) -> tuple[Ref, str]:
-    """What is to come; the ref is left out where it is the one that was asked for."""
+    """Return the ref and the digest that are announced. A sender leaves the ref out where it is the one that was asked
+    for."""
     return announced(info.get("ref", wanted), str(info.get("checksum")), wanted)

@@ -1,6 +1,7 @@
-"""Receiving one big object over several byte connections, a range over each: whole and verified, or not at all.
+"""Receiving one big object over several byte connections, one range over each: whole and verified, or not at all.
 
-One connection carries one core's worth. The first range is hashed while it comes, the others in their order after it.
+One connection transfers as much as one core can handle. The first range is hashed while it comes, the others afterwards
+in their order.
 """
 
 from collections.abc import Sequence
@@ -23,7 +24,8 @@ from dataplane.core.refs import Ref
 def receive_ranges(
     lines: Sequence[ByteSocket], wanted: Ref, sink: Sink, call: Call, threads: ThreadPoolExecutor
 ) -> None:
-    """One big object, a range over each connection. Raises what broke any of them; nothing half done stays."""
+    """Receive one big object, one range over each connection. Raises the error that broke any of them; no partial
+    object stays."""
     start, length = spans(wanted.nbytes, len(lines))[0]
     _ask_range(lines[0], wanted, (start, length), call)
     found = _range_info(lines[0], wanted, call)
@@ -36,7 +38,8 @@ def receive_ranges(
     try:
         target = sink.open(0, ref)
     except DataPlaneError as error:
-        sink.failed(0, error)  # first: there may be no time left to receive what nobody wants
+        # report the error first: there may be no time left to receive bytes that will be thrown away
+        sink.failed(0, error)
         lines[0].drain(length, call.deadline)
         end_answer(lines[0], call)
         return
@@ -51,7 +54,7 @@ def receive_ranges(
 def _fill_all(
     lines: Sequence[ByteSocket], wanted: Ref, digest: str, target: np.ndarray, call: Call, threads: ThreadPoolExecutor
 ) -> str:
-    """Receive every range; the digest of them together. The first range has been asked for."""
+    """Receive every range and return the digest of all of them. The first range was asked for already."""
     parts = spans(wanted.nbytes, len(lines))
     hashed = blake3(max_threads=blake3.AUTO)
     with ThreadPoolExecutor(max(1, len(parts) - 1), thread_name_prefix="range") as others:
@@ -71,7 +74,7 @@ def _ask_range(line: ByteSocket, wanted: Ref, part: tuple[int, int], call: Call)
 
 
 def _range_info(line: ByteSocket, wanted: Ref, call: Call) -> tuple[Ref, str] | DataPlaneError:
-    """What a range is one of, and the digest of the whole; or what is wrong with it."""
+    """Return the ref and digest of the whole object from the header of a range, or the error in the header."""
     while not (objects := next_objects(line, call)):
         if objects is None:
             raise ChecksumError(f"an answer ended before a range of {wanted.name} had come")
@@ -93,7 +96,7 @@ def _fetch_range(
 
 
 def _fill_hashed(line: ByteSocket, target: np.ndarray, hashed: blake3, call: Call, threads: ThreadPoolExecutor) -> None:
-    """Receive a range, hashing what has come while the next part does."""
+    """Receive a range, and hash the received bytes while the next ones come."""
     ahead = Ahead(threads)
     try:
         for start in range(0, len(target), PART_BYTES):

@@ -1,4 +1,4 @@
-"""Objects that are fetched from one node together: what waits for each, and where in the arena it goes."""
+"""Objects that are fetched together from one node: who waits for each, and where in the arena each goes."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,16 +13,16 @@ from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store
 
 ELSEWHERE_S = 5.0
-"""How long to try for what can also be made here."""
+"""The time for fetching an object that this node can also make itself."""
 _LANE_BYTES = 8 << 20
-"""Of objects that come together: each connection more is worth opening from about this size on."""
+"""The bytes per connection from which an additional connection is worth opening."""
 
 Land = Callable[[Ref, Ref | DataPlaneError], None]
-"""What came of an object that was asked for: it is resident, or why it cannot be had."""
+"""Called with an object that was asked for and its result: the resident ref, or the error."""
 
 
 class FetchBatch:
-    """Objects that are fetched together, and what waits for them."""
+    """Objects that are fetched together, with the callers that wait for them."""
 
     def __init__(self, refs: Sequence[Ref], land: Land, is_makeable: bool, deadline: float, lane: int) -> None:
         self.lane = lane
@@ -33,27 +33,29 @@ class FetchBatch:
         self._deadline = deadline
 
     def until(self, now: float) -> float:
-        """When to give up: early enough to say why, and to make it here if that is possible."""
+        """Return when to give up: early enough to report the reason, and to make the object here if that is
+        possible."""
         left = self._deadline - now
         return now + (min(ELSEWHERE_S, left / 2) if self.is_makeable else left - min(0.5, left / 10))
 
     def end(self, key: int, result: Ref | DataPlaneError) -> None:
-        """An object is resident, or cannot be had."""
+        """Report the result of one object: it is resident, or the error."""
         ref = self.rest.pop(key, None)
         if ref is not None:
             self._land(ref, result)
 
     def fail_rest(self, error: Callable[[Ref], DataPlaneError]) -> None:
-        """None of what is left can be had."""
+        """Report an error for every object that is left."""
         for key, ref in list(self.rest.items()):
             self.end(key, error(ref))
 
 
 class ArenaSink:
-    """Slabs of the arena; what came whole is sealed, and may be evicted: its home has it."""
+    """Receives objects into slabs of the arena. Whole objects are sealed and may be evicted, because their home node
+    has them."""
 
     def __init__(self, store: Store, batch: FetchBatch, until: float, count: Callable[[int, int], None]) -> None:
-        """`count` is told how many objects, and of how many bytes, came whole."""
+        """`count` is called with the number of objects, and their bytes, that were received whole."""
         self._keys = list(batch.rest)
         self.refs = [batch.rest[key] for key in self._keys]
         self._store = store
@@ -63,22 +65,23 @@ class ArenaSink:
         self._slabs: dict[int, Slab] = {}
 
     def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
-        """A slab for the object."""
+        """Return a slab for the object."""
         check_claim(self.refs[at], ref)
         slab = self._store.allocate(ref.nbytes, self._until if can_wait else 0.0)
         self._slabs[at] = slab
         return self._store.view(slab)
 
     def done(self, whole: Sequence[Whole]) -> None:
-        """Publish them, then tell whoever waits for them."""
+        """Publish whole objects, then report each to its caller."""
         slabs = [self._slabs[at] for at, _, _ in whole]
         entries = self._store.seal_all(slabs, [(ref, digest) for _, ref, digest in whole], is_held=False)
         for at, _, _ in whole:
             del self._slabs[at]
         self._count(len(whole), sum(ref.nbytes for _, ref, _ in whole))
-        for (at, ref, _), entry in reversed([*zip(whole, entries, strict=True)]):  # who waits in order wakes once
+        # in this order the caller, which waits for them one by one, wakes once
+        for (at, ref, _), entry in reversed([*zip(whole, entries, strict=True)]):
             try:
-                check_claim(ref, entry.ref)  # the name may have been taken here meanwhile
+                check_claim(ref, entry.ref)  # meanwhile the name may have been used here
             except ChecksumError as error:
                 self.failed(at, error)
             else:
@@ -91,12 +94,13 @@ class ArenaSink:
             self._store.abort(slab)
 
     def failed(self, at: int, error: DataPlaneError) -> None:
-        """Tell whoever waits for it."""
+        """Report the error to the caller that waits for the object."""
         self._batch.end(self._keys[at], error)
 
 
 def parted(refs: Sequence[Ref], num_streams: int) -> list[list[Ref]]:
-    """The objects in groups of about the same bytes, one for each connection: one carries one core's worth."""
+    """Split the objects into groups of about the same bytes, one group per connection, because one connection uses one
+    core."""
     total = sum(ref.nbytes for ref in refs)
     lanes: list[list[Ref]] = [[] for _ in range(min(num_streams, os.cpu_count() or 1, total // _LANE_BYTES) or 1)]
     sizes = [0] * len(lanes)

@@ -1,8 +1,8 @@
-"""Fetching objects from the nodes that refs call home, into this node's arena: each once, however many readers ask.
+"""Fetches objects from their home nodes into this node's arena: each object once, for any number of readers.
 
-The address comes from `peers.py`, never from a request. A stream that breaks, stalls or brings wrong bytes is tried
-again, at the address that the directory then has, for what is not whole yet. The other node is told to ask nobody else,
-so that no request goes round in circles.
+The address of a node comes from `peer_directory.py`, never from a request. A stream that breaks, stalls or brings wrong
+bytes is tried again for the objects that are not whole yet, at the address that the directory has then. The other node
+is told not to ask further nodes, so that no request goes round in circles.
 """
 
 import logging
@@ -36,11 +36,11 @@ from dataplane.core.stall_watch import StallWatch
 from dataplane.storage.store import Store
 
 DOWN_S = 30.0
-"""For this long a node that did not answer is not asked for what can also be made here."""
+"""For this time a node that did not answer is not asked for objects that can also be made here."""
 _BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _MAX_WRONG = 3
-"""Wrong bytes this often are not the network's fault."""
+"""After this many wrong transfers the network is not the cause."""
 _MAX_STREAMS = 16
 
 log = logging.getLogger(__name__)
@@ -75,14 +75,15 @@ class PeerFetcher:
         self._is_closed = False
 
     def can_fetch(self, ref: Ref) -> bool:
-        """Whether the ref's home is another node whose address is known."""
+        """Return True if the ref's home is another node whose address is known."""
         return ref.node != self._peers.node_id and self._peers.find(ref.node) is not None
 
     def start(self, refs: Sequence[Ref], deadline: float, land: Land, *, is_makeable: bool) -> None:
-        """Begin to fetch objects of which `can_fetch` holds; `land` is called for each, in a fetch thread.
+        """Begin to fetch objects for which `can_fetch` is True. `land` is called for each object, in a fetch thread.
 
-        `is_makeable` says that this node can make them itself: then their home sends only what is resident there, and
-        is not waited for long. What cannot be had lands as what the home says of it, OutOfSpaceError or PeerError.
+        `is_makeable` means that this node can make the objects itself: then their home sends only what is resident
+        there, and this node does not wait long. For an object that cannot be fetched, `land` gets the error of its
+        home, OutOfSpaceError or PeerError.
         """
         batches: dict[str, list[Ref]] = {}
         for ref in refs:
@@ -93,7 +94,7 @@ class PeerFetcher:
                 self._threads.submit(self._fetch, FetchBatch(part, land, is_makeable, deadline, lane))
 
     def is_at_home(self, ref: Ref, until: float) -> bool:
-        """Whether the ref's home says now that it holds just what the ref says. Waits for its answer, until `until`."""
+        """Ask the ref's home whether it holds this same object now. Waits for the answer, until `until`."""
         uri = self._peers.find(ref.node)
         if uri is None:
             return False
@@ -107,7 +108,7 @@ class PeerFetcher:
         return True
 
     def stat(self) -> dict[str, int]:
-        """Counts of what was fetched."""
+        """Return the counters of fetching."""
         with self._lock:
             return {
                 "num_fetched": self.num_fetched,
@@ -116,7 +117,7 @@ class PeerFetcher:
             }
 
     def close(self) -> None:
-        """Fetch nothing more; streams in flight are cut by their connections' end."""
+        """Fetch no more. Streams in flight end with their connections."""
         self._is_closed = True
         self._watch.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -130,7 +131,7 @@ class PeerFetcher:
     # -- private: in a fetch thread --------------------------------------------------------------------------------
 
     def _fetch(self, batch: FetchBatch) -> None:
-        """Try until nothing is left to fetch or the time is over; whatever happens every object lands."""
+        """Try until every object is fetched or the time is over. In any case `land` is called for every object."""
         try:
             self._try_until_over(batch)
         except Exception as error:
@@ -158,13 +159,14 @@ class PeerFetcher:
                 except (pa.ArrowException, DataPlaneError, StopIteration) as error:
                     found = from_flight(error, uri, "get", until - started) if _is_arrow(error) else error
                     is_over = isinstance(found, NodeTimeoutError) and time.monotonic() >= until
-                    if not (is_over and was_tried):  # else what went wrong before says more than that time is over
+                    # otherwise the earlier error explains more than the end of the time
+                    if not (is_over and was_tried):
                         problem = found
                     was_tried = True
                     if isinstance(problem, BadRequestError):
                         break
                     if not batch.rest:
-                        return  # it broke over what nobody waits for
+                        return  # the connection broke over objects that no caller waits for
                     num_wrong += isinstance(problem, ChecksumError)
                 if num_wrong >= _MAX_WRONG:
                     break
@@ -210,7 +212,8 @@ class PeerFetcher:
             return flights
 
     def _forget(self, uri: str) -> None:
-        """Connect anew next time; a broken connection may look whole for minutes. Others may still use these."""
+        """Connect again next time, because a broken connection may look intact for minutes. Other callers may still use
+        this one."""
         self._bytes.forget(uri)
         with self._lock:
             self._flights.pop(uri, None)

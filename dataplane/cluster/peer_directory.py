@@ -1,8 +1,8 @@
-"""Where other nodes are: addresses of node ids, from the owner's command line or a directory that only nodes write.
+"""The addresses of other nodes by node id, from the owner's command line or from a directory that only nodes write.
 
-A request never brings an address: a ref names a node id, and its address is looked up here. Each node writes `ID.json`
-into the directory when it starts and removes it when it stops; entries are read anew when an id is not known or does
-not answer, since addresses may change between runs.
+A request never brings an address: a ref names a node id, and this directory gives its address. Each node writes
+`ID.json` into the directory when it starts and removes it when it stops. An entry is read again when an id is unknown
+or its node does not answer, because addresses may change between runs.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class PeerDirectory:
     """Addresses of other nodes by id. Thread-safe."""
 
     def __init__(self, node_id: str, static: Mapping[str, str], directory: Path | None) -> None:
-        """BadRequestError if an id is none, or if others than this user may write the directory."""
+        """Open the directory. BadRequestError if an id is not valid, or if other users may write to the directory."""
         self.node_id = node_id
         self._static = _checked(static)
         self._directory = directory
@@ -42,9 +42,10 @@ class PeerDirectory:
             _check_directory(directory)
 
     def announce(self, uri: str, host: str, incarnation: str) -> None:
-        """Write this node's entry, whole or not at all, and keep it locked; one that a killed run left is replaced.
+        """Write this node's entry, whole or not at all, and keep it locked. It replaces the entry of a node that was
+        killed.
 
-        BadRequestError while another node of this id lives.
+        BadRequestError while another node with this id runs.
         """
         if self._directory is None:
             return
@@ -67,7 +68,7 @@ class PeerDirectory:
             raise
 
     def withdraw(self) -> None:
-        """Remove this node's entry, unless a later start has written its own."""
+        """Remove this node's entry, unless a later start of the node has written its own."""
         if self._directory is None or not self._entry:
             return
         path = self._directory / f"{self.node_id}.json"
@@ -79,7 +80,7 @@ class PeerDirectory:
             self._entry_fd = -1
 
     def find(self, node_id: str) -> str | None:
-        """The address of a node as it was last known; None if it is not known."""
+        """Return the last known address of a node, or None."""
         told = self._static.get(node_id)
         if told is not None:
             return told
@@ -88,7 +89,7 @@ class PeerDirectory:
         return found if found is not None else self.find_again(node_id)
 
     def find_again(self, node_id: str) -> str | None:
-        """As `find`, but read anew: for a node that did not answer where it was."""
+        """Read the directory again and return the address: for a node that did not answer at the known one."""
         told = self._static.get(node_id)
         if told is not None or self._directory is None:
             return told
@@ -101,14 +102,14 @@ class PeerDirectory:
         return uri
 
     def known(self) -> list[str]:
-        """Every id that can be found now, without this node's own."""
+        """Return every id that can be found now, without this node's own."""
         ids = set(self._static)
         if self._directory is not None:
             ids |= {path.stem for path in self._directory.glob("*.json") if not path.name.startswith(".")}
         return sorted(ids - {self.node_id})
 
     def unknown(self, name: str, node_id: str) -> MissingObjectError:
-        """What to raise for an object whose home cannot be found."""
+        """Return the error for an object whose home node cannot be found."""
         known = ", ".join(self.known()) or "none"
         return MissingObjectError(
             f"{name} is not on node {self.node_id}, and its home {node_id[:80]!r} is not known here (known: {known}); "
@@ -142,7 +143,7 @@ def _checked(static: Mapping[str, str]) -> dict[str, str]:
 
 
 def _check_directory(directory: Path) -> None:
-    """Whoever may write here may send this node anywhere: only its own user may."""
+    """Check that only this user may write here, because an entry can direct this node to any address."""
     try:
         found = directory.stat()
     except OSError as error:
@@ -158,7 +159,7 @@ def _check_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_one(directory: Path, node_id: str) -> Iterator[None]:
-    """One node at a time looks and writes. Waits for: the others, which takes them a moment."""
+    """Let only one node at a time read and write. Waits for: the other nodes, which need a moment."""
     deadline = time.monotonic() + _ANNOUNCE_S
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -173,7 +174,7 @@ def _only_one(directory: Path, node_id: str) -> Iterator[None]:
                         "it; see which process holds it"
                     ) from error
                 time.sleep(0.02)
-            except OSError as error:  # some network filesystems lock no folders
+            except OSError as error:  # some network file systems cannot lock folders
                 log.info("%s cannot be locked: %s", directory, error)
                 break
         yield
@@ -182,7 +183,7 @@ def _only_one(directory: Path, node_id: str) -> Iterator[None]:
 
 
 def _check_is_free(path: Path, node_id: str) -> None:
-    """Raise if the entry that is there belongs to a node that lives: it keeps its entry locked."""
+    """Raise if the existing entry belongs to a running node, which keeps its entry locked."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -199,7 +200,7 @@ def _check_is_free(path: Path, node_id: str) -> None:
 
 
 def _read_entry(path: Path) -> Mapping[str, Any]:
-    """An entry that this user wrote and nobody else may."""
+    """Return an entry that this user wrote and that no other user may write."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with os.fdopen(fd, "rb") as file:
         found = os.fstat(file.fileno())

@@ -1,7 +1,7 @@
-"""The node's pool of worker processes: media are decoded there, never in the threads that serve Flight.
+"""The node's pool of worker processes. Media are decoded there, never in the threads that serve Flight.
 
-One thread of the node owns one worker process. A worker that dies is replaced; the medium that did it twice, or that
-takes longer than the limit, is bad media, not an outage.
+Each worker process belongs to one thread of the node. A worker that dies is replaced. A medium that kills a worker
+twice, or that takes longer than the limit, is bad media and not a failure of the node.
 """
 
 import logging
@@ -18,14 +18,14 @@ from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.storage.entries import Slab
 
 Allocate = Callable[[int], Slab]
-"""A place for so many bytes; waits for it as its maker sees fit, then raises OutOfSpaceError."""
+"""Returns a slab for this many bytes. It waits for room as its maker decides, then raises OutOfSpaceError."""
 MAX_ATTEMPTS = 2
 
 log = logging.getLogger(__name__)
 
 
 class DecodePool:
-    """`num_workers` processes; `submit` returns a future."""
+    """`num_workers` worker processes. `submit` returns a future."""
 
     def __init__(
         self,
@@ -46,11 +46,11 @@ class DecodePool:
 
     @property
     def queue(self) -> PriorityQueue:
-        """What the pool's threads do next."""
+        """The queue of tasks for the pool's threads."""
         return self._queue
 
     def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Run `task(*args)` in a pool thread, from where it may call `run`."""
+        """Run `task(*args)` in a pool thread. The task may call `run`."""
         return self._queue.submit(lambda: task(*args))
 
     def run(self, job: Job, allocate: Allocate) -> Result:
@@ -68,7 +68,7 @@ class DecodePool:
         return Result(bad=f"killed the decoder twice: {died}", is_lasting=died.is_crash)
 
     def close(self) -> None:
-        """End the workers; jobs in flight are lost."""
+        """End the workers. Jobs in flight are lost."""
         with self._lock:
             self._is_closed = True
             workers = list(self._workers)
@@ -77,7 +77,7 @@ class DecodePool:
             worker.close()
 
     def pids(self) -> list[int]:
-        """Process ids of the workers that run now."""
+        """Return the process ids of the running workers."""
         with self._lock:
             return [worker.pid for worker in self._workers]
 

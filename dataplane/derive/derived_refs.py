@@ -12,7 +12,8 @@ from dataplane.media.recipes import parse_recipe
 
 
 def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
-    """The name of what will be made; its shape is not known yet. A derived ref stands for its source."""
+    """Return the ref of an object that will be made; its shape is not known yet. A derived ref is replaced by its
+    source."""
     lineage = source.lineage
     if source.kind == "plain" or lineage is None:
         raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on refs of media")
@@ -34,9 +35,9 @@ def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
 
 
 def checked_ref(ref: Ref, node_id: str) -> Ref:
-    """What a ref that somebody sent stands for, built anew from its lineage, from which its name must follow.
+    """Build a client's ref anew from its lineage, and check that its name follows from the lineage.
 
-    Of the rest only the checksum is kept: what its bearer claims the bytes are.
+    Only the checksum is kept from the client's ref: it says which bytes the client expects.
     """
     lineage = ref.lineage
     if ref.kind == "plain" or lineage is None:

@@ -1,9 +1,10 @@
-"""Making objects: derived ones out of sources, sources out of their shards; each once, however many ask.
+"""Makes objects resident: derived objects from sources, and sources from their shards. Each object is made once, for
+any number of callers.
 
-What another node calls its own is asked of that node first (`remote_objects.py`).
+Objects of other nodes are asked of those nodes first (`fetch_or_make.py`).
 
-Single flight: callers that want the same object while it is being made wait for the one that makes it. Left out: how
-one object is made, which is `maker.py`'s.
+Single flight: callers that want the same object while it is being made wait for the one task that makes it. How one
+object is made is in `materializer.py`.
 """
 
 import threading
@@ -35,7 +36,7 @@ from dataplane.media.recipes import parse_recipe
 from dataplane.storage.store import Store
 
 FETCH_AGAIN_S = 1.0
-"""In less time than this nothing comes of fetching again where somebody else's try failed."""
+"""Do not retry a fetch that failed for another caller when less time than this is left."""
 
 
 class Deriver:
@@ -59,7 +60,8 @@ class Deriver:
         self._in_flight: dict[str, Future[Ref]] = {}
 
     def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> list[Ref | BadMedia]:
-        """What `recipe` makes of each source, made now where it is not resident; BadMedia in the place of the rest.
+        """Return what `recipe` makes of each source, made now where it is not resident. A medium that cannot be decoded
+        gives BadMedia.
 
         Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
         """
@@ -69,9 +71,10 @@ class Deriver:
         return [self._maker.as_asked(made[self._maker.key(ref)], ref) for ref in wanted]
 
     def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
-        """Fetch or make again what is not here. Raises what makes it impossible.
+        """Fetch, or make again, the objects that are not resident. Raises the reason if that is impossible.
 
-        `is_local`: another node asks, which knows itself whom else to ask; no request may go round in circles.
+        `is_local`: another node asks. It knows itself which further nodes to ask, and no request may go round in
+        circles.
         """
         wanted = [self._remote.checked(ref, is_local=is_local) for ref in refs]
         for made in self._make_all(wanted, deadline).values():
@@ -79,38 +82,38 @@ class Deriver:
                 raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
 
     def start(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
-        """Begin to make objects side by side, without waiting; `make_resident` collects what comes of it."""
+        """Begin to make objects in parallel, without waiting. `make_resident` then waits for the results."""
         wanted = []
         for ref in refs:
             try:
                 checked = self._remote.checked(ref, is_local=is_local)
             except DataPlaneError:
-                continue  # `make_resident` says what is wrong with it
+                continue  # `make_resident` raises the reason
             if self._maker.key(checked) not in self._maker.quarantine:
                 wanted.append(checked)
         self._start_all(wanted, deadline)
 
     def drop_stale(self, refs: Sequence[Ref]) -> None:
-        """Let go of copies of other nodes' objects where a ref says that its home wrote another since."""
+        """Drop copies of other nodes' objects where a ref says that its home has written another object since."""
         self._remote.drop_stale(refs)
 
     def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
-        """Begin to make what `recipe` makes of each source, behind all that somebody waits for; waits for nothing.
+        """Begin to make what `recipe` makes of each source, after all tasks that callers wait for. Waits for nothing.
 
-        Returns how many refs, from the first on, are made, in the making, bad, or queued now: the rest does not fit the
-        window. Objects that find no room beside those that were prefetched and not used yet are called off, and what
-        another node calls its own is left to that node.
+        Return how many refs, from the first on, are made, in the making, bad, or queued now; the rest does not fit into
+        the window. Prefetched objects without room next to other unused ones are cancelled. Objects of other nodes are
+        left to those nodes.
         """
         checked = parse_recipe(recipe).model_dump()
         wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
         return next((at for at, ref in enumerate(wanted) if not self._begin_ahead(ref)), len(wanted))
 
     def quarantine(self) -> list[BadMedia]:
-        """Every medium that could not be made into what was asked."""
+        """Return every medium that could not be decoded."""
         return self._maker.quarantine.all()
 
     def stat(self) -> dict[str, int]:
-        """Counts of what was made."""
+        """Return the counters of made objects."""
         return {**self._maker.stat(), **self._remote.stat(), **self._prefetched.stat()}
 
     def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
@@ -143,18 +146,18 @@ class Deriver:
         return made
 
     def _wait(self, ref: Ref, key: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
-        """What becomes of an object. Where somebody else's try failed, on their deadline or their ref, try again."""
+        """Wait for an object. If the task failed because of another caller's deadline or ref, try again."""
         while True:
             try:
                 made = future.result(timeout=max(0.0, deadline - time.monotonic()))
                 self._prefetched.use(made.name)
                 return self._maker.as_labelled(made, ref, key)
             except QuarantinedError:
-                key = self._maker.key(ref)  # anew: the dataset may have been ingested again
+                key = self._maker.key(ref)  # compute the key again: the dataset may have been ingested again
                 bad = self._maker.quarantine.get(key)
                 if bad is not None:
                     return bad
-            except FutureTimeoutError as error:  # also what the task itself may have raised
+            except FutureTimeoutError as error:  # the task itself may have raised this too
                 if not future.done():
                     raise _OverdueError from error
                 if is_own or time.monotonic() >= deadline:
@@ -166,13 +169,13 @@ class Deriver:
             future, is_own = self._start_all([ref], deadline)[0]
 
     def _start_all(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
-        """As `_start`, of many: what another node calls its own is asked of that node, in one go."""
+        """Do the same as `_start` for many refs. Objects of other nodes are fetched together."""
         remote = [ref for ref in refs if self._remote.can_fetch(ref)]
         fetched = dict(zip(map(id, remote), self._remote.start(remote, deadline), strict=True))
         return [fetched[id(ref)] if id(ref) in fetched else self._start(ref, deadline) for ref in refs]
 
     def _start(self, ref: Ref, deadline: float) -> "tuple[Future[Ref], bool]":
-        """The future of an object, and whether it was started for this caller: it is not if somebody else makes it."""
+        """Return the future of an object, and True if it was started for this caller, not for an earlier one."""
         with self._lock:
             future = self._in_flight.get(ref.name)
             if future is not None:
@@ -183,7 +186,7 @@ class Deriver:
             return future, True
 
     def _begin_ahead(self, ref: Ref) -> bool:
-        """Queue an object that nobody waits for yet; False if the window is full."""
+        """Queue an object that no caller waits for yet. Return False if the window is full."""
         is_there = self._maker.key(ref) in self._maker.quarantine or self._store.find(ref.name) is not None
         is_there = is_there or self._remote.can_fetch(ref)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Objects that another node calls its own: asked of that node first, then made here where that is possible.
+"""Objects whose home is another node: that node is asked first, then they are made here where that is possible.
 
 Single flight: callers that want the same object while it is being fetched wait for one fetch.
 """
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RemoteObjects:
-    """What a node fetches for its readers. Thread-safe."""
+    """The objects that a node fetches for its readers. Thread-safe."""
 
     def __init__(self, store: Store, datasets: Catalog, peers: PeerDirectory, fetcher: PeerFetcher, make: Make) -> None:
         self._store = store
@@ -41,14 +41,15 @@ class RemoteObjects:
         self._in_flight: dict[str, Future[Ref]] = {}
 
     def checked(self, ref: Ref, *, is_local: bool) -> Ref:
-        """What a ref that somebody sent stands for; its node is its home, or this one where no other may be asked.
+        """Check a client's ref, and return it with its home; the home is this node where no other node may be asked.
 
-        Raises MissingObjectError for a plain object that can be had nowhere.
+        Raises MissingObjectError for a plain object that no known node has.
         """
         home = self._peers.node_id if is_local else ref.node
         if ref.kind != "plain" and ref.lineage is not None:
             checked = checked_ref(ref, home)
-            return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked  # to know how to fetch it
+            # the size decides how the object is fetched
+            return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked
         if home == self._peers.node_id:
             raise gone(ref.name, home)
         if not self.can_fetch(ref):
@@ -56,18 +57,19 @@ class RemoteObjects:
         return ref
 
     def can_fetch(self, ref: Ref) -> bool:
-        """Whether the ref's home is another node whose address is known."""
+        """Return True if the ref's home is another node whose address is known."""
         return self._fetcher.can_fetch(ref)
 
     def check_home(self, ref: Ref) -> None:
-        """Raise for an object that only its home could give, if its home is another node that is not known."""
+        """Raise for an object that only its home has, if that home is an unknown node."""
         if ref.node != self._peers.node_id and not self.can_fetch(ref):
             raise self._peers.unknown(ref.name, ref.node)
 
     def drop_stale(self, refs: Sequence[Ref]) -> None:
-        """Let go of copies of other nodes' objects where a ref says, and their home confirms, that it wrote others.
+        """Drop copies of other nodes' objects where a ref says, and their home confirms, that the home has written
+        others.
 
-        Waits for: those homes, a few seconds; a copy stays while its home does not answer.
+        Waits for: those homes, a few seconds. A copy stays while its home does not answer.
         """
         until = time.monotonic() + _CONFIRM_S
         for ref in refs:
@@ -79,7 +81,7 @@ class RemoteObjects:
                     self._store.release([ref.name])
 
     def start(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
-        """Futures of objects of which `can_fetch` holds, and whether they were started for this caller."""
+        """Return futures of objects for which `can_fetch` is True, and whether each was started for this caller."""
         started: list[tuple[Future[Ref], bool]] = []
         fetched: list[tuple[Ref, Future[Ref]]] = []
         for ref in refs:
@@ -94,14 +96,15 @@ class RemoteObjects:
         return started
 
     def stat(self) -> dict[str, int]:
-        """Counts of what was fetched."""
+        """Return the counters of fetching."""
         return self._fetcher.stat()
 
     def _fetch(self, items: "Sequence[tuple[Ref, Future[Ref]]]", deadline: float) -> None:
-        """Fetch objects in one go for each home; then whatever comes of it reaches the futures."""
+        """Fetch objects, together for each home. The results, or the errors, go to the futures."""
         groups: dict[bool, list[tuple[Ref, Future[Ref]]]] = {False: [], True: []}
         for ref, future in items:
-            entry = self._store.find(ref.name)  # anew: it may have come just before it was in flight again
+            # look again: the object may have arrived just before it was in flight again
+            entry = self._store.find(ref.name)
             if entry is not None:
                 self._land(ref, future, entry.ref)
             else:
@@ -112,7 +115,7 @@ class RemoteObjects:
             self._fetcher.start([ref for ref, _ in group], deadline, land, is_makeable=is_makeable)
 
     def _is_makeable(self, ref: Ref) -> bool:
-        """Whether this node can make an object itself: a derived one also of a source that it fetches."""
+        """Return True if this node can make an object itself, perhaps from a source that it fetches."""
         if ref.kind != "source" or ref.lineage is None or not ref.lineage.dataset:
             return ref.kind == "derived"
         try:
@@ -129,7 +132,7 @@ class RemoteObjects:
         ref: Ref,
         result: Ref | DataPlaneError,
     ) -> None:
-        """In a fetch thread: pass on what came, or have it made here."""
+        """Pass on a fetched object, or have it made here. Runs in a fetch thread."""
         future = waiting[ref.name]
         if is_makeable and isinstance(result, DataPlaneError):
             log.info("%s is made here: %s", ref.name, result)
@@ -144,7 +147,7 @@ class RemoteObjects:
             self._land(ref, future, made.exception() or made.result())
 
     def _land(self, ref: Ref, future: "Future[Ref]", result: Ref | BaseException) -> None:
-        """The end of a fetch: whoever asks after this starts anew."""
+        """End a fetch: a later caller starts a new one."""
         with self._lock:
             self._in_flight.pop(ref.name, None)
         if isinstance(result, Ref):

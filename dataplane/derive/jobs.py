@@ -1,4 +1,4 @@
-"""The jobs of decode workers, made from the lineage of what is wanted."""
+"""The jobs of decode workers, made from the lineage of the wanted object."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from dataplane.derive.worker_handle import Job
 
 
 def file_job(lineage: Lineage, place: MediumLocation) -> Job:
-    """The job of a worker that reads its source from a local shard."""
+    """Return the job for a worker that reads its source from a local shard."""
     label = f"{lineage.shard} {place.key}"
     job = source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
     return replace(job, no_links=place.file.no_links)
@@ -22,7 +22,7 @@ def source_job(
     nbytes: int,
     formats: tuple[str, ...],
 ) -> Job:
-    """The job of a worker that reads its source from a file, or from the arena where `path` is None."""
+    """Return the job for a worker that reads its source from a file, or from the arena where `path` is None."""
     assert lineage.recipe is not None
     return Job(
         label=label,

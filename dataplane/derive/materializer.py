@@ -1,7 +1,7 @@
-"""Making one object, in a thread of the pool: a derived one out of its source, a source out of its shard.
+"""Makes one object, in a thread of the pool: a derived object from its source, or a source from its shard.
 
-What a kernel made is remembered by checksum, so that making it again after eviction is counted apart and must give the
-same bytes. Left out: who asks, how many, and until when, which is `derive`'s.
+The checksum of each result is remembered. So making it again after eviction is counted separately, and must give the
+same bytes. Which callers ask, and until when, is in `deriver.py`.
 """
 
 import logging
@@ -26,15 +26,15 @@ from dataplane.derive.worker_handle import Result
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 MAX_REMEMBERED = 500_000
-"""Results whose checksums are kept, least recently made or asked for first to go: about 1 kB each."""
+"""The number of results whose checksums are kept, about 1 kB each. The least recently used go first."""
 SOURCE_TIMEOUT_S = 60.0
-"""How long a pool thread waits for a source that another node has."""
+"""The time that a pool thread waits for a source of another node."""
 
 log = logging.getLogger(__name__)
 
 
 class QuarantinedError(Exception):
-    """The object is now in the quarantine table."""
+    """The object is in the quarantine table now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class _Made:
 class Materializer:
     """Makes objects resident in a store. Thread-safe.
 
-    `fetch` makes sources resident that another node calls its own, until a deadline.
+    `fetch` makes sources of other nodes resident, until a deadline.
     """
 
     def __init__(
@@ -75,7 +75,8 @@ class Materializer:
         self._pixel_bytes = 0
 
     def make(self, ref: Ref, allocate: Allocate) -> Ref:
-        """The object, unless it is here by now. Raises QuarantinedError, or what else makes it impossible."""
+        """Return the object, and make it unless it is resident by now. Raises QuarantinedError, or the reason why it
+        cannot be made."""
         entry = self._store.find(ref.name)
         if self.key(ref) in self.quarantine:
             raise QuarantinedError
@@ -84,17 +85,18 @@ class Materializer:
         return self._make_derived(ref, allocate) if ref.kind == "derived" else self._make_source(ref, allocate)
 
     def key(self, ref: Ref) -> Wanted:
-        """A medium may be good under one file name and mislabelled under another."""
+        """Return the quarantine key: the object's name plus the formats that its file name promises. A medium may be
+        good under one file name and mislabelled under another."""
         lineage = ref.lineage
         if lineage is None or lineage.recipe is None or not lineage.dataset:
             return ref.name, ()
         try:
             return ref.name, self._datasets.locate(lineage).formats
         except DatasetError:
-            return ref.name, ()  # whoever makes it meets the error again
+            return ref.name, ()  # the task that makes it meets the same error
 
     def as_labelled(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
-        """The object, unless this caller's file name promises another format than its source has."""
+        """Return the object, or BadMedia if this caller's file name promises another format than the source has."""
         before, formats, lineage = self._made.get(made.name), key[1], wanted.lineage
         if before is None or not formats or before.source_format in formats or lineage is None:
             return made
@@ -102,7 +104,7 @@ class Materializer:
         return self._put_in_quarantine(wanted, lineage, key, self._datasets.locate(lineage).key, reason)
 
     def as_asked(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
-        """The same object as this caller's sample names it: equal images share bytes, not shards."""
+        """Return the object under the name of this caller's sample: equal images share bytes, but not shards."""
         lineage = wanted.lineage
         assert lineage is not None
         if isinstance(made, Ref):
@@ -113,7 +115,7 @@ class Materializer:
         return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=place.key, offset=lineage.offset)
 
     def stat(self) -> dict[str, int]:
-        """Counts of what was made."""
+        """Return the counters of made objects."""
         with self._lock:
             return {
                 "num_media": self._made.cost,
@@ -142,7 +144,7 @@ class Materializer:
         return self._publish(ref, result)
 
     def _place(self, ref: Ref, lineage: Lineage) -> MediumLocation | None:
-        """Where the source lies in a shard; None if it belongs to no dataset, or to one that only its home has."""
+        """Return where the source is in a shard. None if it is in no dataset, or in one that only its home has."""
         if not lineage.dataset:
             return None
         try:
@@ -153,7 +155,7 @@ class Materializer:
             raise
 
     def _run_on_resident_source(self, ref: Ref, place: MediumLocation | None, allocate: Allocate) -> Result:
-        """The source lies in the arena: put there by hand, or just fetched from a remote shard or its home."""
+        """Run the job on a source in the arena, which a client stored or which was just fetched."""
         lineage = ref.lineage
         assert lineage is not None
         name = source_name(lineage.source)

@@ -1,7 +1,7 @@
-"""What was made ahead of demand and not asked for yet: counted, and never pushed out by more of its kind.
+"""Objects that were prefetched and not used yet. They are counted, and never evicted for other prefetched objects.
 
-Prefetching fills the arena up to where it would have to evict what it made itself; demand may evict that like anything
-else. It waits for no room.
+Prefetching fills the arena until it would have to evict its own objects; objects that clients ask for may evict them as
+usual. It never waits for room.
 """
 
 import threading
@@ -13,49 +13,49 @@ from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.store import INTERNAL_SESSION, Slab, Store
 
 WINDOW = 1024
-"""How many objects may wait for being made ahead."""
+"""The maximum number of queued objects."""
 
 
 class PrefetchedObjects:
-    """Thread-safe."""
+    """The prefetched objects that no client has used yet. Thread-safe."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._lock = threading.Lock()
         self._unused: dict[str, int] = {}
-        """Bytes of the arena, by name; 0 while an object is being made."""
+        """The bytes in the arena by name; 0 while an object is being made."""
         self._promised_bytes = 0
-        """Of places that are being allocated now."""
+        """The bytes of slabs that are being allocated now."""
         self._num_made = 0
         self._num_hits = 0
         self._num_refused = 0
 
     def begin(self, name: str) -> None:
-        """An object is about to be made ahead."""
+        """Note that an object is about to be prefetched."""
         with self._lock:
             self._unused[name] = 0
 
     def end(self, name: str, nbytes: int | None) -> None:
-        """It was made with so many bytes; None: it was not."""
+        """Note that the object was made with this many bytes, or with None that it was not made."""
         with self._lock:
             self._num_made += nbytes is not None
             if nbytes is None:
                 self._unused.pop(name, None)
-            elif name in self._unused:  # else somebody has asked for it already
+            elif name in self._unused:  # otherwise a client has asked for it already
                 self._unused[name] = slab_bytes(nbytes)
 
     def note_refusal(self) -> None:
-        """There was no room for one, and those behind it were called off."""
+        """Note that an object had no room, and that the queued ones behind it were cancelled."""
         with self._lock:
             self._num_refused += 1
 
     def use(self, name: str) -> None:
-        """Somebody asks for an object, whoever had it made."""
+        """Note that a client uses an object, prefetched or not."""
         with self._lock:
             self._num_hits += self._unused.pop(name, None) is not None
 
     def allocate(self, nbytes: int) -> Slab:
-        """A place, if nothing that was made ahead and not used must go for it; else OutOfSpaceError."""
+        """Return a slab if no unused prefetched object must be evicted for it. Otherwise raise OutOfSpaceError."""
         with self._lock:
             if not self._has_room(nbytes):
                 self._forget_evicted()
@@ -63,7 +63,7 @@ class PrefetchedObjects:
                     raise OutOfSpaceError(f"no room for {format_bytes(nbytes)} but that of what was prefetched before")
             self._promised_bytes += slab_bytes(nbytes)
             unused = list(self._unused)
-        try:  # without the lock: it may write to disk, and everybody who asks for an object needs the lock
+        try:  # without the lock: this may write to disk, and every client that asks for an object needs the lock
             if slab_bytes(nbytes) > self._store.stat()["largest_free_bytes"]:
                 self._make_young(unused)
             return self._store.allocate(nbytes, time.monotonic())
@@ -72,7 +72,7 @@ class PrefetchedObjects:
                 self._promised_bytes -= slab_bytes(nbytes)
 
     def stat(self) -> dict[str, int]:
-        """Objects made ahead, how many of them were asked for, and how often room was wanting."""
+        """Return how many objects were prefetched, how many of them were used, and how often there was no room."""
         with self._lock:
             return {
                 "num_prefetched": self._num_made,
@@ -91,6 +91,6 @@ class PrefetchedObjects:
                 del self._unused[name]
 
     def _make_young(self, unused: list[str]) -> None:
-        """Let everything else be evicted before what nobody has used yet."""
+        """Make unused prefetched objects the last to be evicted."""
         leased = self._store.lease(unused, INTERNAL_SESSION)
         self._store.end_leases([found.lease for found in leased if found is not None], INTERNAL_SESSION)

@@ -1,7 +1,7 @@
-"""Threads that run tasks, those that somebody waits for before those that nobody asked for yet.
+"""Threads that run tasks. Urgent tasks, which callers wait for, run before prefetching.
 
-*Consumes* tasks from any thread, *produces* futures. A task of the second kind that somebody begins to wait for is
-promoted; the others can be called off together.
+*Consumes* tasks from any thread, *produces* futures. A task that is not urgent is promoted when a caller begins to wait
+for it. The others can be cancelled together.
 """
 
 import threading
@@ -19,7 +19,7 @@ class _Task:
 
 
 class PriorityQueue:
-    """`num_threads` threads over two queues. They are daemons: `close` waits for nobody."""
+    """`num_threads` threads over two queues. The threads are daemons: `close` waits for none of them."""
 
     def __init__(self, num_threads: int) -> None:
         self._changed = threading.Condition()
@@ -30,7 +30,8 @@ class PriorityQueue:
             threading.Thread(target=self._work, name=f"pool-{number}", daemon=True).start()
 
     def submit(self, call: Callable[[], Any], *, is_urgent: bool = True) -> "Future[Any]":
-        """The future of `call()`; it runs after the urgent ones before it, or after all of them if it is not urgent."""
+        """Return the future of `call()`. An urgent task runs after earlier urgent ones, another one after all urgent
+        ones."""
         task = _Task(Future(), call)
         with self._changed:
             if self._is_closed:
@@ -50,7 +51,7 @@ class PriorityQueue:
                 self._urgent.append(task)
 
     def call_off(self) -> "set[Future[Any]]":
-        """Cancel every task that is not urgent and has not begun; which they were."""
+        """Cancel every task that is not urgent and has not begun; return the cancelled futures."""
         with self._changed:
             called_off = set(self._ahead)
             self._ahead.clear()
@@ -60,11 +61,11 @@ class PriorityQueue:
 
     @property
     def num_ahead(self) -> int:
-        """How many tasks wait that are not urgent."""
+        """The number of waiting tasks that are not urgent."""
         return len(self._ahead)
 
     def close(self) -> None:
-        """Cancel what has not begun; the threads end with what they are doing."""
+        """Cancel the tasks that have not begun. Each thread ends after its present task."""
         with self._changed:
             self._is_closed = True
             waiting = [task.future for task in self._urgent]
@@ -84,7 +85,7 @@ class PriorityQueue:
                 task.future.set_exception(error)
             else:
                 task.future.set_result(result)
-            del task  # its result must not live until the next task comes
+            del task  # the result must not live until the next task comes
 
     def _take(self) -> _Task | None:
         with self._changed:

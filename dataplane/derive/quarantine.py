@@ -1,7 +1,8 @@
-"""Media that could not be made into what was asked: not tried again, or not for a while, and not more than a bound.
+"""The quarantine table: media that could not be decoded. They are not tried again, or not for a while, and the table is
+bounded.
 
-What the machine may be to blame for (a worker killed for its memory, a decode that took too long) is tried again after
-`EXPIRY_S`; what the bytes themselves are to blame for stays.
+A failure that the machine may have caused (a worker killed for its memory, a decode that took too long) is tried again
+after `EXPIRY_S`. A failure that the bytes cause stays.
 """
 
 import threading
@@ -12,20 +13,20 @@ from dataplane.core.refs import BadMedia
 
 EXPIRY_S = 600.0
 MAX_MEDIA = 100_000
-"""The oldest are forgotten beyond it, and tried again when they are asked for."""
+"""The maximum number of entries. The oldest are forgotten, and tried again when a client asks for them."""
 
 Wanted = tuple[str, tuple[str, ...]]
-"""What is asked for: an object's name, and the formats that the name of its source's file promises."""
+"""The key: an object's name, and the formats that the name of its source's file promises."""
 
 
 class Quarantine:
-    """By what was asked for. Thread-safe."""
+    """The table of bad media. Thread-safe."""
 
     def __init__(self, max_media: int = MAX_MEDIA) -> None:
         self._max_media = max_media
         self._lock = threading.Lock()
         self._bad: OrderedDict[Wanted, tuple[BadMedia, float | None]] = OrderedDict()
-        """With the time from which on it may be tried again, if ever."""
+        """The bad medium, and the time from which it may be tried again, or None for never."""
 
     def __contains__(self, wanted: Wanted) -> bool:
         return self.get(wanted) is not None
@@ -34,7 +35,7 @@ class Quarantine:
         return len(self.all())
 
     def get(self, wanted: Wanted) -> BadMedia | None:
-        """Why this is not made; None if it may be tried."""
+        """Return why an object is not made, or None if it may be tried."""
         with self._lock:
             bad, until = self._bad.get(wanted, (None, None))
             if until is not None and time.monotonic() >= until:
@@ -43,7 +44,7 @@ class Quarantine:
             return bad
 
     def put(self, wanted: Wanted, bad: BadMedia, *, is_lasting: bool = True) -> None:
-        """Set a medium aside; for a while only, unless its fault is lasting."""
+        """Add a medium: for a while only, unless `is_lasting`."""
         with self._lock:
             self._bad.pop(wanted, None)
             self._bad[wanted] = bad, None if is_lasting else time.monotonic() + EXPIRY_S
@@ -51,7 +52,7 @@ class Quarantine:
                 self._bad.popitem(last=False)
 
     def all(self) -> list[BadMedia]:
-        """What is set aside now, oldest first."""
+        """Return the present entries, oldest first."""
         now = time.monotonic()
         with self._lock:
             return [bad for bad, until in self._bad.values() if until is None or now < until]

@@ -1,7 +1,7 @@
-"""One worker process of the pool, seen from the node: a job goes out, a result comes back, in JSON over a socket pair.
+"""The node's end of one worker process: a job goes out and a result comes back, in JSON over a socket pair.
 
-For a job the worker says `read` when it has the bytes, then `need` (how many bytes the result takes; it waits for the
-place), then `done`; or `bad`, or `failed`.
+For each job the worker sends `read` when it has the bytes, then `need` (the number of bytes of the result; it waits for
+the slab), then `done`; or it sends `bad` or `failed`.
 """
 
 import json
@@ -30,19 +30,19 @@ class Job:
     """One medium and what to make of it."""
 
     label: str
-    """How people find the medium: shard and key."""
+    """The shard and key, for messages to people."""
     path: str | None
-    """A local file; None when the bytes lie in the arena."""
+    """A local file. None when the bytes are in the arena."""
     offset: int
     nbytes: int
     digest: str
     formats: tuple[str, ...]
     recipe: Mapping[str, Any]
     no_links: bool = False
-    """Whether `path` must lead to the file without links."""
+    """True if `path` must lead to the file without links."""
 
     def to_dict(self) -> dict[str, Any]:
-        """The job as the worker reads it."""
+        """Return the job in the form that the worker reads."""
         return {
             "label": self.label,
             "path": self.path,
@@ -57,7 +57,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What a worker made, still unsealed in `slab`; or why there is nothing."""
+    """The result of a worker, unsealed in `slab`, or the reason why there is none."""
 
     slab: Slab | None = None
     shape: tuple[int, ...] = ()
@@ -65,26 +65,26 @@ class Result:
     checksum: str = ""
     pixel_bytes: int = 0
     format: str = ""
-    """What the source is, by Pillow's name or that of its container."""
+    """The format of the source: Pillow's name, or that of its container."""
     bad: str = ""
-    """The medium is at fault."""
+    """The fault of the medium, or an empty string."""
     is_lasting: bool = True
-    """So it is however often it is tried; False where the machine may be at fault, its memory or its load."""
+    """True if the fault is the same in every try; False where the machine's memory or load may be the cause."""
     failed: str = ""
-    """The bytes could not be had; another try may go well."""
+    """The reason why the bytes could not be read, or an empty string. Another try may succeed."""
 
 
 class WorkerDiedError(Exception):
-    """A worker ended in the middle of a job."""
+    """A worker ended during a job."""
 
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
         self.is_crash = code in _CRASHES
-        """The decoder itself crashed; whatever else ends a worker may be the machine's fault."""
+        """True if the decoder itself crashed. Any other end of a worker may be the machine's fault."""
 
 
 class WorkerOverdueError(WorkerDiedError):
-    """A worker took longer than it may; `result` says whose fault that is."""
+    """A worker took longer than its time limit. `result` says whether the medium is at fault."""
 
     def __init__(self, result: Result) -> None:
         super().__init__(result.bad or result.failed)
@@ -92,7 +92,7 @@ class WorkerOverdueError(WorkerDiedError):
 
 
 class WorkerHandle:
-    """One child process and the node's end of its socket. Not thread-safe, but for `close`."""
+    """One child process and the node's end of its socket. Not thread-safe, except `close`."""
 
     def __init__(self, segment: Path, limits: MediaLimits) -> None:
         ours, theirs = socket.socketpair()
@@ -109,10 +109,11 @@ class WorkerHandle:
         self._connection = Connection(ours.detach())
         self._limits = limits
         self._start_s = START_TIMEOUT_S
-        """What the first job has more: the worker is still starting."""
+        """The additional time for the first job, because the worker is still starting."""
 
     def run(self, job: Job, allocate: Callable[[int], Slab], abort: Callable[[Slab], None]) -> Result:
-        """The result of a job. Raises WorkerDiedError when the process is gone, and what `allocate` raises."""
+        """Run a job and return its result. Raises WorkerDiedError when the process is gone, and the errors of
+        `allocate`."""
         slab: Slab | None = None
         try:
             self._send(job.to_dict())
@@ -126,10 +127,11 @@ class WorkerHandle:
                     self._send({"offset": None})
                     self._decode()
                     raise
-                self._send({"offset": slab.offset})  # waiting for room was not the medium's fault: its time begins anew
+                # the medium's time begins again, because the wait for room was not its fault
+                self._send({"offset": slab.offset})
                 frame = self._decode()
         except WorkerDiedError:
-            self.close()  # it must be gone before its slab can be anyone else's
+            self.close()  # the process must be gone before another object gets its slab
             if slab is not None:
                 abort(slab)
             raise
@@ -140,7 +142,7 @@ class WorkerHandle:
         return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
 
     def close(self) -> None:
-        """End the process; safe to call twice."""
+        """End the process. Safe to call twice."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()
@@ -169,7 +171,7 @@ class WorkerHandle:
             raise self._death() from error
 
     def _receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """The next frame; None if none comes in time."""
+        """Return the next frame, or None if none comes in time."""
         try:
             if not self._connection.poll(timeout_s):
                 return None

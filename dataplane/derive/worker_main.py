@@ -1,8 +1,9 @@
-"""A worker of the node's pool: decodes one medium at a time and writes the result straight into the node's arena.
+"""The main program of a decode worker: it decodes one medium at a time and writes the result straight into the node's
+arena.
 
-Started as `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It answers on the socket FD with JSON frames:
-for a job `read`, `need` (how many bytes; it waits for the offset and writes) and `done`; or `bad` (the medium is at
-fault) or `failed` (the bytes cannot be read, or are not those of the digest). It ends when the socket does.
+It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It answers on the socket FD with JSON
+frames: for a job `read`, `need` (the number of bytes; it waits for the offset and writes) and `done`; or `bad` (the
+medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends when the socket closes.
 """
 
 import ctypes
@@ -34,11 +35,13 @@ from dataplane.media.videos import Video
 Frame = Mapping[str, Any]
 
 EAGER_BYTES = 4 << 30
-"""How much of the arena a worker enters into its page table when it starts: 2 MB of table per GiB."""
+"""The part of the arena that a worker enters into its page table at its start: 2 MB of table per GiB."""
 _BYTES_PER_PIXEL = 48
-"""Of the biggest medium: 16-bit grey passes through 64-bit integers; a video decoder keeps up to 16 frames at 1.5."""
+"""The memory per pixel of the biggest medium: 16-bit grey passes through 64-bit integers, and a video decoder keeps up
+to 16 frames at 1.5 bytes."""
 _BASE_BYTES = 4 << 30
-"""Libraries, threads' stacks, memory that malloc keeps, frames of a chunk and what the kernels make of them."""
+"""The memory for libraries, stacks of threads, freed memory that malloc keeps, frames of a chunk and results of
+kernels."""
 _FAULT_IN_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
 
@@ -51,7 +54,7 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
     arena = map_segment(Path(segment))
     limit_memory(allowed_bytes(limits))
     threading.Thread(target=fault_in, args=(arena[:EAGER_BYTES],), name="fault in", daemon=True).start()
-    Image.init()  # now, not when the first medium is decoded: its time is limited
+    Image.init()  # now, and not within the time limit of the first medium
     connection = Connection(fd)
     while True:
         try:
@@ -62,12 +65,13 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
 
 
 def allowed_bytes(limits: MediaLimits) -> int:
-    """What a worker may map beside the arena: enough for any medium within the limits, and an end for all others."""
+    """Return how much a worker may map in addition to the arena: enough for any medium within the limits, and a bound
+    for others."""
     return _BASE_BYTES + 4 * limits.max_media_bytes + _BYTES_PER_PIXEL * limits.max_image_pixels
 
 
 def map_segment(path: Path) -> np.ndarray:
-    """The node's arena, writable; the node that started this process names it."""
+    """Map the node's arena, writable. The node that started this process names the file."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written
@@ -77,21 +81,22 @@ def map_segment(path: Path) -> np.ndarray:
 
 
 def fault_in(arena: np.ndarray) -> None:
-    """Enter the arena into this process's page table, which costs many times more page by page, in the writing."""
+    """Enter the arena into this process's page table. Page by page, during the writing, this would cost many times
+    more."""
     libc = ctypes.CDLL(None, use_errno=True)
     for at in range(0, arena.nbytes, _FAULT_IN_BYTES):
         part = arena[at : at + _FAULT_IN_BYTES]
         if libc.madvise(ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(part.nbytes), _MADV_POPULATE_WRITE):
-            return  # a kernel before 5.14: pages come one by one
+            return  # on a kernel before 5.14 each page is entered at its first use
 
 
 def send(connection: Connection, frame: Frame) -> None:
-    """One JSON frame."""
+    """Send one JSON frame."""
     connection.send_bytes(json.dumps(frame).encode())
 
 
 def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: MediaLimits) -> Frame:
-    """Read, check, decode, ask for room, compute; returns the last frame of the job."""
+    """Read, check, decode, ask for room, and compute; return the last frame of the job."""
     kernel = parse_recipe(job["recipe"])
     if job["nbytes"] > limits.max_media_bytes:
         return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
@@ -119,7 +124,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: Media
     done = {
         "shape": plan.shape,
         "meta": {**plan.meta, "medium": kernel.medium},
-        "checksum": content_digest(out, on_one_core=True),  # the others have workers of their own
+        "checksum": content_digest(out, on_one_core=True),  # the other cores have workers too
         "pixel_bytes": plan.pixel_bytes,
         "format": found,
     }

@@ -33,8 +33,8 @@ class Segment:
     def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR, numa: NumaPolicy | None = None) -> None:
         """Reserve and touch `capacity` bytes now, so that later no page faults and no memory runs out.
 
-        Where `shm_dir` is missing or too small, the segment is memory without a file name, and a warning says so. Raises
-        OutOfSpaceError where the machine has too little memory for that too.
+        Where `shm_dir` is missing or too small, the segment is memory without a file name, and a warning says so.
+        Raises OutOfSpaceError where the machine has too little memory for that too.
         """
         shortage = _shortage(capacity, shm_dir)
         self.capacity = capacity

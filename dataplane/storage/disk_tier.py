@@ -38,7 +38,7 @@ class DiskTier:
         """Write a file of a slab that is not sealed yet; pass the file to the seal. The file is on the disk when this
         returns.
 
-                BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
         """
         if self._disk is None:
             raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
@@ -68,7 +68,7 @@ class DiskTier:
         """Note that `scope` keeps these durable objects, or that they are held, also after a restart. The note is on
         the disk when this returns.
 
-                If the disk refuses, it raises OutOfSpaceError and keeps nothing new.
+        If the disk refuses, it raises OutOfSpaceError and keeps nothing new.
         """
         if self._disk is None:
             return
@@ -125,7 +125,8 @@ class DiskTier:
     def is_whole(self, entry: Entry) -> bool:
         """Check a leased object's file. If it is damaged, drop the object, and move a durable file aside.
 
-        Return False if the object can be made again. ChecksumError if it cannot; OverloadedError if the file cannot be checked now.
+        Return False if the object can be made again. ChecksumError if it cannot; OverloadedError if the file cannot be
+        checked now.
         """
         assert self._disk is not None and entry.file is not None
         try:

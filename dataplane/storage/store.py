@@ -59,8 +59,8 @@ class Store:
         """Return a slab for `nbytes`. Evict objects first, then wait for leases, holds and scopes to end, until
         `deadline` (monotonic).
 
-                Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
-                numbers, MissingObjectError if the scope is not open.
+        Waits for: `end_leases`, `end_session`, `release`, `abort`, `close_scope`. Raises OutOfSpaceError with the
+        numbers, MissingObjectError if the scope is not open.
         """
         return self.allocate_many([nbytes], deadline, scope)[0]
 
@@ -79,7 +79,7 @@ class Store:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the existing object
         stays.
 
-                An object that is sealed into a scope is not held in addition.
+        An object that is sealed into a scope is not held in addition.
         """
         return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
 
@@ -124,7 +124,7 @@ class Store:
         """Give back a slab with the same content as `entry`. The entry joins the slab's scope and takes over the
         durable file.
 
-                Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
+        Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
         """
         with self._room:
             self._check_open(slab)

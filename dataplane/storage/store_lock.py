@@ -36,7 +36,8 @@ class StoreLock:
     def wait(self, deadline: float, describe_shortage: Callable[[], str], wake_at: float = math.inf) -> None:
         """Wait until something changed, or until `wake_at`. The caller holds the lock before and after.
 
-        Raises OutOfSpaceError with the description at `deadline`. Both times are monotonic; a `wake_at` in the past is ignored.
+        Raises OutOfSpaceError with the description at `deadline`. Both times are monotonic; a `wake_at` in the past is
+        ignored.
         """
         now = time.monotonic()
         until = min(deadline, wake_at) if wake_at > now else deadline

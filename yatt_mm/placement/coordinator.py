@@ -1,9 +1,9 @@
-"""The placement coordinator: puts roles to sleep and wakes them, and gives requests to engines that are awake.
+"""The placement coordinator: puts roles to sleep, wakes them up, and gives requests to engines that are awake.
 
-Consumes: the phase that all controllers enter; wishes for engines.  Produces: transitions, engines, decisions.
+Consumes: the phase that all controllers enter; requests for engines.  Produces: transitions, engines, decisions.
 Waits for: every transition, up to the deadline.  Unblocked by: the workers, or their end.
-A small actor that sees names and counts only. In partial colocation it moves cells between rollout and GenRM while
-they work, as `yatt_mm.placement.policy` says.
+The coordinator is a small actor that sees names and counts only, never prompts or weights. In partial colocation it
+moves cells between rollout and GenRM while both work, as `yatt_mm.placement.policy` decides.
 """
 
 from __future__ import annotations
@@ -27,18 +27,19 @@ from yatt_mm.protocol.placement_model import MEMORY, Phase, Placement, Role, Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseEntry:
-    """What the controllers are told of a phase that has begun."""
+    """The reply that controllers get when a phase has begun."""
 
     number: int
-    """Of the phase; requests name it, so that those of an earlier one are told apart."""
+    """Number of the phase. Requests carry it, so that the coordinator can ignore requests of an earlier phase."""
     awake: Mapping[str, tuple[int, ...]]
-    """[pool] engines that take requests."""
+    """[pool] Indices of the engines that take requests."""
     moved: tuple[Any, ...]
-    """What each training rank reports of its change, if it made one (`yatt_mm.protocol.training.Moved`)."""
+    """What each training rank moved when it changed its state (`yatt_mm.protocol.training.Moved`); ranks that reported
+    nothing are left out."""
 
 
 class Coordinator:
-    """Body of a Ray actor with asyncio concurrency."""
+    """The class behind the coordinator's Ray actor; its methods run concurrently in asyncio."""
 
     def __init__(
         self,
@@ -50,7 +51,11 @@ class Coordinator:
         division: CellDivision | None,
         deadline_s: float,
     ) -> None:
-        """`workers`: the actors behind the units; `states`: as they are now. `division` is for partial colocation."""
+        """Take over the units in the `states` that they have now.
+
+        `workers`: the actor of each unit. `requests_per_engine`: [pool] requests that an engine works on at the same
+        time. `division`: how cells may be divided; None in full colocation. `deadline_s`: timeout of one transition.
+        """
         self._placement = placement
         self._workers = dict(workers)
         self._deadline_s = deadline_s
@@ -82,7 +87,7 @@ class Coordinator:
         self._usage = Usage(by_role, placement)
         self._rollout_cells: list[int] = []
         self._refused: Split | None = None
-        """What the last decision held to cost too much."""
+        """The split that the last decision found better, but too expensive to move to."""
         self._number = 0
         self._acquiring: dict[tuple[str, int], asyncio.Future[list[int]]] = {}
         self._moving: asyncio.Task[None] | None = None
@@ -90,13 +95,14 @@ class Coordinator:
         self._failure: Exception | None = None
 
     async def enter(self, phase: Phase, step: int, is_measured: bool) -> PhaseEntry:
-        """Bring every unit into its state of `phase`; nothing may be under way that the phase does not allow.
+        """Bring every unit into its state for `phase`, first those that give up memory, then those that take it.
 
-        `is_measured`: the phase counts in the step's metrics of placement.
+        No request that the phase does not allow may be under way. `is_measured`: True if the phase counts in the
+        step's placement metrics.
 
         Raises:
             PlacementError: two roles would share a device.
-            WorkerError: a unit failed, or took too long.
+            WorkerError: a unit failed, or did not change its state before the deadline.
         """
         await self._stop_moving()
         self._number += 1
@@ -125,9 +131,11 @@ class Coordinator:
     async def acquire(
         self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()
     ) -> list[int]:
-        """Engines for at least one of `count` requests of a controller in phase `number`, one entry a request.
+        """Wait for and return engines for at least one of `count` requests of a controller: one engine index per
+        request.
 
-        Empty when the controller has called `want` with 0 meanwhile, or the phase is over. `ended` as of `want`.
+        The list is empty if the controller has called `want` with 0 in the meantime, or if phase `number` is over.
+        `ended`: see `want`.
         """
         self._check()
         if number != self._number:
@@ -141,21 +149,28 @@ class Coordinator:
                 del self._acquiring[pool, controller]
 
     async def want(self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()) -> None:
-        """So many requests of a controller wait now, and engines have given back what has `ended`."""
+        """Note that `count` requests of a controller wait now, and that engines have given back the requests in
+        `ended`.
+
+        Does nothing if phase `number` is over.
+        """
         if number == self._number:
             self._take_news(pool, controller, count, ended)
 
     async def take_report(self) -> UsageReport:
-        """What happened since the last call."""
+        """Return what happened on the devices since the last call."""
         return self._usage.take(self._occupancy.take_spans(now_s=self._now_s), now_s=self._now_s)
 
     @property
     def _now_s(self) -> float:
-        """Seconds since the epoch that never go back."""
+        """Seconds since the epoch, from a clock that never goes back."""
         return self._clock_s + time.monotonic()
 
     def _forget_requests(self) -> None:
-        """Nothing is under way any more; who still waits for an engine, as behind a full batch, gets none."""
+        """Forget all requests of the last phase. A controller that still waits for an engine gets an empty list.
+
+        A controller can still wait here if its batch became full without it.
+        """
         for pool in self._pools.values():
             pool.forget_requests(now_s=self._now_s)
         for waiting in self._acquiring.values():
@@ -163,6 +178,7 @@ class Coordinator:
                 waiting.set_result([])
 
     def _take_news(self, pool: str, controller: int, count: int, ended: Sequence[Ended]) -> None:
+        """Update the pool with what a controller reports, then grant engines that became free."""
         for engine, num_back, num_ended in ended:
             self._pools[pool].finish(engine, num_back, num_ended=num_ended, now_s=self._now_s)
         self._pools[pool].want(controller, count, now_s=self._now_s)
@@ -172,14 +188,15 @@ class Coordinator:
         self._grant(pool)
 
     def _grant(self, pool: str) -> None:
+        """Give engines of the pool that have room to the controllers that wait in `acquire`."""
         ready = {c: waiting for (name, c), waiting in self._acquiring.items() if name == pool and not waiting.done()}
         for controller, engines in self._pools[pool].grant(ready, now_s=self._now_s).items():
             ready[controller].set_result(engines)
 
     async def _set_state(self, unit: Unit, state: State) -> Any:
-        """Change one unit; what a training rank reports of it.
+        """Change the state of one unit, and return what a training rank moved (None for others).
 
-        An engine is given no request before it is awake and none after it was told to sleep.
+        An engine gets no request before it is awake, and none after it was told to sleep.
         """
         pool, held, started_s = self._pools.get(unit.pool), self._occupancy.state(unit), self._now_s
         takes_memory = MEMORY.index(state) > MEMORY.index(held)
@@ -200,25 +217,27 @@ class Coordinator:
         return changed.moved
 
     def _divide(self) -> None:
-        """Choose the cells that begin a generation phase with rollout."""
+        """Choose the cells that rollout has at the start of a generation phase."""
         assert self._mover is not None
         decision = self._mover.begin(now_s=self._now_s)
         self._rollout_cells = list(range(decision.split.rollout))
         self._usage.add_decision(Moment.STEP, decision, now_s=self._now_s)
 
     async def _keep_moving(self, every_s: float) -> None:
+        """Decide about moving cells every `every_s` seconds, until the phase ends."""
         try:
             while not self._is_ending.is_set():
                 await self._decide()
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(self._is_ending.wait(), every_s)
-        except Exception as error:  # the edge of a task: whoever waits for an engine must hear of it
+        except Exception as error:  # this task ends here: controllers that wait for an engine must get the error
             self._failure = error
             for waiting in self._acquiring.values():
                 if not waiting.done():
                     waiting.set_exception(error)
 
     async def _decide(self) -> None:
+        """Ask the policy once, and move cells if it wants another split."""
         assert self._mover is not None
         num_rollout, num_cells = len(self._rollout_cells), len(self._placement.cells)
         now = Split(rollout=num_rollout, genrm=num_cells - num_rollout)
@@ -232,7 +251,7 @@ class Coordinator:
         await self._move(decision)
 
     async def _move(self, decision: Decision) -> None:
-        """Give cells to the other role, those with the fewest requests first."""
+        """Give cells to the other role, beginning with the cells that have the fewest requests."""
         num_more = decision.split.rollout - len(self._rollout_cells)
         giver, taker = (Role.GENRM, Role.ROLLOUT) if num_more > 0 else (Role.ROLLOUT, Role.GENRM)
         of_giver = [c for c in range(len(self._placement.cells)) if (c in self._rollout_cells) == (num_more < 0)]
@@ -240,6 +259,7 @@ class Coordinator:
         await asyncio.gather(*(self._move_cell(cell, giver, taker) for cell in cells[: abs(num_more)]))
 
     async def _move_cell(self, cell: int, giver: Role, taker: Role) -> None:
+        """Put the giver's engines in the cell to sleep, then wake the taker's."""
         assert self._mover is not None
         started_s = self._now_s
         await asyncio.gather(*(self._set_state(unit, State.ASLEEP) for unit in self._placement.in_cell(cell, giver)))
@@ -255,7 +275,7 @@ class Coordinator:
         return sum(self._pools[unit.pool].running(unit.index) for unit in units)
 
     async def _stop_moving(self) -> None:
-        """A move that is under way is waited for: what holds a device is known at any time."""
+        """Stop deciding, and wait for a move that is under way, so that the holder of each device is always known."""
         if self._moving is not None:
             self._is_ending.set()
             await self._moving

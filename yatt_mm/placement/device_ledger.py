@@ -1,4 +1,8 @@
-"""The ledger of devices: who holds which, since when. Refuses what must never be, and tells what was."""
+"""The ledger of devices: which unit holds which device, in which state and since when.
+
+It refuses changes that would let two roles share a device, and records the spans of time in which devices were held.
+It does not talk to the units; the coordinator does.
+"""
 
 from __future__ import annotations
 
@@ -11,45 +15,48 @@ from yatt_mm.protocol.placement_model import MEMORY, Role, State, Unit
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerSpan:
-    """A stretch of time in which a unit held its devices."""
+    """A span of time in which a unit held its devices in one state."""
 
     role: Role
     pool: str
     index: int
     devices: tuple[int, ...]
     state: State
-    """Not asleep."""
+    """`weights_only` or `awake`; sleeping units have no spans."""
     start_s: float
     """Seconds since the epoch."""
     end_s: float
 
 
 class DeviceLedger:
-    """State of every unit.
+    """The state of every unit, and the rules about sharing devices.
 
-    Two awake roles never share a device. Training and rollout hold weights beside each other only while weights are
-    published; nothing else is held beside somebody who is awake.
+    Two awake roles never share a device. Training and rollout may both hold their weights on a device while weights are
+    published, both in the state `weights_only`. On a device of an awake unit, no other role holds anything.
     """
 
     def __init__(self, states: Mapping[Unit, State]) -> None:
-        """`states`: as the units came up, which may be more than the rules allow until the first phase."""
+        """Start from the `states` in which the units came up.
+
+        Until the first phase they may hold more than the rules allow.
+        """
         self._states = dict(states)
         self._since: dict[Unit, float] = {}
         self._spans: list[LedgerSpan] = []
 
     def open(self, *, now_s: float) -> None:
-        """The first phase has begun: spans are kept from now on."""
+        """Record spans from now on, because the first phase has begun. Later calls change nothing."""
         self._since = self._since or dict.fromkeys(self._states, now_s)
 
     def state(self, unit: Unit) -> State:
-        """As last told."""
+        """Return the unit's state after its last change."""
         return self._states[unit]
 
     def check(self, unit: Unit, state: State) -> None:
-        """Before a unit takes memory; giving some up is always allowed.
+        """Check that a unit may enter `state`. A unit may always give up memory.
 
         Raises:
-            PlacementError: somebody else holds one of its devices.
+            PlacementError: a unit of another role holds one of its devices.
         """
         if MEMORY.index(state) <= MEMORY.index(self._states[unit]):
             return
@@ -62,23 +69,24 @@ class DeviceLedger:
                 raise PlacementError(f"{unit} cannot be {state} on device(s) {sorted(shared)}: {other} is {held} there")
 
     def change(self, unit: Unit, state: State, *, now_s: float) -> None:
-        """A unit is in another state now.
+        """Note that a unit is in another state now.
 
         Raises:
-            PlacementError: as `check`.
+            PlacementError: `check` does not allow the state.
         """
         self.check(unit, state)
         self._close(unit, now_s)
         self._states[unit] = state
 
     def take_spans(self, *, now_s: float) -> list[LedgerSpan]:
-        """What was held since the last call, and by whom."""
+        """Return the spans since the last call. Spans that still last are cut at `now_s`."""
         for unit in self._states:
             self._close(unit, now_s)
         spans, self._spans = self._spans, []
         return spans
 
     def _close(self, unit: Unit, now_s: float) -> None:
+        """End the unit's span at `now_s` and start the next one there."""
         if not self._since:
             return
         state, since_s = self._states[unit], self._since[unit]

@@ -1,8 +1,8 @@
-"""Engines that do the same work: who is awake, how much each has under way, who waits for room. Pure state.
+"""A pool of engines that do the same work: which are awake, and how many requests each has. Pure state.
 
-A request is a group: of prompts to answer, or of answers to judge. It is bound to an engine as late as can be, when
-one has room for it, so a slow engine gets fewer. Times are the caller's; all of them are integrals over changes, so
-nothing runs when nothing happens.
+A request is one group: its responses are to be sampled, or to be judged. A request gets its engine as late as possible,
+when an engine has room for it, so a slow engine gets fewer requests. The caller gives the time of every change. Times
+are summed at each change, so no timer runs between changes.
 """
 
 from __future__ import annotations
@@ -12,56 +12,60 @@ from collections.abc import Collection
 from yatt_mm.placement.engine_time import EngineTime
 
 Ended = tuple[int, int, int]
-"""An engine, how many requests it gave back, and how many of them are done; the others were cut off."""
+"""(index of an engine, number of requests that it gave back, number of those that are done; the rest were cut off)."""
 
 
 class EnginePool:
-    """One pool of engines."""
+    """The engines of one pool, their requests, and the controllers that wait for an engine."""
 
     def __init__(self, *, num_engines: int, requests_per_engine: int, devices_per_engine: int = 1) -> None:
-        """`requests_per_engine`: how many an engine is given to work on side by side."""
+        """Make a pool in which every engine sleeps.
+
+        `requests_per_engine`: requests that an engine works on at the same time.
+        """
         self.requests_per_engine = requests_per_engine
         self.devices_per_engine = devices_per_engine
         self.num_ended = 0
-        """Requests that ended well, since the start."""
+        """Requests that were finished since the start, without those that were cut off."""
         self._running = [0] * num_engines
         self._awake: set[int] = set()
         self._waiting: dict[int, int] = {}
-        """Controller -> requests that it wants to have an engine for; whoever was served last stands last."""
+        """[controller] Requests that need an engine, in the order of serving: the controller that was served last is
+        last."""
         self._times = EngineTime()
         self._now_s: float | None = None
 
     @property
     def awake(self) -> frozenset[int]:
-        """Engines that may be given work."""
+        """Indices of the engines that take requests."""
         return frozenset(self._awake)
 
     @property
     def num_running(self) -> int:
-        """Requests that engines have."""
+        """Number of requests that the engines have."""
         return sum(self._running)
 
     @property
     def num_waiting(self) -> int:
-        """Requests without an engine."""
+        """Number of requests that wait for an engine."""
         return sum(self._waiting.values())
 
     def running(self, engine: int) -> int:
-        """Requests that this engine has."""
+        """Return the number of requests that this engine has."""
         return self._running[engine]
 
     def wake(self, engine: int, *, now_s: float) -> None:
-        """The engine takes requests from now on."""
+        """Let the engine take requests from now on."""
         self._advance(now_s)
         self._awake.add(engine)
 
     def rest(self, engine: int, *, now_s: float) -> None:
-        """The engine takes none from now on; what it has is still counted until it is finished."""
+        """Give the engine no requests from now on. The requests that it has still count until they are finished."""
         self._advance(now_s)
         self._awake.discard(engine)
 
     def want(self, controller: int, count: int, *, now_s: float) -> None:
-        """So many requests of this controller wait now."""
+        """Note that `count` requests of this controller wait now."""
         self._advance(now_s)
         if count:
             self._waiting[controller] = count
@@ -69,7 +73,11 @@ class EnginePool:
             self._waiting.pop(controller, None)
 
     def grant(self, controllers: Collection[int], *, now_s: float) -> dict[int, list[int]]:
-        """[controller] engines for requests of these, as far as there is room: emptiest first, controllers in turn."""
+        """Return [controller] engines for waiting requests of these controllers, one per request, until no engine has
+        room.
+
+        The engine with the fewest requests comes first, and the controllers take turns.
+        """
         self._advance(now_s)
         granted: dict[int, list[int]] = {}
         while ready := [controller for controller in self._waiting if controller in controllers]:
@@ -85,23 +93,24 @@ class EnginePool:
         return granted
 
     def finish(self, engine: int, count: int, *, num_ended: int, now_s: float) -> None:
-        """An engine gave back `count` requests, `num_ended` of them done."""
+        """Note that an engine gave back `count` requests, of which `num_ended` are done."""
         self._advance(now_s)
         self._running[engine] -= count
         self.num_ended += num_ended
 
     def forget_requests(self, *, now_s: float) -> None:
-        """A phase is over: nothing is under way any more, and nobody waits."""
+        """Forget all requests, under way or waiting, because their phase is over."""
         self._advance(now_s)
         self._running = [0] * len(self._running)
         self._waiting.clear()
 
     def times(self, *, now_s: float) -> EngineTime:
-        """Totals until now."""
+        """Return the totals since the start, up to `now_s`."""
         self._advance(now_s)
         return self._times
 
     def _advance(self, now_s: float) -> None:
+        """Add the time since the last change to the totals."""
         passed_s = now_s - self._now_s if self._now_s is not None else 0.0
         self._now_s = now_s
         running = [self._running[engine] for engine in self._awake]

@@ -1,6 +1,7 @@
-"""What a role's engines did with their time, and how much work that was. Pure arithmetic.
+"""How much time a role's engines were awake and busy, and how much work that was. Pure arithmetic.
 
-A run's pools and the simulator's fleets keep the times, and both reckon the work for the placement policy from them.
+The pools of a run and the fleets of the simulator both measure these times. Both compute the work for the placement
+policy from them.
 """
 
 from __future__ import annotations
@@ -10,21 +11,24 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineTime:
-    """Totals since some start, all in device-seconds or all in cell-seconds where nothing else is said."""
+    """Times of a role's engines, summed since some start.
+
+    All but `any_s` are in device-seconds, or all in cell-seconds.
+    """
 
     any_s: float = 0.0
-    """Seconds by the clock in which any engine had a request."""
+    """Seconds of wall time in which at least one engine had a request."""
     active_s: float = 0.0
-    """Of engines with at least one request."""
+    """Time of engines that had at least one request."""
     filled_s: float = 0.0
-    """The same, an engine that is not full counted in proportion."""
+    """Time of engines weighted by how full they were: an engine with half of its requests counts half."""
     crowded_s: float = 0.0
-    """Of all awake engines while there are more requests than fill them."""
+    """Time of all awake engines while requests waited for room."""
     held_s: float = 0.0
-    """Of engines that are awake."""
+    """Time of engines that were awake."""
 
     def since(self, before: EngineTime) -> EngineTime:
-        """The difference."""
+        """Return the times that were added since `before`."""
         return EngineTime(
             any_s=self.any_s - before.any_s,
             active_s=self.active_s - before.active_s,
@@ -35,12 +39,15 @@ class EngineTime:
 
 
 def work_s(times: EngineTime, *, is_rollout: bool, is_replacing: bool) -> float:
-    """Work of a role. Of GenRM, which waits for responses, what its requests would have needed in full engines.
+    """Return the work of a role, in the unit of `times`.
 
-    Of rollout any time with a request, since responses take as long as they take. Not so with `is_replacing`, where
-    groups without signal are replaced: rollout waits for verdicts there, and that few of its requests are left is
-    GenRM's doing. More cells would have shortened only the time in which requests waited for room, fewer would have had
-    to take over all that filled these; the mean of the two counts.
+    GenRM waits for responses, so its work is the time that its requests would have needed in full engines. The work of
+    rollout is all time with a request, because the length of a response does not depend on how full an engine is.
+
+    `is_replacing` means that groups without signal are replaced. Rollout then waits for verdicts, so its engines can be
+    half empty only because GenRM is slow. More cells would have shortened only the time in which requests waited for
+    room; with fewer cells, the others would have had to take all requests that filled these. The mean of the two
+    counts.
     """
     if not is_rollout:
         return times.filled_s

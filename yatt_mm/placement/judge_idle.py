@@ -1,31 +1,32 @@
-"""How long a generation phase has nothing to judge: measured in one phase, expected of the next. Pure state.
+"""The time at the start of a generation phase in which GenRM has nothing to judge. Pure state.
 
-A run's mover and the simulator's both keep it, for `Observation.genrm_lead_s`.
+It is measured in one phase and expected again in the next. The run's `Rebalancer` and the simulator both use it to
+fill `Observation.genrm_lead_s` for the placement policy.
 """
 
 from __future__ import annotations
 
 
 class JudgeIdle:
-    """Times are the caller's."""
+    """Measures how long GenRM waits for the first responses of a phase. The caller gives the times."""
 
     def __init__(self, *, decide_every_s: float) -> None:
-        """`decide_every_s`: time between decisions inside a phase."""
+        """`decide_every_s`: seconds between decisions inside a phase."""
         self._decide_every_s = decide_every_s
         self._began_s = 0.0
         self._lead_s: float | None = None
-        """Of this phase, once there was something to judge."""
+        """Seconds until GenRM had its first request in this phase; None while it has had none."""
         self._last_lead_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """A phase begins."""
+        """Start a new phase: what was measured in the last one is now expected."""
         self._began_s = now_s
         self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
 
     def left_s(self, num_present: int, now_s: float) -> float:
-        """Seconds until the last decision before there will be something to judge; 0 when there was.
+        """Return the expected seconds until the last decision before GenRM gets its first request; may be negative.
 
-        num_present: requests that GenRM has now.
+        0 if GenRM has had a request in this phase. `num_present`: requests that GenRM has now.
         """
         if self._lead_s is None and num_present:
             self._lead_s = now_s - self._began_s

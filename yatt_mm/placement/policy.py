@@ -1,20 +1,22 @@
-"""How cells are divided between rollout and GenRM: measured load in, a new split and its reason out. Pure arithmetic.
+"""The placement policy: how many cells rollout and GenRM get, decided from measured load. Pure arithmetic.
 
-A *cell* is the devices that hold whole engines of both roles; moving one means waking the other engine there. Two
-questions, two answers:
+A *cell* is the devices of the largest engine; it holds whole engines of both roles. Moving a cell means waking up the
+other role's engines there. `decide` answers two questions:
 
-* `Moment.STEP`, before a generation phase (nothing is awake, so moving is free): divide the cells so that the last
-  phase's work would have ended soonest. With work a and b in cell-seconds a split (r, g) takes max(a / r, b / g) when
-  both work side by side. Where the balance lies between two splits, the one with more rollout takes less: its cells
-  help GenRM when the last answer is there, and GenRM's could not help rollout.
-* `Moment.GENERATION`, inside the phase: GenRM lends its cells until the first answers are there, if that took long
-  enough in the last phase. Later rollout alone lends, the cells that its requests no longer fill, if GenRM has requests
-  waiting; it gets them back when its own wait. What is left of rollout is crowded on fewer cells then, so GenRM must
-  gain more than that costs. Nothing is taken from a role whose cells are full: the answers that are left late in a
-  phase are the long ones, and nobody knows how long. A role with requests keeps its last cell.
+* `Moment.STEP`, before a generation phase. Nothing is awake, so moving is free. The cells are divided so that the work
+  of the last phase would have ended soonest. With a and b cell-seconds of work, a split (r, g) takes max(a / r, b / g)
+  if both roles work at the same time. If the balance is between two splits, the split with more rollout takes less
+  time: its cells can help GenRM after the last response, but GenRM's cells could not have helped rollout.
+* `Moment.GENERATION`, inside the phase. GenRM lends its cells to rollout until the first responses are complete, if
+  that took long enough in the last phase. Later only rollout lends: it gives GenRM the cells that its own requests no
+  longer fill, if GenRM has requests waiting, and gets them back when its own requests wait. The remaining rollout
+  requests are then crowded on fewer cells, so GenRM must gain more than that costs. No cell is taken from a role whose
+  cells are full: the responses that are left late in a phase are the long ones, and their length is not known. A role
+  with requests keeps its last cell.
 
-Hysteresis: a split is kept unless the predicted gain is above `min_gain_frac` of the time, and inside a phase above
-what moving costs. No clock, no state, no torch: a run's coordinator and the simulator call the same function.
+Hysteresis: before a phase the split is kept unless the predicted gain is above `min_gain_frac` of the time, and inside
+a phase unless the gain is above what moving costs. This module has no clock, no state and no torch: the coordinator of
+a run and the simulator call the same function.
 """
 
 from __future__ import annotations
@@ -24,11 +26,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 FULL_SLOWDOWN = 1.25
-"""A cell counts as full when each of its requests is this much slower than alone."""
+"""Factor: a cell counts as full when each of its requests takes this many times as long as it would take alone."""
 
 
 class Moment(StrEnum):
-    """When a decision is made."""
+    """The moment at which a decision is made: before a generation phase, or inside it."""
 
     STEP = "step"
     GENERATION = "generation"
@@ -36,14 +38,14 @@ class Moment(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """Cells of each role."""
+    """The number of cells that each role has."""
 
     rollout: int
     genrm: int
 
     @property
     def num_cells(self) -> int:
-        """All cells."""
+        """Number of cells of both roles together."""
         return self.rollout + self.genrm
 
     def __str__(self) -> str:
@@ -52,87 +54,88 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What the config allows."""
+    """The splits that the config allows."""
 
     min_rollout: int = 0
-    """Cells that rollout keeps in any case; 0 lets the last one go when all rollouts are done."""
+    """Cells that rollout always keeps. With 0 it may give away the last cell when all its responses are complete."""
     max_rollout: int
     min_genrm: int = 0
     max_genrm: int
     min_gain_frac: float = 0.03
-    """Share of the predicted time that a new split must save."""
+    """Share of the predicted time that a new split must save, from 0 to 1."""
 
     def allows(self, split: Split) -> bool:
-        """True when both roles are within their limits."""
+        """Return True if both roles are within their bounds."""
         return self.min_rollout <= split.rollout <= self.max_rollout and self.min_genrm <= split.genrm <= self.max_genrm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleLoad:
-    """What was measured of one role."""
+    """The measured load of one role."""
 
     busy_frac: float
-    """Share of the cells' time in the last phase (STEP) or so far in this one (GENERATION) that was filled with work,
-    from 0 to 1 (see `yatt_mm.placement.engine_time`)."""
+    """From 0 to 1: the share of the role's cell time that was filled with work (see `yatt_mm.placement.engine_time`),
+    in the last phase (STEP) or so far in this phase (GENERATION)."""
     held_s: float
-    """Cell-seconds that the role had in that time; `busy_frac` of them were work."""
+    """Cell-seconds that the role had in that time, busy or not."""
     num_running: int = 0
-    """Requests that cells work on now."""
+    """Number of requests that cells work on now."""
     num_waiting: int = 0
-    """Requests that no cell works on yet."""
+    """Number of requests that no cell works on yet."""
     requests_per_cell: float = 1.0
-    """Requests that fill a cell (see `FULL_SLOWDOWN`)."""
+    """Number of requests that fill a cell (see `FULL_SLOWDOWN`)."""
     request_s: float = 0.0
-    """Cell-seconds of work per request, as measured (busy time by requests done)."""
+    """Cell-seconds of work per request: measured busy time divided by the number of finished requests."""
 
     @property
     def work_s(self) -> float:
-        """Cell-seconds of work measured."""
+        """Cell-seconds of measured work."""
         return self.busy_frac * self.held_s
 
     @property
     def num_present(self) -> int:
-        """Requests that cells work on, or will."""
+        """Number of requests that cells work on now or will work on."""
         return self.num_running + self.num_waiting
 
     @property
     def num_cells_filled(self) -> int:
-        """Cells that the requests now present fill."""
+        """Number of cells that the present requests fill, rounded up."""
         return math.ceil(self.num_present / self.requests_per_cell - 1e-9)
 
     @property
     def num_cells_wanted(self) -> int:
-        """Cells more that waiting requests would fill."""
+        """Number of additional cells that the waiting requests would fill, rounded up."""
         return math.ceil(self.num_waiting / self.requests_per_cell - 1e-9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observation:
-    """Everything a decision looks at."""
+    """The measurements that a decision depends on."""
 
     moment: Moment
     rollout: RoleLoad
     genrm: RoleLoad
     move_s: float = 0.0
-    """Seconds that a cell is out of work when it moves: one engine asleep, the other awake, requests handed over."""
+    """Seconds in which a cell does no work when it moves: one engine falls asleep, the other wakes up and gets
+    requests."""
     planned: Split | None = None
-    """The split with which the phase began; None is the present one."""
+    """The split with which the phase began; None means the present split."""
     genrm_lead_s: float = 0.0
-    """Seconds for which GenRM will have nothing to judge, by the last phase."""
+    """Expected seconds in which GenRM will have nothing to judge, as measured in the last phase."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """A split, and why, in one sentence with the numbers."""
+    """The split to use from now on, and the reason: one sentence with the numbers."""
 
     split: Split
     reason: str
     refused: Split | None = None
-    """What would have been better, did moving not cost more."""
+    """A split that would be better if moving did not cost more than it gains; None if there is none."""
 
 
 def decide(split: Split, observation: Observation, bounds: Bounds) -> Decision:
-    """The split to go on with.
+    """Return the split to continue with, and why.
 
     Raises:
         ValueError: no split of these cells is within the bounds.
@@ -157,17 +160,21 @@ def decide(split: Split, observation: Observation, bounds: Bounds) -> Decision:
 
 
 def phase_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
-    """Seconds for both roles' work (cell-seconds) side by side; infinite when work has no cell."""
+    """Return the seconds that both roles together need for their work (cell-seconds); infinite if work has no cell."""
     return max(_role_s(rollout_work_s, split.rollout), _role_s(genrm_work_s, split.genrm))
 
 
 def _divide(split: Split, options: list[Split], observation: Observation, bounds: Bounds) -> Decision:
+    """Decide before a phase: return the split in which the last phase's work would have ended soonest."""
     rollout_work_s, genrm_work_s = observation.rollout.work_s, observation.genrm.work_s
     num_cells, total_s = split.num_cells, rollout_work_s + genrm_work_s
     num_helping = min(num_cells - bounds.min_rollout, bounds.max_genrm)
 
     def takes_s(option: Split) -> float:
-        """Seconds of the phase; where the balance lies between two splits, with help for GenRM from rollout's cells."""
+        """Return the seconds that the phase takes.
+
+        If the balance is between this split and the next, rollout's cells are counted as help for GenRM afterwards.
+        """
         alone_s = phase_s(option, rollout_work_s, genrm_work_s)
         rollout_s = _role_s(rollout_work_s, option.rollout)
         is_next_to_balance = 0 < option.rollout * total_s - num_cells * rollout_work_s < total_s
@@ -191,6 +198,7 @@ def _divide(split: Split, options: list[Split], observation: Observation, bounds
 
 
 def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> Decision:
+    """Decide inside a phase: give lent cells back, or lend cells that are not filled, or keep the split."""
     rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
     planned = observation.planned or split
     most_to_rollout = min(split.genrm - _least(bounds.min_genrm, genrm), bounds.max_rollout - split.rollout)
@@ -204,10 +212,11 @@ def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> De
         new = _moved(split, -num_back)
         facts = f"rollout has {rollout.num_present} requests and {split.rollout} of {planned.rollout} cells"
         return Decision(split=new, reason=f"{facts}; GenRM gives {num_back} back: {new}")
-    is_worth_it = observation.genrm_lead_s - 2 * move_s > move_s  # there and back, and hysteresis
+    # a lent cell moves there and back; the third move is hysteresis
+    is_worth_it = observation.genrm_lead_s - 2 * move_s > move_s
     if is_worth_it and not genrm.num_present and (num_lent := min(rollout.num_cells_wanted, most_to_rollout)) > 0:
         new = _moved(split, -num_lent)
-        facts = f"GenRM has nothing to do for {observation.genrm_lead_s:.3g} s, by the last phase"
+        facts = f"GenRM has nothing to do for {observation.genrm_lead_s:.3g} s, as in the last phase"
         return Decision(split=new, reason=f"{facts}; rollout has {rollout.num_waiting} waiting: {new}")
     if (num_lent := min(split.rollout - rollout.num_cells_filled, genrm.num_cells_wanted, most_to_genrm)) > 0:
         return _lend(split, _moved(split, num_lent), observation)
@@ -215,24 +224,24 @@ def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> De
 
 
 def _least(bound: int, load: RoleLoad) -> int:
-    """Cells that a role keeps: one at least while it has requests, or cells would go there and back."""
+    """Return the cells that a role keeps: at least one while it has requests, so that the cell need not come back."""
     return max(bound, 1 if load.num_present else 0)
 
 
 def _num_missing(load: RoleLoad, num_cells: int, num_planned: int) -> int:
-    """Cells that were lent and that waiting requests would fill; one where there is no cell at all."""
+    """Return the number of lent cells that waiting requests would fill; at least one if the role has no cell at all."""
     if not load.num_waiting:
         return 0
     return max(0 if num_cells else 1, min(num_planned - num_cells, load.num_cells_wanted))
 
 
 def _lend(split: Split, new: Split, observation: Observation) -> Decision:
-    """Cells of rollout to GenRM, which has some already."""
+    """Decide whether rollout lends cells to GenRM, which already has some: only if the gain is above the costs."""
     rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
     work_s = genrm.num_present * genrm.request_s
     num_moved = new.genrm - split.genrm
     gain_s = work_s / split.genrm - max(move_s, (work_s + num_moved * move_s) / new.genrm)
-    # rollouts that end with the last verdicts would end so much later
+    # seconds by which responses that end together with the last verdicts would end later
     crowding_s = (FULL_SLOWDOWN - 1) * work_s / new.genrm if rollout.num_present else 0.0
     facts = (
         f"rollout fills {rollout.num_cells_filled} of {split.rollout} cells, GenRM has {genrm.num_waiting} waiting; "
@@ -245,10 +254,12 @@ def _lend(split: Split, new: Split, observation: Observation) -> Decision:
 
 
 def _moved(split: Split, num_to_genrm: int) -> Split:
+    """Return the split after `num_to_genrm` cells went to GenRM; a negative number goes to rollout."""
     return Split(rollout=split.rollout - num_to_genrm, genrm=split.genrm + num_to_genrm)
 
 
 def _role_s(work_s: float, num_cells: int) -> float:
+    """Return the seconds that one role needs for its work (cell-seconds); infinite if it has work but no cell."""
     if work_s <= 0:
         return 0.0
     return work_s / num_cells if num_cells else math.inf

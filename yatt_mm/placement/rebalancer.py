@@ -1,6 +1,7 @@
-"""What the placement policy is told of a running generation phase, and how its answers are kept. Pure state.
+"""The rebalancer: measures load for the placement policy and keeps what it decided. Pure state.
 
-The policy itself (`yatt_mm.placement.policy`) is the one that the simulator runs.
+The coordinator asks it before each generation phase and inside it. The policy itself, `yatt_mm.placement.policy`, is
+the same that the simulator calls.
 """
 
 from __future__ import annotations
@@ -15,43 +16,47 @@ from yatt_mm.placement.policy import Bounds, Decision, Moment, Observation, Role
 from yatt_mm.protocol.placement_model import Role
 
 MOVE_MEMORY = 0.9
-"""What a move's time counts a phase later: one that was slow by chance must not be held against all that follow."""
+"""Factor on the longest move time, per phase: a move that was slow by chance must not stop all later moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellDivision:
-    """How cells may be divided; the part that the config decides."""
+    """The config's rules for dividing cells between rollout and GenRM."""
 
     first: Split
-    """At the first step, and with `is_dynamic` False always."""
+    """The split of the first step; the split of all steps if `is_dynamic` is False."""
     bounds: Bounds
     is_dynamic: bool = True
     decide_every_s: float = 0.5
-    """Time between decisions inside a generation phase."""
+    """Seconds between decisions inside a generation phase."""
     is_replacing: bool = False
-    """Whether groups without signal are replaced (see `yatt_mm.placement.engine_time.work_s`)."""
+    """True if groups without signal are replaced (see `yatt_mm.placement.engine_time.work_s`)."""
 
 
 class Rebalancer:
-    """Decides for the coordinator, from what its pools measured."""
+    """Calls the placement policy for the coordinator, with the load that the coordinator's pools measured."""
 
     def __init__(
         self, division: CellDivision, pools: Mapping[Role, tuple[EnginePool, ...]], *, cell_size: int = 1
     ) -> None:
-        """`pools`: of the roles that have any in the cells; `cell_size`: devices of a cell."""
+        """`pools`: [role] its pools with engines in the cells; roles without any are left out.
+
+        `cell_size`: devices per cell.
+        """
         self._cell_size = cell_size
         self.planned = division.first
-        """The split with which the phase began."""
+        """The split with which the present phase began."""
         self._division = division
         self._pools = pools
         self._start: dict[Role, tuple[EngineTime, int]] = {}
         self._last: dict[Role, tuple[float, int]] = {}
-        """Work (cell-seconds) and requests of the last phase: at the start of one little has ended yet."""
+        """[role] Work (cell-seconds) and finished requests of the last phase, used because few requests have ended at
+        the start of a phase."""
         self._move_s = 0.0
         self._lead = JudgeIdle(decide_every_s=division.decide_every_s)
 
     def begin(self, *, now_s: float) -> Decision:
-        """The split for the phase that begins."""
+        """Start a phase: return the split for it."""
         self._move_s *= MOVE_MEMORY
         decision = Decision(split=self.planned, reason=f"as configured: {self.planned}")
         if self._division.is_dynamic and self._start:
@@ -71,7 +76,7 @@ class Rebalancer:
         return decision
 
     def inside(self, split: Split, *, now_s: float) -> Decision:
-        """The split to go on with."""
+        """Return the split to continue with inside the phase."""
         if not self._division.is_dynamic:
             return Decision(split=split, reason="static")
         genrm = self._load(Role.GENRM, now_s)
@@ -86,10 +91,14 @@ class Rebalancer:
         return decide(split, observation, self._division.bounds)
 
     def note_move(self, seconds: float) -> None:
-        """A cell was out of work so long while it moved; the longest of late is reckoned with (see `MOVE_MEMORY`)."""
+        """Note that a cell did no work for `seconds` while it moved.
+
+        The policy gets the longest recent time (`MOVE_MEMORY`).
+        """
         self._move_s = max(self._move_s, seconds)
 
     def _load(self, role: Role, now_s: float) -> RoleLoad:
+        """Return the role's load since the phase began."""
         pools = self._pools[role]
         times, num_ended = self._since_begin(role, now_s)
         done_s = self._work_s(role, times)
@@ -107,7 +116,7 @@ class Rebalancer:
         )
 
     def _since_begin(self, role: Role, now_s: float) -> tuple[EngineTime, int]:
-        """Times and requests of this phase so far."""
+        """Return times and finished requests of this phase so far."""
         (before, ended_before), (now, ended) = self._start[role], self._totals(role, now_s)
         return now.since(before), ended - ended_before
 
@@ -115,7 +124,10 @@ class Rebalancer:
         return work_s(times, is_rollout=role is Role.ROLLOUT, is_replacing=self._division.is_replacing)
 
     def _totals(self, role: Role, now_s: float) -> tuple[EngineTime, int]:
-        """In cell-seconds, of all the role's pools; several judges share their cells, so their mean counts."""
+        """Return the role's total times, in cell-seconds, and finished requests.
+
+        Several judges share their cells, so the times are the mean of the pools.
+        """
         pools = self._pools[role]
         times, share = [pool.times(now_s=now_s) for pool in pools], 1 / (len(pools) * self._cell_size)
         return EngineTime(

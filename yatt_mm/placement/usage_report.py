@@ -1,4 +1,7 @@
-"""What became of the devices during a step: who held them, what moving took, and why cells moved. Pure bookkeeping."""
+"""Metrics of placement in a step: which role held the devices, how long transitions took, and why cells moved.
+
+The coordinator collects here, and a controller takes the report. Pure bookkeeping: nothing is decided in this file.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +18,16 @@ from yatt_mm.protocol.placement_model import STATES, Phase, Placement, Role, Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """Since the last one."""
+    """What happened on the devices since the last report."""
 
     metrics: Mapping[str, float]
     decisions: tuple[Mapping[str, Any], ...]
-    """Records of how cells were divided, and why."""
+    """One record per decision on how cells are divided: step, time_s, moment, split, reason."""
     spans: tuple[LedgerSpan, ...]
 
 
 class Usage:
-    """Collects for the coordinator."""
+    """The coordinator's collector: takes phases, transitions and decisions, and makes a `UsageReport` of them."""
 
     def __init__(self, pools: Mapping[Role, tuple[EnginePool, ...]], placement: Placement) -> None:
         self.num_moves = 0
@@ -41,13 +44,16 @@ class Usage:
         self._decisions: list[dict[str, Any]] = []
 
     def begin(self, phase: Phase | None, step: int, *, now_s: float) -> None:
-        """Another phase begins; None is one that does not count."""
+        """Start another phase; None means a phase that does not count in the metrics."""
         self._end_phase(now_s)
         self._phase, self._step, self._started_s = phase, step, now_s
         self._before = {role: self._times(role, now_s) for role, pools in self._pools.items() if pools}
 
     def add_transition(self, role: Role, state: State, seconds: float, held_bytes: int) -> None:
-        """A unit has changed its state; those of a role mostly change side by side: the slowest and largest count."""
+        """Note that a unit took `seconds` to change to `state`, and now holds `held_bytes`.
+
+        The units of a role usually change at the same time, so the metrics keep the slowest and the largest.
+        """
         found = {
             f"placement/{role}_{'wake' if state is State.AWAKE else 'sleep'}_s_max": seconds,
             f"placement/{role}_{state}_bytes_max": float(held_bytes),
@@ -56,7 +62,7 @@ class Usage:
             self._transitions[name] = max(self._transitions.get(name, 0.0), value)
 
     def add_decision(self, moment: Moment, decision: Decision, *, now_s: float) -> None:
-        """Cells are divided like this from now on."""
+        """Record a decision on how cells are divided."""
         self._decisions.append(
             {
                 "step": self._step,
@@ -68,7 +74,7 @@ class Usage:
         )
 
     def take(self, spans: list[LedgerSpan], *, now_s: float) -> UsageReport:
-        """Hand over what was collected."""
+        """Return what was collected since the last call, and start again."""
         self._end_phase(now_s)
         self._phase = None
         metrics = dict(self._transitions)
@@ -83,6 +89,7 @@ class Usage:
         return report
 
     def _end_phase(self, now_s: float) -> None:
+        """Add the times of the phase that ends to the totals, if it counts."""
         if self._phase is None:
             return
         for role, before in self._before.items():
@@ -94,7 +101,7 @@ class Usage:
                 self._judging_s += times.any_s
 
     def _times(self, role: Role, now_s: float) -> EngineTime:
-        """Of all pools of a role, which in partial colocation share their devices."""
+        """Return the total times of a role's pools, which share their devices in partial colocation."""
         times = [pool.times(now_s=now_s) for pool in self._pools[role]]
         share = max(1, sum(pool.devices_per_engine > 0 for pool in self._pools[role])) if self._is_partial else 1
         return EngineTime(any_s=max(one.any_s for one in times), held_s=sum(one.held_s for one in times) / share)

@@ -136,7 +136,7 @@ def test_two_cells_go_from_rollout_alone_over_one_each_to_the_judge_alone() -> N
     assert decide(split, soon, bounds).split == split, "moving there and back takes four of six seconds"
     decision = decide(split, replace(begun, genrm_lead_s=6.1), bounds)
     assert decision.split == Split(rollout=2, genrm=0)
-    assert "GenRM has nothing to do for 6.1 s, by the last phase; rollout has 40 waiting: 2+0" in decision.reason
+    assert "GenRM has nothing to do for 6.1 s, as in the last phase; rollout has 40 waiting: 2+0" in decision.reason
     answered = replace(inside(rollout=load(16, 31), genrm=load(0, 1)), planned=split)
     assert decide(decision.split, answered, bounds).split == split
     long_tail = inside(rollout=load(1), genrm=load(8, 40))

@@ -316,8 +316,8 @@ def test_the_command_takes_several_configs_a_table_each(tmp_path: Path, capsys: 
     out = capsys.readouterr().out
     assert out.count("2 steps") == out.count("assumed, not measured") == 2
     for arguments, message in (
-        ([*files, "--json"], "--json is of one simulation, but 2 configs are given"),
-        ([*files, "--gantt", "x.png"], "--gantt is of one simulation, but 2 configs are given"),
+        ([*files, "--json"], "--json takes one config, but 2 are given"),
+        ([*files, "--gantt", "x.png"], "--gantt takes one config, but 2 are given"),
         (["run.steps=2"], "no config is given"),
         ([files[0], "no.yaml"], "cannot read the config no.yaml: No such file or directory"),
         ([str(tmp_path)], f"cannot read the config {tmp_path}: Is a directory"),
