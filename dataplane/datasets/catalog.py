@@ -1,7 +1,8 @@
-"""Datasets a node may read: files under roots that the node's owner registered, indexed once.
+"""The catalog of a node's datasets: files under roots that the node's owner registered, indexed once.
 
-A client names a dataset, never a path. `ingest` indexes shards (headers, footers, line ends); `samples` reads the rows
-asked for and hashes their media (the digest is their name); nothing is decoded here. Formats live in `formats/`.
+A client names a dataset, never a path. `ingest` indexes shards (headers, footers, line ends). `samples` reads the rows
+that are asked for and hashes their media; the digest is the name of a medium. Nothing is decoded here. The file formats
+are in `formats/`.
 """
 
 import os
@@ -35,7 +36,7 @@ MAX_INGEST_THREADS = 16
 @dataclass(frozen=True, slots=True)
 class _Index:
     files: tuple[RangeFile, ...]
-    """All of the dataset, also those that are no use."""
+    """All files of the dataset, also those that cannot be used."""
     names: tuple[str, ...]
     shards: tuple[Shard, ...]
     by_name: Mapping[str, Shard]
@@ -45,14 +46,14 @@ class _Index:
 
 @dataclass(slots=True)
 class _Progress:
-    """How far an ingest is."""
+    """The progress of an ingest."""
 
     num_found: int = 0
     num_read: int = 0
 
 
 class Catalog:
-    """The registered roots of a node and the indices made of them so far. Thread-safe."""
+    """The registered roots of a node and their indices so far. Thread-safe."""
 
     def __init__(self, roots: Mapping[str, Sequence[str]], node_id: str, media_roots: Sequence[Path] = ()) -> None:
         self._roots = {name: tuple(patterns) for name, patterns in roots.items()}
@@ -75,7 +76,7 @@ class Catalog:
             return index.dataset
 
     def samples(self, name: str, numbers: Sequence[int]) -> list[Sample]:
-        """The samples with these numbers, in this order."""
+        """Return the samples with these numbers, in this order."""
         index = self._index(name)
         total = index.dataset.num_samples
         wrong = [number for number in numbers if not 0 <= number < total]
@@ -93,7 +94,8 @@ class Catalog:
         return [samples[number] for number in numbers]
 
     def locate(self, lineage: Lineage) -> MediumLocation:
-        """Where a lineage points. Raises DatasetError unless it is exactly a medium of a registered shard."""
+        """Return where the medium of a lineage is. Raises DatasetError unless it is exactly a medium of a registered
+        shard."""
         shard = self._index(lineage.dataset).by_name.get(lineage.shard)
         place = shard.locate(lineage.offset, lineage.part, lineage.nbytes) if shard else None
         if place is None:
@@ -105,7 +107,7 @@ class Catalog:
         return place
 
     def stat(self) -> dict[str, dict[str, int]]:
-        """What was ingested so far; a registered dataset that nobody ingested has no samples yet."""
+        """Return counts of the ingested datasets. A registered dataset that was not ingested yet has no samples."""
         indices = dict(self._indices)
         found = {}
         for name in self._roots:
@@ -140,10 +142,10 @@ class Catalog:
                 return self._open(item)
             except DatasetError as error:
                 return error
-            except (ValueError, OSError) as error:  # damage that a format's library words in its own way
+            except (ValueError, OSError) as error:  # damage, which each format's library describes in its own way
                 return DatasetError(f"{item.file.path} cannot be read: {error}")
             finally:
-                progress.num_read += 1  # a display: a lost count does no harm
+                progress.num_read += 1  # only for display: a lost count does no harm
 
         with ThreadPoolExecutor(min(MAX_INGEST_THREADS, 2 * (os.cpu_count() or 1)), "ingest") as threads:
             opened = list(threads.map(read, found))
@@ -191,7 +193,8 @@ class Catalog:
 
 
 def _index_of(name: str, files: Sequence[RangeFile], opened: Sequence[Shard | DatasetError]) -> _Index:
-    """The index of what could be opened; the rest is bad. Raises DatasetError where there is no sample."""
+    """Return the index of the shards that could be opened; the others are bad. Raises DatasetError if there is no
+    sample."""
     names: list[str] = []
     shards: list[Shard] = []
     bad: list[BadMedia] = []
@@ -214,7 +217,7 @@ def _index_of(name: str, files: Sequence[RangeFile], opened: Sequence[Shard | Da
 
 
 def _check_columns(name: str, names: Sequence[str], shards: Sequence[Shard]) -> None:
-    """Shards of one dataset have the same columns."""
+    """Check that the shards of one dataset have the same columns."""
     for shard_name, shard in zip(names, shards, strict=True):
         if shard.columns != shards[0].columns:
             first, other = set(shards[0].columns or ()), set(shard.columns or ())
@@ -226,7 +229,7 @@ def _check_columns(name: str, names: Sequence[str], shards: Sequence[Shard]) -> 
 
 
 def _shard_names(files: Sequence[RangeFile]) -> list[str]:
-    """File names where they tell the shards apart, else whole paths."""
+    """Return file names where they differ, otherwise whole paths."""
     names = [PurePosixPath(file.path).name for file in files]
     return names if len(set(names)) == len(names) else [file.path for file in files]
 

@@ -1,8 +1,8 @@
-"""A shuffled order that is computed place by place and never written down.
+"""A shuffled order that is computed place by place and never stored.
 
-A Feistel network over a grid of about sqrt(n) by sqrt(n) numbers, keyed by seed and epoch (Black and Rogaway, Ciphers
-with Arbitrary Finite Domains, 2002): each round adds a hash of one coordinate to the other, which can be undone, so the
-whole is a bijection. Numbers of the grid past n are sent through again.
+The method is a Feistel network over a grid of about sqrt(n) by sqrt(n) numbers, keyed by seed and epoch (Black and
+Rogaway, Ciphers with Arbitrary Finite Domains, 2002). Each round adds a hash of one coordinate to the other one, which
+can be undone, so the whole is a bijection. Numbers of the grid above n are sent through again.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(place: int, num: int, seed: int, epoch: int, name: str = "") -> int:
-    """The number at `place` of the order of 0 to num - 1; takes a few microseconds and no memory.
+    """Return the number at `place` of the order of 0 to num - 1, in a few microseconds and without memory.
 
-    Seed, epoch and name are the key: another of any of them is another order.
+    Seed, epoch and name are the key: a change in any of them gives another order.
     """
     if not 0 <= place < num:
         raise IndexError(f"place {place} of a permutation of {num}; wanted 0 to {num - 1}")
@@ -42,7 +42,7 @@ def _round_keys(seed: int, epoch: int, name: str) -> tuple[tuple[int, int], ...]
 
 
 def _hash(value: int, key: int) -> int:
-    """64 well-mixed bits (the finaliser of splitmix64)."""
+    """Return 64 well-mixed bits (the finaliser of splitmix64)."""
     mixed = (value + key) & _MASK
     mixed = ((mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
     mixed = ((mixed ^ (mixed >> 27)) * 0x94D049BB133111EB) & _MASK

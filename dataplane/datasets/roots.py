@@ -1,7 +1,8 @@
-"""From what an owner registers (`NAME=PATTERN`) to files of a known format.
+"""From a registered root (`NAME=PATTERN`) to files of a known format.
 
-A pattern is a path, a glob or any fsspec URL, of files or of one folder, and may end in `#media=a,b&drop=c&optional=d`,
-which says of columns what their types do not. The format follows from the file's name, else from its first bytes.
+A pattern is a path, a glob or any fsspec URL, of files or of one folder. It may end in `#media=a,b&drop=c&optional=d`,
+which says about columns what their types do not show. The format follows from the file's name, or else from its first
+bytes.
 """
 
 import glob
@@ -35,14 +36,14 @@ _OPTIONS = ("media", "drop", "optional")
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """One registered pattern, taken apart."""
+    """One registered pattern, split into its parts."""
 
     pattern: str
     options: ColumnOptions
 
     @property
     def folder(self) -> str:
-        """The deepest folder that holds everything the pattern can match."""
+        """The deepest folder that holds all files that the pattern can match."""
         path = _without_protocol(self.pattern)
         fixed = PurePosixPath(path)
         while glob.has_magic(str(fixed)):
@@ -53,7 +54,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFiles:
-    """A file of a dataset."""
+    """A file of a dataset with its format."""
 
     file: RangeFile
     format: Format
@@ -61,7 +62,7 @@ class DatasetFiles:
 
 
 def parse_root(text: str) -> Root:
-    """A pattern and its options. Raises DatasetError for an option that is not known."""
+    """Return a pattern and its options. Raises DatasetError for an unknown option."""
     pattern, hash_sign, options = text.rpartition("#")
     if not hash_sign or "=" not in options:
         return Root(text, ColumnOptions())
@@ -80,7 +81,8 @@ def parse_root(text: str) -> Root:
 
 
 def find_dataset_files(name: str, patterns: Sequence[str]) -> list[DatasetFiles]:
-    """The files of every pattern, each once, in name order. Raises DatasetError where a pattern matches nothing."""
+    """Return the files of every pattern, each once, in name order. Raises DatasetError where a pattern matches
+    nothing."""
     found: dict[str, DatasetFiles] = {}
     for text in patterns:
         root = parse_root(text)
@@ -98,7 +100,7 @@ def find_dataset_files(name: str, patterns: Sequence[str]) -> list[DatasetFiles]
 
 
 def format_of(file: RangeFile) -> Format:
-    """By name, else by content. Raises DatasetError with what was found."""
+    """Return the format, by name or else by content. Raises DatasetError with what was found."""
     extension = extension_of(file.path)
     if extension in FORMATS:
         return FORMATS[extension]
@@ -118,7 +120,7 @@ def format_of(file: RangeFile) -> Format:
 
 
 def _files_of_folders(pattern: str) -> list[RangeFile]:
-    """The files of the one folder that the pattern names, chosen by what the folder holds."""
+    """Return the files of the one folder that the pattern names. The folder's content decides which files."""
     folders = _folders(pattern)
     if not folders:
         return []
@@ -137,7 +139,7 @@ def _files_of_folders(pattern: str) -> list[RangeFile]:
 
 
 def _saved_files(folder: str, state: RangeFile) -> list[RangeFile]:
-    """The Arrow files of a dataset that `save_to_disk` wrote, in its own order."""
+    """Return the Arrow files of a dataset that `save_to_disk` wrote, in its order."""
     try:
         names = [item["filename"] for item in json.loads(state.read(0, state.nbytes))["_data_files"]]
     except (ValueError, KeyError, TypeError) as error:
@@ -152,7 +154,7 @@ def _saved_files(folder: str, state: RangeFile) -> list[RangeFile]:
 
 
 def _hub_files(folder: str) -> list[RangeFile]:
-    """The files of a folder as the hub has them: of one format, of one split."""
+    """Return the files of a folder in the layout of the Hugging Face hub: of one format, of one split."""
     by_format: dict[Format, list[RangeFile]] = defaultdict(list)
     for extension in ("tar", "parquet", "jsonl", "arrow"):
         by_format[FORMATS[extension]] += find_files(f"{glob.escape(folder)}/**/*.{extension}")
@@ -170,14 +172,15 @@ def _hub_files(folder: str) -> list[RangeFile]:
 
 
 def _split_of(file: RangeFile) -> str:
-    """`train` of `train-00000-of-00002.parquet`; files without such numbers count as one split."""
+    """Return the split, such as `train` of `train-00000-of-00002.parquet`. Files without such numbers count as one
+    split."""
     stem = PurePosixPath(file.path).stem
     split, dash, rest = stem.partition("-0")
     return split if dash and "-of-" in rest else ""
 
 
 def _folders(pattern: str) -> list[str]:
-    """The folders that a pattern matches; URLs keep their protocol."""
+    """Return the folders that a pattern matches. URLs keep their protocol."""
     protocol, separator, _ = pattern.partition("://")
     if not separator:
         matches = glob.glob(str(Path(pattern).expanduser()), recursive=True)

@@ -1,6 +1,7 @@
-"""Which samples come next: shuffled by epoch, mixed by weight, shared among controllers, resumable from a few numbers.
+"""The sampler: which samples come next, shuffled by epoch, mixed by weight, shared among controllers, resumable from a
+few numbers.
 
-Pure Python, nothing is kept per sample. Left out: samples that turn out to be bad (whoever draws decides what to do).
+Pure Python; nothing is kept per sample. The caller decides what to do with samples that turn out to be bad.
 """
 
 from collections import defaultdict
@@ -22,9 +23,9 @@ class Source:
 
     dataset: str
     num_samples: int
-    """As `Client.ingest` says."""
+    """The number that `Client.ingest` returns."""
     weight: float = 1.0
-    """Its share of all samples, in proportion to the other sources' weights."""
+    """The share of all samples, in proportion to the other sources' weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,12 +33,12 @@ class Draw:
     """One sample of the run, as drawn."""
 
     position: int
-    """How many samples all controllers had drawn before it; its identity within the run."""
+    """How many samples all controllers had drawn before it. It identifies the sample within the run."""
     dataset: str
     epoch: int
-    """How often its dataset had been gone through before."""
+    """How many times the dataset had been used up before."""
     index: int
-    """Number within the dataset, for `Client.samples`."""
+    """The number within the dataset, for `Client.samples`."""
 
 
 class LoadsSamples(Protocol):
@@ -51,9 +52,9 @@ class Sampler:
     """Deals out global batches in an order that depends on the seed alone. Not thread-safe.
 
     Every controller has its own sampler with the same arguments and takes its share of each batch: position p of a
-    batch belongs to rank p % world_size, so what all of them draw together does not depend on how many there are.
-    `tail` says what becomes of the end of an epoch that fills no batch: `wrap` completes the batch from the next epoch,
-    `drop` leaves it out (for one source only: of several each has epochs of its own).
+    batch belongs to rank p % world_size. So the samples of all controllers together do not depend on the number of
+    controllers. `tail` says what happens at the end of an epoch that fills no batch: `wrap` completes the batch from
+    the next epoch, `drop` leaves it out (for one source only, because several sources have separate epochs).
     """
 
     def __init__(
@@ -76,11 +77,11 @@ class Sampler:
 
     @property
     def num_drawn(self) -> int:
-        """Samples of all sources and controllers so far."""
+        """The number of samples of all sources and controllers so far."""
         return sum(self._counts)
 
     def next_batch(self, rank: int = 0, world_size: int = 1) -> list[Draw]:
-        """This rank's share of the next global batch; the sampler moves on by the whole batch."""
+        """Return this rank's share of the next global batch. The sampler moves on by the whole batch."""
         if not 0 <= rank < world_size:
             raise BadRequestError(f"rank is {rank} of world_size {world_size}; wanted 0 to world_size - 1")
         draws = []
@@ -92,7 +93,7 @@ class Sampler:
         return draws
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps: JSON, a few numbers per source."""
+        """Return the state for a checkpoint: JSON, a few numbers per source."""
         return {
             "seed": self._seed,
             "batch_size": self._batch_size,
@@ -112,7 +113,7 @@ class Sampler:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], sources: Sequence[Source] | None = None) -> "Sampler":
-        """Goes on exactly where `state` was taken. Raises BadRequestError if `sources`, what there is now, differ."""
+        """Continue exactly where `state` was taken. Raises BadRequestError if the present `sources` differ."""
         try:
             entries = state["sources"]
             then = [
@@ -145,13 +146,13 @@ class Sampler:
         source, count = self._sources[at], self._counts[at]
         epoch, place = divmod(count, self._epoch_size(source))
         index = place
-        if self._shuffle:  # each source with a key of its own, or sets of one size would go in step
+        if self._shuffle:  # each source has its own key, otherwise sets of the same size would have the same order
             index = permuted(place, source.num_samples, self._seed, epoch, source.dataset)
         return Draw(position=self.num_drawn, dataset=source.dataset, epoch=epoch, index=index)
 
 
 def load(client: LoadsSamples, draws: Sequence[Draw]) -> list[Sample]:
-    """The samples of some draws, in their order; one call per dataset."""
+    """Return the samples of some draws, in their order, with one call per dataset."""
     by_dataset: dict[str, list[int]] = defaultdict(list)
     for draw in draws:
         by_dataset[draw.dataset].append(draw.index)

@@ -1,7 +1,8 @@
-"""What container a video's bytes are in, and whether they are all there, from its outermost elements alone.
+"""Checks a video's container: which format it has, and whether it is complete, from its outermost elements alone.
 
-A demuxer is given only what passes here: it would take playlists that name files and addresses of their own, read a
-torn WebM as a shorter one, and decord dies of a torn AVI. Nothing inside the tracks is looked at here.
+A demuxer gets only bytes that pass this check. Otherwise it would accept playlists that name files and addresses of
+their own, and would read a cut WebM as a shorter one; decord even crashes on a cut AVI. Nothing inside the tracks is
+checked here.
 """
 
 from collections.abc import Iterator
@@ -13,7 +14,7 @@ _EBML, _DOC_TYPE, _SEGMENT = 0x1A45DFA3, 0x4282, 0x18538067
 
 
 def check_container(data: bytes) -> str:
-    """MP4, MOV, WEBM, MKV or AVI. UndecodableError for any other, and for one that is cut short."""
+    """Return MP4, MOV, WEBM, MKV or AVI. UndecodableError for any other container, and for one that is cut short."""
     if not data:
         raise UndecodableError("empty: 0 bytes")
     if data[4:8] in _MP4_BOXES:
@@ -37,7 +38,8 @@ def _check_mp4(data: bytes) -> str:
 
 
 def mp4_boxes(data: bytes, at: int, end: int) -> Iterator[tuple[bytes, int, int]]:
-    """Kind, start and end of every box between two places; stops at what is none (some files end in padding)."""
+    """Yield kind, start and end of every box between two offsets. Stop at bytes that are not a box (some files end in
+    padding)."""
     while at + 8 <= end:
         nbytes, kind = int.from_bytes(data[at : at + 4], "big"), data[at + 4 : at + 8]
         if nbytes == 0:
@@ -69,7 +71,7 @@ def _check_matroska(data: bytes) -> str:
 
 
 def matroska_element(data: bytes, at: int) -> tuple[int, int, int | None] | None:
-    """Id, start and end of an EBML element's content; an end of None where it was not known to its writer."""
+    """Return id, start and end of an EBML element's content. The end is None where its writer did not know it."""
     if at >= len(data) or not data[at]:
         return None
     id_bytes = 9 - data[at].bit_length()
@@ -85,7 +87,7 @@ def matroska_element(data: bytes, at: int) -> tuple[int, int, int | None] | None
 
 def _check_avi(data: bytes) -> str:
     at = 0
-    while data[at : at + 4] == b"RIFF":  # big files have several
+    while data[at : at + 4] == b"RIFF":  # big files have several RIFF elements
         end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
         if end > len(data):
             raise _torn("RIFF", at, end, data)

@@ -1,7 +1,7 @@
-"""Turning encoded bytes into an RGB image, or into a reason why not. Runs in the pool's worker processes.
+"""Decodes encoded bytes into an RGB image, or gives the reason why that fails. Runs in the pool's worker processes.
 
-Pillow reads only the formats that datasets may hold. Orientation from EXIF is applied; palette, grey, 16-bit, CMYK and
-alpha become RGB as transformers does it (alpha is dropped, not blended), but 16-bit grey keeps its high byte.
+Pillow reads only the formats that datasets may hold. EXIF orientation is applied. Palette, grey, 16-bit, CMYK and alpha
+become RGB as in transformers (alpha is dropped, not blended), but 16-bit grey keeps its high byte.
 """
 
 import io
@@ -16,15 +16,15 @@ from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 IMAGE_FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "DIB", "GIF", "TIFF", "PPM")
 
 ImageFile.LOAD_TRUNCATED_IMAGES = False
-Image.MAX_IMAGE_PIXELS = None  # checked here, with a message that says what was found
+Image.MAX_IMAGE_PIXELS = None  # this module checks the size itself, with a message that says what was found
 
 
 def decode_image(
     data: bytes, formats: tuple[str, ...] = (), limits: MediaLimits = DEFAULT_LIMITS
 ) -> tuple[Image.Image, str]:
-    """The first frame of an encoded image as RGB, and Pillow's name of its format.
+    """Return the first frame of an encoded image as RGB, and Pillow's name of its format.
 
-    `formats` is what its name promised; empty promises nothing. Raises UndecodableError.
+    `formats` are those that the file name promises; an empty tuple promises none. Raises UndecodableError.
     """
     if not data:
         raise UndecodableError("empty: 0 bytes")
@@ -37,8 +37,9 @@ def decode_image(
             image.load()
             ImageOps.exif_transpose(image, in_place=True)
         except MemoryError:
-            raise  # says nothing of the bytes
-        except Exception as error:  # decoders raise many kinds; all of them mean that these bytes are no image
+            raise  # this error is not about the bytes
+        # decoders raise many kinds of errors; all of them mean that these bytes are not an image
+        except Exception as error:
             raise UndecodableError(f"truncated or corrupt {found}: {type(error).__name__}: {error}") from error
         return _to_rgb(image, found), found
 
@@ -48,7 +49,7 @@ def _open(data: bytes) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=IMAGE_FORMATS)
     except Image.UnidentifiedImageError as error:
         raise UndecodableError(f"not an image of a known format ({len(data)} bytes, first {data[:8]!r})") from error
-    except Exception as error:  # a header that its plugin recognised and could not read
+    except Exception as error:  # the plugin recognised the header and could not read it
         raise UndecodableError(f"corrupt header: {type(error).__name__}: {error}") from error
 
 
@@ -69,7 +70,7 @@ def _to_rgb(image: Image.Image, found: str) -> Image.Image:
         return image
     if image.mode == "F" or (image.mode == "I" and found == "TIFF"):
         raise UndecodableError(f"samples of mode {image.mode} have no agreed range; convert to 8 or 16 bits")
-    if image.mode.startswith("I"):  # Pillow's own conversion clips at 255: almost everything turns white
+    if image.mode.startswith("I"):  # Pillow's own conversion clips at 255, so that almost everything turns white
         grey = np.clip(np.asarray(image).astype(np.int64) >> 8, 0, 255).astype(np.uint8)
         return Image.fromarray(grey).convert("RGB")
     return image.convert("RGB")

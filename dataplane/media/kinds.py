@@ -1,6 +1,6 @@
-"""Which media there are: what file names promise, and the error that says why bytes are no medium.
+"""The kinds of media: which formats file names promise, and the error for bytes that cannot be decoded.
 
-Standard library only: decoding is in `images` and `videos`, and runs in the pool's worker processes.
+Standard library only. Decoding is in `images` and `videos`, and runs in the pool's worker processes.
 """
 
 from collections.abc import Mapping
@@ -25,25 +25,26 @@ MEDIA_FORMATS: Mapping[str, tuple[str, ...]] = {
     "mkv": ("MKV", "WEBM"),
     "avi": ("AVI",),
 }
-"""Which formats a member's last extension may hold; a member with another content is mislabelled.
+"""The formats that a file with this last extension may have; a file with another content is mislabelled.
 
-Image formats by Pillow's names, containers of video by those of `dataplane.media.containers`.
+Image formats have Pillow's names, video containers those of `dataplane.media.containers`.
 """
 
 
 VIDEO_FORMATS = frozenset({"MP4", "MOV", "WEBM", "MKV", "AVI"})
 _VIDEO_MARKS = ((4, b"ftyp"), (4, b"moov"), (4, b"mdat"), (0, b"\x1a\x45\xdf\xa3"), (8, b"AVI "))
-"""Where a container of video says in its first bytes that it is one."""
+"""Offset and bytes that mark a video container near its beginning."""
 
 
 class UndecodableError(ValueError):
-    """Why a medium cannot be used; its text becomes BadMedia.reason."""
+    """A medium cannot be decoded. The text becomes BadMedia.reason."""
 
 
 def kind_of(formats: tuple[str, ...], head: bytes = b"") -> MediaKind:
-    """What a medium is by what its name promises, or where that is nothing by its first bytes; unknown is an image.
+    """Return the kind of a medium, from the formats that its name promises, or else from its first bytes; unknown media
+    are images.
 
-    Only a first sorting: whoever decodes the medium as what it is not says so.
+    This is only a first guess: decoding fails with a reason if it is wrong.
     """
     if formats:
         return "video" if formats[0] in VIDEO_FORMATS else "image"
@@ -51,6 +52,7 @@ def kind_of(formats: tuple[str, ...], head: bytes = b"") -> MediaKind:
 
 
 def check_label(found: str, formats: tuple[str, ...]) -> None:
-    """UndecodableError unless `found` is one of what the file's name promised; no formats promise nothing."""
+    """Raise UndecodableError unless `found` is one of the formats that the file's name promises. An empty tuple
+    promises none."""
     if formats and found not in formats:
         raise UndecodableError(f"mislabelled: named as {formats[0]}, holds {found}")

@@ -1,7 +1,8 @@
-"""How big a video's frames are by its container's headers, so that a bomb is refused before a decoder sees it.
+"""Reads the frame size of a video from its container's headers, so that a decompression bomb is refused before
+decoding.
 
-Only what is said of coded frames counts, not how they should be shown. A codec's own header may still say otherwise:
-the worker's limit on memory is there for that. MP4 whose `moov` is compressed is not looked into.
+Only the size of coded frames counts, not the display size. A codec's own header may still say something else; the
+worker's memory limit covers that case. An MP4 file whose `moov` is compressed is not read.
 """
 
 from collections.abc import Callable, Hashable, Iterator
@@ -10,17 +11,18 @@ from itertools import islice
 from dataplane.media.containers import matroska_element, mp4_boxes
 
 Walk = Callable[[bytes, int, int], Iterator[tuple[Hashable, int, int]]]
-"""Kind, start and end of the content of each element between two places."""
+"""Yields kind, start and end of the content of each element between two offsets."""
 
 _VIDEO_PATH = (0x18538067, 0x1654AE6B, 0xAE, 0xE0)  # Segment, Tracks, TrackEntry, Video
 _WIDTH, _HEIGHT = 0xB0, 0xBA
 _MAX_ELEMENTS = 100_000
-"""Of one level: as many fragments as hours of video have, and an end to looking where a file is made of headers."""
+"""The maximum number of elements of one level: enough for the fragments of hours of video, and a bound for a file that
+is made of headers."""
 _AVI_HEADER_BYTES = 1 << 16
 
 
 def largest_frame(data: bytes, container: str) -> tuple[int, int]:
-    """Width and height of the biggest frames that any video track announces; (0, 0) where none does."""
+    """Return width and height of the largest frames that any video track announces; (0, 0) where none does."""
     if container in ("MP4", "MOV"):
         sizes = _mp4_sizes(data)
     else:
@@ -29,7 +31,7 @@ def largest_frame(data: bytes, container: str) -> tuple[int, int]:
 
 
 def _mp4_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """From the sample descriptions of every track that is a video, or does not say what it is."""
+    """Yield the sizes in the sample descriptions of every track that is a video, or does not say what it is."""
     for media in _find(data, _boxes, (b"moov", b"trak", b"mdia"), 0, len(data)):
         handlers = [data[start + 8 : start + 12] for start, _ in _find(data, _boxes, (b"hdlr",), *media)]
         if handlers and b"vide" not in handlers:
@@ -50,7 +52,8 @@ def _matroska_sizes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _avi_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """From the main header, and the bitmap header of each video stream, where a negative height is upside down."""
+    """Yield the size in the main header, and in the bitmap header of each video stream. A negative height there means
+    upside down."""
     head = data[:_AVI_HEADER_BYTES]
     main = head.find(b"avih")
     if main >= 0:
@@ -68,7 +71,7 @@ def _int32(data: bytes, at: int) -> int:
 
 
 def _find(data: bytes, walk: Walk, path: tuple[Hashable, ...], at: int, end: int) -> Iterator[tuple[int, int]]:
-    """Start and end of the content of every element that a path of kinds leads to."""
+    """Yield start and end of the content of every element to which a path of kinds leads."""
     for kind, start, element_end in islice(walk(data, at, end), _MAX_ELEMENTS):
         if kind == path[0] and len(path) == 1:
             yield start, element_end

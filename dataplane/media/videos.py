@@ -1,6 +1,6 @@
-"""Frames of encoded videos, by decord. Runs in the pool's worker processes, which a crash of the decoder may take down.
+"""Decodes frames of videos with decord. Runs in the pool's worker processes, which a crash of the decoder may end.
 
-decord is imported with the first video. Frames come one after another, so that a sample of many frames never lies in
+decord is imported with the first video. Frames come one after another, so that a sample of many frames is never in
 memory as a whole. Frames that the decoder would have to invent are an error.
 """
 
@@ -17,11 +17,12 @@ from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.media.video_headers import largest_frame
 
 _CHUNK_BYTES = 64 << 20
-_NO_INVENTED_FRAMES = 1e-9  # decord counts as a fault what it replaces by a neighbour; 0 would mean "never mind"
+# decord counts frames that it replaces by a neighbour as faults; 0 would turn this check off
+_NO_INVENTED_FRAMES = 1e-9
 
 
 class Video:
-    """An opened video. UndecodableError, here and from `frames`, says why it cannot be used."""
+    """An opened video. UndecodableError, here and from `frames`, says why it cannot be decoded."""
 
     def __init__(self, data: bytes, formats: tuple[str, ...] = (), limits: MediaLimits = DEFAULT_LIMITS) -> None:
         self.format = check_container(data)
@@ -29,10 +30,10 @@ class Video:
         check_label(self.format, formats)
         _check_size(*largest_frame(data, self.format), limits)
         self._reader = _open(data, self.format)
-        self._chunk = 1  # frames at a time, until their size is known
+        self._chunk = 1  # frames at a time; one until their size is known
         self.num_frames = len(self._reader)
         self.fps = float(self._reader.get_avg_fps())
-        """The average, where frames do not come at a steady rate."""
+        """Frames per second; the average, where the rate is not steady."""
         if self.num_frames > limits.max_video_frames:
             raise UndecodableError(f"{self.num_frames} frames; at most {limits.max_video_frames} are looked at")
         if not (math.isfinite(self.fps) and 0 < self.fps <= 100_000):
@@ -43,11 +44,11 @@ class Video:
         self._chunk = max(1, _CHUNK_BYTES // first.nbytes)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """[height, width, 3] uint8 for each index, which are best in ascending order."""
+        """Yield [height, width, 3] uint8 for each index. Ascending indices are the fastest."""
         for at in range(0, len(indices), self._chunk):
             try:
                 batch = self._reader.get_batch(list(indices[at : at + self._chunk])).asnumpy()
-            except Exception as error:  # decord's own, RuntimeError, IndexError, ...
+            except Exception as error:  # decord's own error, RuntimeError, IndexError, ...
                 raise UndecodableError(f"truncated or corrupt {self.format}: {_first_line(error)}") from error
             yield from batch
 
@@ -74,6 +75,6 @@ def _open(data: bytes, container: str) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """What decord says without the places in its source."""
+    """Return decord's message without the places in its source."""
     text = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0].rpartition('.cc:')[2][:120]}"

@@ -1,4 +1,5 @@
-"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, answers JSON."""
+"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, and answers
+JSON."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -17,13 +18,13 @@ Body = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A verb, what runs it, the right that it needs, and the line that ListActions shows."""
+    """An action: its handler, the right that it needs, and the line that ListActions shows."""
 
     run: Callable[[Services, Body, Caller], dict[str, Any]]
     right: Right
     text: str
     max_bytes: int = SMALL_BODY_BYTES
-    """Of its body; those with lists may be long."""
+    """The largest body in bytes. Actions with lists may take long ones."""
 
 
 def _stat(services: Services, body: Body, caller: Caller) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""How a node is guarded: where it may listen, its certificate, and the gate that every Flight call passes.
+"""Authentication and TLS of a node: where it may listen, its certificate, and the gate that every Flight call passes.
 
-Rights belong to verbs and are checked where the verbs are (`flight_server.py`); here a token becomes a right.
+The gate turns a token into a right. Each verb needs a right, which is checked with the verb (`flight_server.py`).
 """
 
 import ipaddress
@@ -29,25 +29,25 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What the owner of a node decides about who may come in."""
+    """What the owner of a node decides about access."""
 
     token_file: Path | None = None
-    """Bearer tokens and their rights; without it everyone who reaches the node is admin."""
+    """Bearer tokens and their rights. Without this file every client that reaches the node is admin."""
     tls_cert: Path | None = None
     """The node's certificate chain, PEM; with it the node speaks TLS only."""
     tls_key: Path | None = None
     tls_ca: Path | None = None
-    """Mutual TLS: clients must show a certificate that this one signed."""
+    """Mutual TLS: clients must show a certificate that this CA signed."""
     is_insecure: bool = False
     """Listen beyond loopback with neither tokens nor TLS."""
 
     @property
     def scheme(self) -> str:
-        """Of the node's address."""
+        """The scheme of the node's address."""
         return "grpc+tls" if self.tls_cert else "grpc"
 
     def check_host(self, host: str) -> None:
-        """Raise BadRequestError for an address that would leave the node open to strangers."""
+        """Raise BadRequestError for an address that other machines reach while the node has no protection."""
         if is_loopback(host):
             return
         if not (self.token_file or self.tls_cert or self.is_insecure):
@@ -63,7 +63,7 @@ class Security:
             )
 
     def server_options(self) -> dict[str, Any]:
-        """The TLS arguments of a Flight server. BadRequestError if the files do not fit together."""
+        """Return the TLS arguments of a Flight server. BadRequestError if the files do not fit together."""
         if self.tls_cert is None:
             given = " and ".join(["--tls-key"] * bool(self.tls_key) + ["--tls-ca"] * bool(self.tls_ca))
             if given:
@@ -81,7 +81,7 @@ class Security:
         return options
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """The same TLS for a socket of Python's own; None without a certificate."""
+        """Return the same TLS settings for a Python socket; None without a certificate."""
         if self.tls_cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -93,7 +93,7 @@ class Security:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return True if only this machine reaches the address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -101,7 +101,7 @@ def is_loopback(host: str) -> bool:
 
 
 def is_wildcard(host: str) -> bool:
-    """Whether it means every address of this machine, and so is none that others could use."""
+    """Return True if the address means every address of this machine, so that clients cannot use it."""
     try:
         return ipaddress.ip_address(host).is_unspecified
     except ValueError:
@@ -109,12 +109,12 @@ def is_wildcard(host: str) -> bool:
 
 
 def host_in_uri(host: str) -> str:
-    """An address as URIs spell it: IPv6 in brackets."""
+    """Return an address in the spelling of URIs: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 class Caller(fl.ServerMiddleware):
-    """Who makes a call; the verb asks it for its right."""
+    """The client that makes a call. The verb reads its right here."""
 
     def __init__(self, right: Right, tokens: TokenFile | None = None, token: str = "") -> None:
         super().__init__()
@@ -123,13 +123,14 @@ class Caller(fl.ServerMiddleware):
         self._token = token
 
     def check_again(self) -> None:
-        """Raise if the token has expired, is no longer in the file, or lost its right: for streams that stay open."""
+        """Raise if the token has expired, is no longer in the file, or lost its right. Streams that stay open call
+        this."""
         if self._tokens is not None and self._tokens.right_of(self._token) < self.right:
             raise UnauthenticatedError("the token shown has fewer rights than when this stream began; open a new one")
 
 
 class Gate(fl.ServerMiddlewareFactory):
-    """Sees the headers of every call before its verb runs; without a good token the verb never does."""
+    """Reads the headers of every call before its verb runs. Without a valid token the verb never runs."""
 
     def __init__(self, tokens: TokenFile | None, meter: Meter) -> None:
         super().__init__()
@@ -137,7 +138,7 @@ class Gate(fl.ServerMiddlewareFactory):
         self._meter = meter
 
     def start_call(self, info: fl.CallInfo, headers: dict[str, list[Any]]) -> Caller:
-        """The caller, or a Flight error that says what its token lacks."""
+        """Return the caller, or raise a Flight error that says what its token lacks."""
         if self._tokens is None:
             return Caller(Right.ADMIN)
         try:
@@ -145,24 +146,25 @@ class Gate(fl.ServerMiddlewareFactory):
             return Caller(self._tokens.right_of(token), self._tokens, token)
         except UnauthenticatedError as error:
             self._meter.count_error("gate", type(error).__name__)
-            TRIMMER.soon()  # its message has arrived, whatever its size
+            TRIMMER.soon()  # its message has arrived, of any size
             raise to_flight(error) from None
 
 
 def caller_of(context: fl.ServerCallContext) -> Caller:
-    """Who made this call."""
+    """Return the caller of this call."""
     caller = context.get_middleware(GATE)
     assert isinstance(caller, Caller)
     return caller
 
 
 def right_of(context: fl.ServerCallContext) -> Right:
-    """The right of whoever made this call."""
+    """Return the right of the caller of this call."""
     return caller_of(context).right
 
 
 def bearer(shown: Sequence[Any]) -> str:
-    """The token of authorization headers; empty if there are none. UnauthenticatedError for other kinds."""
+    """Return the token of the authorization headers, or an empty string if there are none. UnauthenticatedError for
+    other kinds."""
     if not shown:
         return ""
     scheme, _, token = str(shown[0])[:MAX_HEADER_CHARS].partition(" ")

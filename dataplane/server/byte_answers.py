@@ -1,12 +1,13 @@
-"""What a byte connection sends: runs of objects, from where they lie, each under a lease that ends with its run.
+"""The answers on a byte connection: runs of objects, sent from where they are, each under a lease that ends with its
+run.
 
-A request is a ticket as DoGet takes it: `{"refs"}`, or `{"ref"}` with `start` and `length`, besides `local`, `make` and
-`timeout_s`. The answer is frames, each a header and the bytes of the objects that it describes, one after the other:
+A request is a ticket like that of DoGet: `{"refs"}`, or `{"ref"}` with `start` and `length`; also `local`, `make` and
+`timeout_s`. The answer is a sequence of frames. Each frame is a header and the bytes of the objects that it describes:
 
     {"objects": [{"at", "checksum", "ref"} or {"at", "error", "message"}, ...]}   none: still at work
     {"end": true}
 
-`ref` is left out where it is the one that was asked for. Objects come in the order in which they are there.
+`ref` is left out where it is the one that was asked for. Objects come in the order in which they become available.
 """
 
 from collections import deque
@@ -24,15 +25,15 @@ from dataplane.storage.store import INTERNAL_SESSION
 
 RUN_OBJECTS = 64
 RUN_BYTES = 8 << 20
-"""Both ends do their bookkeeping for a run at a time: between big copies Python finds its caches cold."""
+"""Both ends do their bookkeeping once per run of this size, because between big copies Python runs with cold caches."""
 
 _Asked = tuple[int, Ref]
 
 
 def answer(services: Services, body: Mapping[str, Any], line: ByteSocket) -> None:
-    """Send all that a request asks for. Waits for: what is made, and the receiver.
+    """Send all objects of a request. Waits for: objects that are being made, and the receiver.
 
-    BadRequestError for a request that makes no sense; what is wrong with one object stands in its place.
+    BadRequestError for an invalid request. An error of one object is sent in the place of that object.
     """
     how = LeaseOptions.from_body(body, "the request")
     refs = take_refs(body if "refs" in body else {"refs": [body.get("ref")]}, "the request")
@@ -52,7 +53,7 @@ def answer(services: Services, body: Mapping[str, Any], line: ByteSocket) -> Non
 
 
 def _take_run(pending: deque[_Asked]) -> list[_Asked]:
-    """The next to send: up to `RUN_OBJECTS` and about `RUN_BYTES`, as their refs say."""
+    """Take the next objects to send: up to `RUN_OBJECTS` and about `RUN_BYTES`, by the sizes in their refs."""
     run, nbytes = [pending.popleft()], 0
     while pending and len(run) < RUN_OBJECTS:
         nbytes += run[-1][1].nbytes
@@ -70,7 +71,8 @@ def _send(
     ranged: Mapping[str, Any],
     until: float,
 ) -> None:
-    """One frame: what was found of a run; nothing of it says that this node still works."""
+    """Send one frame with the found objects of a run. A frame without objects tells the receiver that this node still
+    works."""
     objects, parts = [], []
     for (at, ref), one in zip(run, found, strict=True):
         if one is None:
@@ -89,7 +91,7 @@ def _send(
 def _described(
     services: Services, asked: Ref, one: Leased | DataPlaneError, ranged: Mapping[str, Any]
 ) -> tuple[dict[str, Any], memoryview]:
-    """What a header says of an object, and its bytes where they lie. Raises what is wrong with it."""
+    """Return the header's entry for an object, and its bytes. Raises the object's error."""
     if isinstance(one, DataPlaneError):
         raise one
     ref = one.entry.ref

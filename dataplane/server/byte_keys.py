@@ -1,4 +1,5 @@
-"""One-time keys for byte connections: who asked for one over Flight may open one connection to the byte port."""
+"""One-time keys for byte connections. A client that asked for a key over Flight may open one connection to the byte
+port."""
 
 import secrets
 import threading
@@ -10,12 +11,12 @@ from dataplane.core.errors import OverloadedError
 from dataplane.server.auth import Caller
 
 KEY_S = 10.0
-"""A key is worth nothing after this time."""
+"""The time after which a key expires."""
 MAX_KEYS = 1024
 
 
 class ByteKeys:
-    """Keys that were given out and not shown yet, each with the caller it was given to. Thread-safe."""
+    """The keys that were given out and not used yet, each with its caller. Thread-safe."""
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -23,11 +24,11 @@ class ByteKeys:
         self._keys: dict[bytes, tuple[float, Caller]] = {}
 
     def give(self, caller: Caller) -> str:
-        """A new key, in hex. OverloadedError if too many were asked for at once."""
+        """Return a new key, in hex. OverloadedError if too many were asked for at once."""
         now = time.monotonic()
         with self._lock:
             while self._keys and next(iter(self._keys.values()))[0] < now:
-                del self._keys[next(iter(self._keys))]  # they expire in their order
+                del self._keys[next(iter(self._keys))]  # keys expire in the order of the table
             if len(self._keys) >= MAX_KEYS:
                 raise OverloadedError(
                     f"{MAX_KEYS} keys for byte connections were asked for in {KEY_S:g} s and not used; try again later"
@@ -41,7 +42,7 @@ class ByteKeys:
         return {"port": self.port, "key": self.give(caller)}
 
     def take(self, key: bytes) -> Caller | None:
-        """Whom a key was given to, once and in time; else None."""
+        """Return the caller of a key, and remove the key. None if it is unknown or has expired."""
         with self._lock:
             until, caller = self._keys.pop(key, (0.0, None))
         return caller if time.monotonic() < until else None

@@ -1,9 +1,9 @@
-"""The port at which a node sends objects to other nodes: Flight for control, bytes out of band.
+"""The byte port: it sends objects to other nodes over TCP, while Flight does the control.
 
-gRPC copies what it receives, and so would we, into the arena; from a connection of its own a receiver takes bytes
-straight into their place (the idea of Arrow's Dissociated IPC protocol). Whoever may read gets a key over Flight, shows
-it once as the first thing on a connection, and then sends requests as `byte_answers.py` describes them, one after the
-other. In the clear: a node with a certificate has no such port.
+gRPC copies what it receives, and the node would copy it again into the arena. From a separate connection a receiver
+reads bytes straight into their slabs (the idea of Arrow's Dissociated IPC protocol). A client with the right to read
+gets a key over Flight and shows it once at the beginning of a connection. Then it sends requests, one after the other,
+as described in `byte_answers.py`. The connection is not encrypted: a node with a certificate has no byte port.
 """
 
 import contextlib
@@ -22,29 +22,29 @@ from dataplane.server.call_limits import BODIES, Slots
 from dataplane.server.services import Services
 
 VERB = "get_bytes"
-"""As which requests are counted."""
+"""The verb under which requests are counted."""
 SHOW_S = 5.0
-"""Whoever connects shows a key within this time."""
+"""A client must show its key within this time."""
 IDLE_S = 300.0
 """A connection without a request for this long is closed."""
 REQUEST_S = 20.0
-"""A request that began comes whole in this time."""
+"""A request must arrive completely within this time after its beginning."""
 CLOSE_S = 3.0
-MAX_STRANGERS = 32
-"""Connections that have shown no key yet."""
+MAX_UNPROVEN = 32
+"""The maximum number of connections that have shown no key yet."""
 MAX_CONNECTIONS = 64
 
 log = logging.getLogger(__name__)
 
 
 class BytePort:
-    """Listens and answers from threads of its own, one for each connection, from construction until `close`."""
+    """Answers requests in its own threads, one per connection, from construction until `close`."""
 
     def __init__(self, listener: socket.socket, keys: ByteKeys, services: Services) -> None:
         self._services = services
         self._keys = keys
-        self._strangers = Slots(MAX_STRANGERS, "byte connections without a key", "patience")
-        self._connections = Slots(MAX_CONNECTIONS, "byte connections", "patience")
+        self._unproven = Slots(MAX_UNPROVEN, "byte connections without a key")
+        self._connections = Slots(MAX_CONNECTIONS, "byte connections")
         self._lock = threading.Lock()
         self._open: dict[ByteSocket, threading.Thread] = {}
         self._is_closed = False
@@ -59,7 +59,7 @@ class BytePort:
             self._is_closed = True
             ending = dict(self._open)
         with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+            self._listener.shutdown(socket.SHUT_RDWR)  # this wakes the thread that accepts
         self._listener.close()
         for line in ending:
             line.cut()
@@ -76,36 +76,36 @@ class BytePort:
                 if self._is_closed:
                     return
                 log.warning("a byte connection could not be accepted: %s", error)
-                time.sleep(0.1)  # out of descriptors: others will be closed
+                time.sleep(0.1)  # no file descriptor is left; other connections will close
                 continue
             try:
-                self._strangers.take()
+                self._unproven.take()
             except OverloadedError as error:
                 log.info("a byte connection from %s is refused: %s", address[0], error)
                 connected.close()
                 continue
             try:
                 self._start(ByteSocket(connected, f"the node at {address[0]}", STALL_S))
-            except (OSError, RuntimeError) as error:  # no thread to be had, or the other side is gone already
+            except (OSError, RuntimeError) as error:  # no thread can be started, or the client is gone already
                 log.warning("a byte connection could not be answered: %s", error)
-                self._strangers.give_back()
+                self._unproven.give_back()
                 connected.close()
 
     def _start(self, line: ByteSocket) -> None:
         thread = threading.Thread(target=self._run, args=(line,), name="bytes", daemon=True)
         with self._lock:
-            thread.start()  # it waits for the lock before it forgets itself
+            thread.start()  # the thread waits for the lock before it removes itself
             self._open[line] = thread
             if self._is_closed:
                 line.cut()
 
     def _run(self, line: ByteSocket) -> None:
-        """A connection, from its key to its end."""
+        """Serve one connection, from its key to its end."""
         try:
             try:
                 caller = self._let_in(line)
             finally:
-                self._strangers.give_back()
+                self._unproven.give_back()
             if caller is None:
                 return
             with self._connections.held(), self._services.meter.stream(VERB):
@@ -115,7 +115,7 @@ class BytePort:
         except DataPlaneError as error:
             log.info("a byte connection broke: %s", error)
         except Exception:
-            if not self._is_closed:  # else what it waited for was called off
+            if not self._is_closed:  # otherwise its wait was cancelled
                 log.exception("a byte connection failed")
         finally:
             with self._lock:
@@ -131,7 +131,7 @@ class BytePort:
         return caller
 
     def _answer_next(self, line: ByteSocket, caller: Caller) -> bool:
-        """Answer a request; False after the last one, which may be one that could not be answered."""
+        """Answer one request. Return False after the last one, which may be a request that could not be answered."""
         nbytes = line.length(time.monotonic() + IDLE_S, IDLE_S)
         if nbytes is None:
             return False

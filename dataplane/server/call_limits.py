@@ -1,4 +1,4 @@
-"""How much a node lets its callers ask for at once; what goes beyond gets an error that says so."""
+"""The limits on what clients may ask for at once. A request beyond a limit gets an error that names it."""
 
 import threading
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from dataplane.core.errors import BadRequestError, OverloadedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """What the owner of a node decides about its callers."""
+    """What the owner of a node decides about the load of its clients."""
 
     max_calls: int = 1024
     """DoGet, DoPut and DoAction calls at the same time."""
@@ -19,10 +19,10 @@ class CallLimits:
     max_leases: int = 1 << 20
     """Leases of all readers together; the node keeps about 300 bytes for each."""
     max_message_bytes: int = 256 << 20
-    """A record batch of a DoPut."""
+    """The bytes of one record batch of a DoPut."""
 
     def check(self) -> None:
-        """BadRequestError for limits under which a node could not work."""
+        """Raise BadRequestError for limits with which a node could not work."""
         for name, value, least in (
             ("max-calls", self.max_calls, 1),
             ("max-streams", self.max_streams, 2),
@@ -33,7 +33,7 @@ class CallLimits:
                 raise BadRequestError(f"{name} is {value}; wanted at least {least}")
 
     def check_leases(self, num_leases: int, num_asked: int) -> None:
-        """OverloadedError if a node with so many leases cannot grant those asked for."""
+        """Raise OverloadedError if a node with `num_leases` cannot grant the leases that are asked for."""
         if num_leases + num_asked > self.max_leases:
             raise OverloadedError(
                 f"this node has {num_leases} leases and was asked for {num_asked} more, {self.max_leases} are its "
@@ -42,17 +42,17 @@ class CallLimits:
 
 
 class ByteBudget:
-    """Bytes of requests that are being answered. Thread-safe; small ones are not counted."""
+    """Counts the bytes of requests that are being answered. Thread-safe; small requests are not counted."""
 
     def __init__(self, limit: int, least: int) -> None:
         self._limit = limit
         self._least = least
-        self._lock = threading.RLock()  # finalisers give bytes back, whatever thread they come up in
+        self._lock = threading.RLock()  # finalisers give bytes back, and they run in any thread
         self._num_taken = 0
 
     @contextmanager
     def held(self, nbytes: int) -> Iterator[None]:
-        """Hold so many bytes. OverloadedError, at once, if they are not left."""
+        """Hold `nbytes` during a block. OverloadedError, at once, if they are not free."""
         self.take(nbytes)
         try:
             yield
@@ -60,7 +60,7 @@ class ByteBudget:
             self.give_back(nbytes)
 
     def take(self, nbytes: int) -> None:
-        """Take bytes until `give_back`. OverloadedError, at once, if they are not left."""
+        """Take bytes until `give_back`. OverloadedError, at once, if they are not free."""
         if nbytes < self._least:
             return
         with self._lock:
@@ -72,24 +72,24 @@ class ByteBudget:
             self._num_taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """The reverse of `take`."""
+        """Undo `take`."""
         if nbytes >= self._least:
             with self._lock:
                 self._num_taken -= nbytes
 
 
 BODIES = ByteBudget(128 << 20, 64 << 10)
-"""JSON bodies of this process's callers: parsed, each may take some twenty times its size."""
+"""JSON bodies of this process's callers. A parsed body may take twenty times its size."""
 
 
 class Slots:
-    """Counts what goes on at once. Thread-safe."""
+    """Counts what happens at the same time, such as calls or streams. Thread-safe."""
 
-    def __init__(self, limit: int, what: str, flag: str) -> None:
+    def __init__(self, limit: int, what: str, flag: str = "") -> None:
         self._limit = limit
         self._what = what
         self._flag = flag
-        self._lock = threading.RLock()  # finalisers give slots back, whatever thread they come up in
+        self._lock = threading.RLock()  # finalisers give slots back, and they run in any thread
         self._num_taken = 0
 
     @contextmanager
@@ -105,13 +105,14 @@ class Slots:
         """Take one slot until `give_back`. OverloadedError, at once, if there is none."""
         with self._lock:
             if self._num_taken >= self._limit:
+                more = f", or start it with a higher {self._flag}" if self._flag else ""
                 raise OverloadedError(
                     f"this node has {self._num_taken} {self._what} open, as many as it may; close some, try again "
-                    f"later, or start it with a higher {self._flag}"
+                    f"later{more}"
                 )
             self._num_taken += 1
 
     def give_back(self) -> None:
-        """The reverse of `take`."""
+        """Undo `take`."""
         with self._lock:
             self._num_taken -= 1

@@ -1,4 +1,5 @@
-"""What a node's owner asked for, checked before anything is made: each message names the flag of `serve` to change."""
+"""The configuration of a node, and its checks, which run before anything is made. Each message names the flag of
+`serve` to change."""
 
 import re
 import socket
@@ -29,52 +30,52 @@ class NodeConfig:
     """What the owner of a node decides."""
 
     memory_bytes: int
-    """The byte budget; taken from `/dev/shm` at once."""
+    """The byte budget, which is taken from `/dev/shm` at the start."""
     host: str = "127.0.0.1"
     port: int = 0
-    """0 takes any free port."""
+    """The port of Flight; 0 takes any free port."""
     peer_port: int = 0
-    """From which other nodes take bytes, unless this one speaks TLS; 0 takes any free port."""
+    """The port from which other nodes read bytes, unless this node speaks TLS; 0 takes any free port."""
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Dataset id to paths, globs or any fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face folder."""
     media_roots: Sequence[Path] = ()
-    """Folders, besides those of `roots`, into which paths in JSON lines and tables may lead."""
+    """Folders, in addition to those of `roots`, whose files JSON lines and tables may name."""
     num_workers: int = 1
     limits: MediaLimits = DEFAULT_LIMITS
-    """What a medium may be before it is refused."""
+    """The limits of a medium; larger media are refused."""
     shm_dir: Path = SHM_DIR
     node_id: str = field(default_factory=new_node_id)
-    """What refs name; a node that is started again with the same id is the same home."""
+    """The name of the node in refs. A node that starts again with the same id is the same home of its objects."""
     peers: Mapping[str, str] = field(default_factory=dict)
     """Addresses of other nodes by id, from which objects are fetched."""
     directory: Path | None = None
     """A folder that only this user may write, in which nodes find each other."""
     advertise: str = ""
-    """The address that others use; empty where they use the one that this node listens on."""
+    """The address that others use; empty where they use the one at which this node listens."""
     peer_credentials: Credentials | None = None
-    """What this node shows other nodes; None shows what its environment says."""
+    """What this node shows to other nodes; None takes it from the environment."""
     num_streams: int = NUM_STREAMS
-    """Connections over which a big object comes from another node."""
+    """Connections over which a big object is fetched from another node."""
     host_id: str = field(default_factory=default_host_id)
     """Readers, writers and nodes share memory only where their host ids are equal."""
     security: Security = field(default_factory=Security)
-    """Who may come in."""
+    """Tokens and TLS."""
     spill_dir: Path | None = None
-    """Where objects go that have no room in memory, and durable ones; None keeps everything in memory."""
+    """A folder for objects that have no room in memory, and for durable ones; None keeps everything in memory."""
     spill_bytes: int = DEFAULT_SPILL_BYTES
-    """What the files there may take."""
+    """The byte budget of the files there."""
     numa: NumaPolicy | None = None
-    """Where the arena's pages lie; None leaves it to the kernel."""
+    """The NUMA nodes of the arena's pages; None leaves them to the kernel."""
     scope_grace_s: float = GRACE_S
-    """How long a client whose connection broke may take to come back before its scopes close."""
+    """The time that a client whose connection broke may take to come back before its scopes close."""
     call_limits: CallLimits = field(default_factory=CallLimits)
-    """How much callers may ask for at once."""
+    """Limits on the load of clients."""
     metrics_port: int | None = None
-    """Of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
+    """The HTTP port of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
 
 
 def check_config(config: NodeConfig) -> None:
-    """Raise BadRequestError for the first thing under which the node could not work as its owner means."""
+    """Raise BadRequestError for the first setting with which the node could not work as intended."""
     _check_host(config.host)
     config.security.check_host(config.host)
     config.security.server_options()

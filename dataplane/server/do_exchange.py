@@ -1,8 +1,9 @@
-"""The three DoExchange streams of a node: a reader's session, its resolve requests, and a writer's put in place.
+"""The DoExchange streams of a node: a reader's session and its resolve requests; the put in place is in
+`do_exchange_put.py`.
 
-Leases and unsealed slabs belong to a stream: when the stream ends, because its owner closed it or because the kernel
-closed the connection of a process that died, they end with it. Requests and answers are JSON in the metadata of a
-message; locators are a record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
+Leases and unsealed slabs belong to a stream. They end with it: when its client closes it, or when the kernel closes the
+connection of a process that died. Requests and answers are JSON in the metadata of a message. Locators are a record
+batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
 """
 
 import logging
@@ -30,7 +31,7 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION
 
 LOOK_AHEAD = 64
-"""Of objects that are being made, so many may be leased in one go when the first of them is there."""
+"""The maximum number of objects in the making that are leased together when the first of them is ready."""
 
 log = logging.getLogger(__name__)
 
@@ -62,9 +63,9 @@ def resolve(
 ) -> None:
     """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each; with `"as": "json"` as JSON.
 
-    Names that are not resident get offset -1; refs are made again first, all or none. The leases belong to the session
-    named in the descriptor; without one, to this stream. `{"end": [leases]}` ends leases. The leases of an answer that
-    may never have arrived (writing it failed, or the stream broke before the next message) end here.
+    Names that are not resident get offset -1. Refs are made again first, all or none. The leases belong to the session
+    named in the descriptor, or without a name to this stream. `{"end": [leases]}` ends leases. If an answer may not
+    have arrived (writing it failed, or the stream broke before the next message), its leases end here.
     """
     own = take(body, "resolve", "session", str, default="")
     token = own or secrets.token_hex(16)
@@ -103,7 +104,8 @@ def resolve(
 def lease_made(
     services: Services, ref: Ref, deadline: float, token: str = INTERNAL_SESSION, *, is_local: bool = False
 ) -> Leased:
-    """A lease on an object that is made again if it is not resident. Raises what makes that impossible."""
+    """Return a lease on an object, which is made again if it is not resident. Raises the reason if that is
+    impossible."""
     services.deriver.drop_stale([ref])
     while True:
         leased = services.store.lease([ref.name], token)[0]
@@ -118,7 +120,7 @@ def lease_made(
 
 
 def _locate(leased: Sequence[Leased | None]) -> Locators:
-    """Where each object lies, what it is, and the lease that keeps it there."""
+    """Return locators: where each object is, what it is, and the lease that keeps it there."""
     refs = [item.entry.ref if item else None for item in leased]
     files = [item.entry.file for item in leased if item and item.entry.slab is None and item.entry.file]
     segments: list[int] = []
@@ -168,7 +170,7 @@ EXCHANGES: Mapping[str, Exchange] = {
 
 
 def as_claimed(services: Services, ref: Ref, leased: Leased, token: str = INTERNAL_SESSION) -> Leased:
-    """The lease, unless the ref claims another checksum: that is its bearer's error, and nobody else's."""
+    """Return the lease, unless the ref claims another checksum: then end the lease and raise, for this caller only."""
     try:
         check_claim(ref, leased.entry.ref)
     except DataPlaneError:
@@ -182,7 +184,8 @@ def _lease_all(services: Services, request: Mapping[str, Any], token: str) -> Se
         names = take_list(request, "resolve", "names", str)
         services.call_limits.check_leases(services.store.num_leases, len(names))
         found = services.store.lease(names, token)
-        services.meter.count_found(len(found) - found.count(None), 0)  # a miss is what is then asked for as a whole ref
+        # a missing name counts as a miss later, when the caller asks for the whole ref
+        services.meter.count_found(len(found) - found.count(None), 0)
         return found
     refs = take_refs(request, "resolve")
     services.call_limits.check_leases(services.store.num_leases, len(refs))
@@ -215,7 +218,7 @@ def _lease_all(services: Services, request: Mapping[str, Any], token: str) -> Se
 
 
 def _lease_next(services: Services, refs: Sequence[Ref], deadline: float, token: str) -> list[Leased | None]:
-    """Wait for the first to be made; a lease of it, and of what else was made meanwhile."""
+    """Wait until the first object is made. Return a lease of it, and leases of the others that were made meanwhile."""
     first = lease_made(services, refs[0], deadline, token)
     try:
         return [first, *services.store.lease([ref.name for ref in refs[1:]], token)]

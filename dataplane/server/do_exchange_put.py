@@ -1,7 +1,7 @@
-"""DoExchange `put`, the node's side: places in the arena for writers on this machine, who write and then seal.
+"""DoExchange `put`: slabs of the arena for writers on this machine, which write into them and then seal them.
 
-Places belong to their stream: those that were not sealed when it ends, because its owner closed it or because the
-kernel closed the connection of a process that died, go back to the arena.
+The slabs belong to their stream. Slabs that are not sealed when it ends go back to the arena: when its client closes
+it, or when the kernel closes the connection of a process that died.
 """
 
 import time
@@ -28,10 +28,10 @@ def put(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """`{"allocate": nbytes}` gives a place, `{"seal": {...}}` publishes what was written; lists do many at once.
+    """`{"allocate": nbytes}` gives a slab, `{"seal": {...}}` publishes a written slab; lists do many at once.
 
-    `{"written": nbytes}`, of all places in their order, lets the node hash so far, and has no answer. `{"abort": true}`
-    gives the places back. After an error the stream has no places.
+    `{"written": nbytes}`, counted over all slabs in their order, lets the node hash these bytes already. It has no
+    reply. `{"abort": true}` gives the slabs back. After an error the stream has no slabs.
     """
     places = _PutStream(services)
     requests = RequestStream(services, reader, context, "put", note="written")
@@ -50,17 +50,17 @@ def put(
 
 
 class _PutStream:
-    """The unsealed places of one stream."""
+    """The unsealed slabs of one stream."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._slabs: list[Slab] = []
         self._digests = Digests(services.store, ())
         self._fault: DataPlaneError | None = None
-        """What is wrong with a message that has no answer: the answer to the next request."""
+        """`written` has no reply, so its error is kept and returned with the next request."""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Do what a request says; None where it has no answer."""
+        """Do what a request says and return the reply; None where it has no reply."""
         if "written" in request:
             self._hash(request)
             return None
@@ -77,7 +77,7 @@ class _PutStream:
         return self._allocate(request)
 
     def _hash(self, request: Mapping[str, Any]) -> None:
-        """Raises nothing: the places are being written to, and stay until the writer asks for something."""
+        """Hash written bytes. Raises nothing: the writer uses the slabs, and they stay until its next request."""
         try:
             if self._slabs and self._fault is None:
                 self._digests.hash_until(take(request, "put", "written", int))
@@ -85,7 +85,7 @@ class _PutStream:
             self._fault = error
 
     def give_back(self) -> None:
-        """What was not sealed goes back to the arena."""
+        """Give the unsealed slabs back to the arena."""
         while self._slabs:
             self._services.store.abort(self._slabs.pop())
 

@@ -1,8 +1,8 @@
-"""DoGet: objects as streams of batches, for other hosts and for any plain Flight client.
+"""DoGet: objects as streams of batches, for other hosts and for any Flight client.
 
-One object, or a range of it, is a stream of uint8 batches described by the schema's metadata. Many objects are one
-stream of pieces (`wire.PIECES`); what is wrong with one of them stands in its row, and the others come all the same.
-Bytes go to gRPC straight from the arena: the lease ends when gRPC has sent them.
+One object, or a range of it, is a stream of uint8 batches that the schema's metadata describes. Many objects are one
+stream of pieces (`schemas.PIECES`). The error of one object is in its row, and the other objects come anyway. gRPC
+reads the bytes straight from the arena, and the lease ends when gRPC has sent them.
 """
 
 import struct
@@ -24,15 +24,15 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import Store
 
 GATHER_BELOW = 128 << 10
-"""Objects under this size are copied into a batch together: that costs less than a batch of their own."""
+"""Objects below this size are copied together into one batch, which costs less than one batch each."""
 _NO_BYTES = np.empty(0, np.uint8)
 _INT32, _INT64, _TEXT, _BYTES = pa.int32(), pa.int64(), pa.string(), pa.binary()
 
 
 def stream(services: Services, ticket: fl.Ticket) -> pa.RecordBatchReader:
-    """What a ticket asks for: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
+    """Return the stream for a ticket: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
 
-    With `"local": true` no other node is asked, and with `"make": false` only what is resident here is given.
+    With `"local": true` no other node is asked, and with `"make": false` only resident objects are given.
     """
     body = parse(ticket.ticket, "the ticket")
     how = LeaseOptions.from_body(body, "the ticket")
@@ -60,14 +60,14 @@ def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) 
 
 
 def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Iterator[pa.RecordBatch]:
-    """The batches of a stream of many, made while they are sent: an object is leased when its turn comes."""
+    """Yield the batches of a stream of many objects while they are sent. An object is leased when its turn comes."""
     gathered = _Gathered()
     if how.is_made:
         start_missing(services, refs, how)
     for at, ref in enumerate(refs):
         try:
             while (leased := try_lease(services, ref, how)) is None:
-                yield gathered.take()  # also when it is empty: the receiver then knows that this node still works
+                yield gathered.take()  # also an empty one, which tells the receiver that this node still works
             data = _buffer(services.store, leased)
             info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(services.store, leased)}
         except DataPlaneError as error:
@@ -83,13 +83,13 @@ def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Itera
         for start in range(0, data.size, BATCH_BYTES):
             part = data.slice(start, min(BATCH_BYTES, data.size - start))
             yield _piece(at, start, "" if start else dump(info).decode(), part)
-        del data, part  # or the lease would last until the next object's turn
+        del data, part  # otherwise the lease would last until the next object's turn
     if gathered.num_rows:
         yield gathered.take()
 
 
 class _Gathered:
-    """Rows of small objects on their way into one batch."""
+    """Rows of small objects that go into one batch."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, str]] = []
@@ -110,7 +110,7 @@ class _Gathered:
         self._nbytes += len(self._parts[-1])
 
     def take(self) -> pa.RecordBatch:
-        """The batch, copied together; what was gathered is forgotten."""
+        """Return the batch, copied together, and forget the rows."""
         ends = np.zeros(len(self._parts) + 1, np.int32)
         np.cumsum([len(part) for part in self._parts], out=ends[1:])
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate([*self._parts, _NO_BYTES]))]
@@ -125,7 +125,8 @@ class _Gathered:
 
 
 def _piece(at: int, start: int, info: str, data: pa.Buffer) -> pa.RecordBatch:
-    """A batch of one row over bytes that stay where they are, out of packed columns: converting values costs more."""
+    """Return a batch of one row over bytes that stay where they are. It is built from packed columns, because
+    converting values costs more."""
     text = info.encode()
     columns = [
         pa.Array.from_buffers(_INT32, 1, [None, pa.py_buffer(struct.pack("=i", at))], 0),
@@ -137,12 +138,12 @@ def _piece(at: int, start: int, info: str, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def _ends(size: int) -> pa.Buffer:
-    """The offsets of a column of one value."""
+    """Return the offsets of a column with one value."""
     return pa.py_buffer(struct.pack("=ii", 0, size))
 
 
 class _StreamLease:
-    """Keeps an object in place while gRPC still reads it; the last reference ends the lease without blocking."""
+    """Keeps an object in place while gRPC still reads it. The last reference ends the lease without blocking."""
 
     __slots__ = ("_lease", "_store")
 
@@ -155,7 +156,7 @@ class _StreamLease:
 
 
 def _buffer(store: Store, leased: Leased) -> pa.Buffer:
-    """The object's bytes where they lie; the lease ends with the last slice of the buffer."""
+    """Return the object's bytes where they are. The lease ends with the last slice of the buffer."""
     lease = _StreamLease(store, leased.lease)
     data = store.content(leased.entry)
     owner = (data, lease)

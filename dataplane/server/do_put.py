@@ -1,4 +1,4 @@
-"""DoPut: the one column of a stream of batches becomes an object. What comes over Flight is always verified."""
+"""DoPut: the one column of a stream of batches becomes an object. Bytes that come over Flight are always verified."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from dataplane.storage.store import Store
 
 
 def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
-    """Store what the descriptor announces and the stream brings."""
+    """Store the object that the descriptor announces and the stream brings."""
     request = PutRequest.from_descriptor(descriptor)
     with reading("the schema of DoPut"):
         dtype = _column_dtype(reader.schema)
@@ -30,7 +30,7 @@ def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.Meta
 
 
 def _column_dtype(schema: pa.Schema) -> str:
-    """The numpy name of the one column of a DoPut."""
+    """Return the numpy name of the one column of a DoPut."""
     if len(schema) != 1:
         raise BadRequestError(f"DoPut with {len(schema)} columns ({', '.join(schema.names)}); wanted exactly one")
     kind = schema.field(0).type
@@ -41,7 +41,7 @@ def _column_dtype(schema: pa.Schema) -> str:
 
 
 def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> Iterator[np.ndarray]:
-    """The bytes of each batch."""
+    """Yield the bytes of each batch."""
     while True:
         with reading("a batch of DoPut"):
             try:
@@ -65,7 +65,8 @@ def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> 
 def _receive(
     reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, services: Services, deadline: float
 ) -> Slab:
-    """The stream's bytes in a new slab: straight in where the size was announced, gathered first where not."""
+    """Return the stream's bytes in a new slab. They go straight in where the size was announced, and are gathered first
+    where not."""
     store = services.store
     chunks = _chunks(reader, ITEM_BYTES[dtype], services.call_limits.max_message_bytes)
     nbytes = request.announced_bytes
@@ -101,7 +102,7 @@ class _Arriving:
         self._is_ours = True
 
     def add(self, chunk: np.ndarray) -> None:
-        """The next bytes."""
+        """Append the next bytes."""
         with self._lock:
             self._check_ours()
             if self._at + len(chunk) > self._slab.nbytes:
@@ -110,7 +111,7 @@ class _Arriving:
             self._at += len(chunk)
 
     def finished(self) -> Slab:
-        """The slab, whole; it is the caller's then."""
+        """Return the full slab; the caller owns it from then on."""
         with self._lock:
             self._check_ours()
             if self._at != self._slab.nbytes:
@@ -121,7 +122,7 @@ class _Arriving:
             return self._slab
 
     def give_up(self) -> None:
-        """Give the slab back, unless that is done, or it is whole."""
+        """Give the slab back, unless it is full or given back already."""
         with self._lock:
             if self._is_ours:
                 self._is_ours = False

@@ -1,4 +1,5 @@
-"""GetFlightInfo, GetSchema and ListFlights: what there is, and where and until when any Flight client may fetch it."""
+"""GetFlightInfo, GetSchema and ListFlights: which objects there are, and where and until when any Flight client may
+fetch them."""
 
 import json
 import time
@@ -21,7 +22,7 @@ MAX_LISTED = 1000
 
 
 def describe(ref: Ref) -> dict[str, str]:
-    """What the schema of an object's stream says about it."""
+    """Return the metadata of an object's schema."""
     return {
         "name": ref.name,
         "kind": ref.kind,
@@ -33,9 +34,11 @@ def describe(ref: Ref) -> dict[str, str]:
 
 
 def info(services: Services, descriptor: fl.FlightDescriptor, location: str) -> fl.FlightInfo:
-    """An object with one endpoint whose ticket is good until its expiration time; action `renew` moves that.
+    """Return an object with one endpoint, whose ticket is valid until its expiration time. Action `renew` changes that
+    time.
 
-    A path `[name]`, or a command `{"name"}` or `{"ref"}` (made again if need be) with `lease_s` and `timeout_s`.
+    The descriptor is a path `[name]`, or a command `{"name"}` or `{"ref"}` (made again if necessary) with `lease_s` and
+    `timeout_s`.
     """
     body = _asked(descriptor)
     lease_s = check_lease_s(take(body, "GetFlightInfo", "lease_s", int, float, default=DEFAULT_S), 0.1)
@@ -53,14 +56,14 @@ def info(services: Services, descriptor: fl.FlightDescriptor, location: str) -> 
 
 
 def schema(services: Services, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:
-    """The schema of an object's stream; nothing is leased for longer than it takes."""
+    """Return the schema of an object's stream. The object is leased only during this call."""
     leased = _lease(services, _asked(descriptor))
     services.store.end_leases([leased.lease], services.offers.session)
     return fl.SchemaResult(_schema(leased.entry.ref))
 
 
 def listing(services: Services, criteria: bytes, location: str) -> Iterator[fl.FlightInfo]:
-    """Objects that are resident now and whose names begin with `criteria`: the first thousand, without leases."""
+    """Yield resident objects whose names begin with `criteria`: the first thousand, without leases."""
     prefix = criteria.decode("utf-8", "replace")
     for ref in services.store.resident(prefix, MAX_LISTED):
         descriptor = fl.FlightDescriptor.for_path(ref.name)
@@ -69,7 +72,7 @@ def listing(services: Services, criteria: bytes, location: str) -> Iterator[fl.F
 
 
 def renew(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `renew`: let a lease of GetFlightInfo last so long from now; 0 ends it."""
+    """Action `renew`: extend a lease of GetFlightInfo to `lease_s` seconds from now; 0 ends it."""
     lease_s = check_lease_s(take(body, "renew", "lease_s", int, float, default=DEFAULT_S))
     return {"expires": services.offers.renew(take(body, "renew", "lease", str), lease_s)}
 

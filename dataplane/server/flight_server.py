@@ -1,7 +1,8 @@
-"""The Flight verbs of a node. Each parses its request and calls the store, the datasets or the deriver; nothing more.
+"""The Flight server of a node. Each verb parses its request and calls the store, the datasets or the deriver, nothing
+more.
 
-DoPut stores, DoGet streams, DoAction does the rest; the DoExchange streams are in `exchanges.py`. A request that makes
-no sense gets a Flight error that says so, and the node stays up.
+DoPut stores, DoGet streams, DoAction does the rest; the DoExchange streams are in `do_exchange.py`. An invalid request
+gets a Flight error that explains it, and the node stays up.
 """
 
 import functools
@@ -40,7 +41,7 @@ VERB_RIGHTS: Mapping[str, Right] = {
     "do_get": Right.READ,
     "do_put": Right.WRITE,
 }
-"""The rights of Flight verbs that do one thing; actions and exchanges have tables of their own."""
+"""The rights of Flight verbs that do one thing. Actions and exchanges have their own tables."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 
 def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Our errors become Flight errors; a bug is logged here and reported, and the node goes on."""
+    """Turn our errors into Flight errors. An unexpected error is logged and reported, and the node continues."""
 
     @functools.wraps(verb)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -69,12 +70,12 @@ def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
 
 
 def _is_cancelled(args: Iterable[object]) -> bool:
-    """Whether whoever called with these arguments is gone: writing to it then fails in several ways."""
+    """Return True if the caller of this call is gone. Writing to it then fails in several ways."""
     return any(isinstance(arg, fl.ServerCallContext) and arg.is_cancelled() for arg in args)
 
 
 class FlightServer(fl.FlightServerBase):
-    """Serves a node from gRPC's own threads, from construction on."""
+    """Serves a node from gRPC's threads, from construction on."""
 
     def __init__(self, config: NodeConfig, services: Services, tokens: TokenFile | None) -> None:
         self._config = config
@@ -106,31 +107,31 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        """Every action with its body and answer."""
+        """Return every action with its body and answer."""
         with self._call(context, "ListActions", VERB_RIGHTS["list_actions"]):
             return [(name, action.text) for name, action in ACTIONS.items()]
 
     @_answers_errors
     def list_flights(self, context: fl.ServerCallContext, criteria: bytes) -> Iterator[fl.FlightInfo]:
-        """The first thousand resident objects whose names begin with the criteria."""
+        """Yield the first thousand resident objects whose names begin with the criteria."""
         with self._call(context, "ListFlights", VERB_RIGHTS["list_flights"]):
             return iter(list(flight_info.listing(self._services, criteria, self.public_uri)))
 
     @_answers_errors
     def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
-        """An object's size and schema, and a ticket that is good until its expiration time."""
+        """Return an object's size and schema, and a ticket that is valid until its expiration time."""
         with self._call(context, "GetFlightInfo", VERB_RIGHTS["get_flight_info"]):
             return flight_info.info(self._services, descriptor, self.public_uri)
 
     @_answers_errors
     def get_schema(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:
-        """The schema of an object's stream."""
+        """Return the schema of an object's stream."""
         with self._call(context, "GetSchema", VERB_RIGHTS["get_schema"]):
             return flight_info.schema(self._services, descriptor)
 
     @_answers_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
-        """A JSON body in, a JSON body out."""
+        """Run an action: a JSON body in, a JSON body out."""
         verb = ACTIONS.get(action.type)
         with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
             if verb is None:
@@ -143,7 +144,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
-        """Stream an object as uint8 batches; dtype, shape and meta stand in the schema's metadata."""
+        """Stream an object as uint8 batches. Dtype, shape and meta are in the schema's metadata."""
         sending = _Sending(self._services.meter, self._calls)
         try:
             check_right(right_of(context), VERB_RIGHTS["do_get"], "DoGet")
@@ -161,7 +162,7 @@ class FlightServer(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.FlightMetadataWriter,
     ) -> None:
-        """Store the one column of a stream of batches; the ref comes back as metadata."""
+        """Store the one column of a stream of batches. The ref comes back as metadata."""
         with self._call(context, "DoPut", VERB_RIGHTS["do_put"]):
             ref = receive(self._services, descriptor, reader)
             writer.write(pa.py_buffer(dump(ref.to_dict())))
@@ -174,7 +175,7 @@ class FlightServer(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
-        """A stream of requests and answers; its verb stands in the descriptor: session, resolve, put, scopes."""
+        """Run a stream of requests and answers. The descriptor names its verb: session, resolve, put or scopes."""
         body, verb = self._asked_stream(context, descriptor)
         with self._services.meter.stream(verb):
             check_right(right_of(context), EXCHANGES[verb].right, verb)
@@ -194,10 +195,10 @@ class FlightServer(fl.FlightServerBase):
 
     @contextmanager
     def _call(self, context: fl.ServerCallContext, verb: str, right: Right) -> Iterator[None]:
-        """What every call does besides its own work: check the right, hold a slot, be counted."""
+        """Do what every call needs: check the right, hold a slot, count the call."""
         with self._services.meter.call(verb):
             check_right(right_of(context), right, verb)
-            if verb == "end_leases":  # refused, it would leave behind what it is to free
+            if verb == "end_leases":  # a refused `end_leases` would keep what it should free
                 yield
                 return
             with self._calls.held():
@@ -205,7 +206,7 @@ class FlightServer(fl.FlightServerBase):
 
 
 class _Sending:
-    """The batches of a DoGet; the call is over, counted and its slot given back, when gRPC drops this."""
+    """The batches of a DoGet. When gRPC drops this object, the call is over: it is counted and its slot given back."""
 
     def __init__(self, meter: Meter, slots: Slots) -> None:
         self._meter = meter
@@ -217,15 +218,15 @@ class _Sending:
 
     @property
     def schema(self) -> pa.Schema:
-        """Of the batches."""
+        """The schema of the batches."""
         return self._reader.schema
 
     def begin(self, reader: pa.RecordBatchReader) -> None:
-        """What will be sent."""
+        """Set the batches that will be sent."""
         self._reader = reader
 
     def fail(self, error: BaseException) -> None:
-        """Note what the call ends with."""
+        """Note the error with which the call ends."""
         self._error = error_kind(error)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:

@@ -1,6 +1,7 @@
-"""Leases on what a DoGet or another node asks for; what is not resident is made first, where that may be done.
+"""Leases for objects that a DoGet or another node asks for. Objects that are not resident are made first, where that is
+allowed.
 
-Shared by Flight streams (`gets.py`) and byte connections (`byte_answers.py`): both send bytes under a lease.
+Flight streams (`do_get.py`) and byte connections (`byte_answers.py`) share this: both send bytes under a lease.
 """
 
 import time
@@ -19,7 +20,7 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 HEARTBEAT_S = 5.0
-"""Who waits for an object to be made hears from this node so often."""
+"""A receiver that waits for an object in the making gets a sign of life in this interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,15 +28,15 @@ class LeaseOptions:
     """What may be done for an object that is not resident, and until when."""
 
     deadline: float
-    """Monotonic."""
+    """The monotonic time of the deadline."""
     is_local: bool
-    """No other node is asked."""
+    """True if no other node is asked."""
     is_made: bool
-    """False gives only what is resident here."""
+    """False gives resident objects only."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], what: str) -> Self:
-        """Out of `timeout_s`, `local` and `make` of a ticket."""
+        """Read the options from `timeout_s`, `local` and `make` of a ticket."""
         return cls(
             deadline=time.monotonic() + take_timeout_s(body, what),
             is_local=take(body, what, "local", bool, default=False),
@@ -44,14 +45,15 @@ class LeaseOptions:
 
 
 def start_missing(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> None:
-    """Begin to make what is not resident, side by side."""
+    """Begin to make the objects that are not resident, in parallel."""
     found = services.store.find_all([ref.name for ref in refs])
     missing = [ref for ref, entry in zip(refs, found, strict=True) if entry is None]
     services.deriver.start(missing, how.deadline, is_local=how.is_local)
 
 
 def lease_ref(services: Services, ref: Ref, how: LeaseOptions) -> Leased:
-    """A lease on one object. Waits for: its making, until the deadline. Raises what makes it impossible."""
+    """Return a lease on one object. Waits for: its making, until the deadline. Raises the reason if that is
+    impossible."""
     if how.is_made:
         return do_exchange.lease_made(services, ref, how.deadline, is_local=how.is_local)
     leased = services.store.lease_one(ref.name)
@@ -61,7 +63,7 @@ def lease_ref(services: Services, ref: Ref, how: LeaseOptions) -> Leased:
 
 
 def try_lease(services: Services, ref: Ref, how: LeaseOptions) -> Leased | None:
-    """As `lease_ref`, or None when that takes longer than a receiver likes to hear nothing."""
+    """Return a lease like `lease_ref`, or None after `HEARTBEAT_S`, so that the receiver can get a sign of life."""
     soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
     try:
         return lease_ref(services, ref, replace(how, deadline=soon))
@@ -72,9 +74,9 @@ def try_lease(services: Services, ref: Ref, how: LeaseOptions) -> Leased | None:
 
 
 def lease_some(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | DataPlaneError | None]:
-    """For each a lease, what is wrong with it, or None where it is to be asked for again.
+    """Return for each object a lease, its error, or None where the caller must ask again.
 
-    Waits for the first, for `HEARTBEAT_S`, where none is resident.
+    If no object is resident, it waits for the first one, for `HEARTBEAT_S`.
     """
     found: list[Leased | DataPlaneError | None] = list(_resident(services, refs, how))
     if not any(found):
@@ -87,7 +89,7 @@ def lease_some(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> li
 
 
 def checksum(store: Store, leased: Leased) -> str:
-    """The digest with which a receiver compares an object's bytes; computed at most once."""
+    """Return the digest with which a receiver checks an object's bytes. It is computed at most once."""
     entry = leased.entry
     if entry.ref.kind == "source":
         return entry.ref.name.removeprefix("s/")
@@ -98,7 +100,7 @@ def checksum(store: Store, leased: Leased) -> str:
 
 
 def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
-    """The bytes that a ticket asks for: all, or `length` from `start` on."""
+    """Return the range that a ticket asks for: all bytes, or `length` from `start` on."""
     start = take(body, "the ticket", "start", int, default=0)
     length = take(body, "the ticket", "length", int, default=ref.nbytes - start)
     if start < 0 or length < 0 or start + length > ref.nbytes:
@@ -110,7 +112,8 @@ def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
 
 
 def _resident(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | None]:
-    """Leases on those that are resident; on none where a file cannot be read, which asking one by one will say."""
+    """Return leases on the resident objects. If a file cannot be read, return no lease; asking one by one gives the
+    reason."""
     if how.is_made:
         services.deriver.drop_stale(refs)
     try:

@@ -1,6 +1,7 @@
-"""What a node counts about its calls: per verb how many, how long and what went wrong; bytes, hits and misses.
+"""The counters of a node's calls: per verb the number, the latency and the errors; also bytes, hits and misses.
 
-Plain counters behind one lock, about a microsecond a call; `metrics.py` turns them into what Prometheus reads.
+Plain counters behind one lock, about a microsecond a call. `prometheus.py` turns them into the text that Prometheus
+reads.
 """
 
 import threading
@@ -17,21 +18,22 @@ import pyarrow.flight as fl
 from dataplane.core.errors import DataPlaneError
 
 BOUNDS_S: Sequence[float] = tuple(round(10 ** (power / 4), 7) for power in range(-20, 9))
-"""Upper bounds of the latency buckets: four a decade, 10 µs to 100 s."""
+"""Upper bounds of the latency buckets in seconds: four per decade, 10 µs to 100 s."""
 
 
 @dataclass(slots=True)
 class VerbCounts:
-    """One verb's calls."""
+    """The counters of one verb."""
 
     num_calls: int = 0
     num_errors: int = 0
     total_s: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    """Calls by latency: one place a bound, and one for what took longer."""
+    """Calls by latency: one count per bound, and one for longer calls."""
 
     def quantile_s(self, share: float) -> float:
-        """The latency below which this share of the calls stayed, to within a bucket (a factor of 1.8)."""
+        """Return the latency below which this share of the calls stayed, with the precision of a bucket (a factor of
+        1.8)."""
         wanted, seen = share * self.num_calls, 0
         for at, count in enumerate(self.buckets):
             if count and seen + count >= wanted:
@@ -43,10 +45,10 @@ class VerbCounts:
 
 
 class Meter:
-    """Counts of one node. Thread-safe."""
+    """The counters of one node. Thread-safe."""
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()  # finalisers count too, whatever thread they come up in
+        self._lock = threading.RLock()  # finalisers count too, and they run in any thread
         self._verbs: defaultdict[str, VerbCounts] = defaultdict(VerbCounts)
         self._errors: Counter[str] = Counter()
         self._open: Counter[str] = Counter()
@@ -57,7 +59,7 @@ class Meter:
 
     @contextmanager
     def call(self, verb: str) -> Iterator[None]:
-        """Times one call of a verb; what it raises is counted by kind and raised on."""
+        """Time one call of a verb. An error is counted by kind and raised again."""
         started = time.perf_counter()
         kind = ""
         try:
@@ -70,7 +72,7 @@ class Meter:
 
     @contextmanager
     def stream(self, verb: str) -> Iterator[None]:
-        """Counts a stream as open, and what ends it; its requests are timed one by one, as calls."""
+        """Count a stream as open, and count the error that ends it. Its requests are timed one by one, as calls."""
         with self._lock:
             self._open[verb] += 1
         try:
@@ -83,7 +85,7 @@ class Meter:
                 self._open[verb] -= 1
 
     def count_call(self, verb: str, seconds: float, kind: str = "") -> None:
-        """A call that took so long, and the kind of error that it ended with."""
+        """Count a call with its time and the kind of error that it ended with."""
         at = bisect_left(BOUNDS_S, seconds)
         with self._lock:
             counts = self._verbs[verb]
@@ -95,25 +97,26 @@ class Meter:
                 self._errors[kind] += 1
 
     def count_error(self, verb: str, kind: str) -> None:
-        """An error outside of any timed call: a stream that broke, a caller that was not let in."""
+        """Count an error outside of any timed call: a stream that broke, or a caller that was refused."""
         with self._lock:
             self._verbs[verb].num_errors += 1
             self._errors[kind] += 1
 
     def count_bytes(self, *, received: int = 0, sent: int = 0) -> None:
-        """Bytes of objects that crossed a connection; what readers map and writers write in place did not."""
+        """Count bytes of objects that crossed a connection. Bytes that readers map and writers write in place did
+        not."""
         with self._lock:
             self._received_bytes += received
             self._sent_bytes += sent
 
     def count_found(self, num_hits: int, num_misses: int) -> None:
-        """Objects that a resolve asked for and found resident, or did not."""
+        """Count objects that a resolve asked for: resident ones are hits, the others are misses."""
         with self._lock:
             self._num_hits += num_hits
             self._num_misses += num_misses
 
     def verbs(self) -> dict[str, VerbCounts]:
-        """A copy of every verb's counts."""
+        """Return a copy of every verb's counters."""
         with self._lock:
             return {
                 verb: VerbCounts(found.num_calls, found.num_errors, found.total_s, list(found.buckets))
@@ -121,7 +124,7 @@ class Meter:
             }
 
     def stat(self) -> dict[str, Any]:
-        """Everything as numbers: what `stat` shows."""
+        """Return all counters as numbers, for `stat`."""
         verbs = {
             verb: {
                 "num_calls": counts.num_calls,
@@ -146,7 +149,7 @@ class Meter:
 
 
 def error_kind(error: BaseException) -> str:
-    """Our errors by their own name; what broke a stream, and what nobody foresaw, by those words."""
+    """Return the name of our error classes; other errors are named as a broken stream or as unexpected."""
     if isinstance(error, DataPlaneError):
         return type(error).__name__
     return "broken stream" if isinstance(error, fl.FlightError) else "bug"

@@ -1,6 +1,7 @@
-"""The metrics port of a node: `/metrics` for Prometheus and `/`, a page of plain text for people with curl.
+"""The HTTP port for metrics: `/metrics` for Prometheus, and `/` with a page of plain text for people.
 
-Guarded as the node is: the same certificate, and the same tokens as a bearer header (any right will do). Read-only.
+It is protected like the node: the same certificate, and the same tokens as a bearer header (any right is enough).
+Read-only.
 """
 
 import contextlib
@@ -27,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class MetricsServer:
-    """Serves from threads of its own, from construction until `close`."""
+    """Serves from its own threads, from construction until `close`."""
 
     def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
         if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
@@ -68,7 +69,8 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A slot before a thread: who sends nothing, or no token, may not take threads without end."""
+        """Take a slot before a thread is started: clients that send nothing, or no token, cannot take an unlimited
+        number of threads."""
         try:
             self.slots.take()
         except OverloadedError as error:
@@ -82,7 +84,7 @@ class _Server(http.server.ThreadingHTTPServer):
             raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """In the thread of a request: all of it, the handshake too, within its deadline."""
+        """Handle a request in its thread, the handshake included, within its deadline."""
         try:
             with BLOCK_TIMEOUTS.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
                 super().process_request_thread(request, client_address)
@@ -90,7 +92,7 @@ class _Server(http.server.ThreadingHTTPServer):
             self.slots.give_back()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Broken connections and failed handshakes are the other side's."""
+        """Ignore broken connections and failed handshakes, because they are the client's faults."""
         log.debug("a request for metrics from %s broke", client_address, exc_info=True)
 
 
@@ -100,7 +102,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
     server_version = "dataplane"
     sys_version = ""
 
-    def do_GET(self) -> None:  # the library's name
+    def do_GET(self) -> None:  # http.server asks for this name
         try:
             if self.server.tokens is not None:
                 self.server.tokens.right_of(bearer(self.headers.get_all("authorization") or []))
@@ -136,6 +138,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _cut(request: socket.socket) -> None:
-    """End a connection whose time is over; the thread that reads from it sees the end."""
+    """End a connection whose time is over. The thread that reads from it then gets the end of the stream."""
     with contextlib.suppress(OSError):
-        socket.socket.shutdown(request, socket.SHUT_RDWR)  # of the socket: TLS would wait for the other side
+        socket.socket.shutdown(request, socket.SHUT_RDWR)  # of the socket, because TLS would wait for the client

@@ -1,4 +1,4 @@
-"""A data-plane node: makes the services from a configuration, starts the servers over them, and stops both."""
+"""The class `Node`: it makes the services from a configuration, starts the servers over them, and stops both."""
 
 import logging
 import secrets
@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 
 class Node:
-    """Runs in the process that makes it, until `stop`. One per process: it tunes the process's malloc."""
+    """A data-plane node in the present process, from construction until `stop`. One per process, because it tunes the
+    process's malloc."""
 
     def __init__(self, config: NodeConfig) -> None:
         check_config(config)
@@ -76,9 +77,9 @@ class Node:
         return self.services.stat()
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Unlink the segment, end the workers, then stop serving; open streams are cut after `grace_s`.
+        """Unlink the segment, end the workers, and stop serving. Open streams are cut after `grace_s`.
 
-        Views that readers hold stay valid: their memory lives until they drop it.
+        Views of readers stay valid: their memory lives until they drop it.
         """
         self._peers.withdraw()
         self.services.segment.unlink()
@@ -100,7 +101,7 @@ class Node:
     # -- private: construction --------------------------------------------------------------------------------------
 
     def _make_services(self, config: NodeConfig, segment: Segment) -> Services:
-        """Make everything that the servers answer from; nothing listens yet but the socket of the byte port."""
+        """Make everything that the servers answer from. Only the socket of the byte port listens already."""
         store = Store(segment, self._disk)
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():

@@ -1,4 +1,5 @@
-"""A node's counts as Prometheus reads them, and as people do: two texts made of what `stat` and the meter say."""
+"""The metrics of a node in two forms: the text for Prometheus, and a page for people. Both come from `stat` and the
+meter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -29,11 +30,11 @@ COUNTERS = frozenset(
         "sent_bytes",
     }
 )
-"""What only grows; every other number of `stat` is a gauge."""
+"""The numbers that only grow. Every other number of `stat` is a gauge."""
 
 
 class Metrics:
-    """The metrics of one node, in a registry of its own. Thread-safe."""
+    """The metrics of one node, in their own registry. Thread-safe."""
 
     def __init__(self, node_id: str, stat: Callable[[], Mapping[str, Any]], meter: Meter) -> None:
         self._node_id = node_id
@@ -43,19 +44,19 @@ class Metrics:
         self._registry.register(self)  # type: ignore[arg-type]  # a Collector by its methods
 
     def prometheus(self) -> bytes:
-        """The text exposition format, every sample labelled with the node."""
+        """Return the text exposition format; every sample has the node as a label."""
         return generate_latest(self._registry)
 
     def page(self) -> str:
-        """The same numbers for people."""
+        """Return the same numbers for people."""
         return render_page(self._stat())
 
     def describe(self) -> list[Metric]:
-        """Nothing: what `stat` holds is known when it is asked."""
+        """Return nothing, because the numbers of `stat` are only known when it is called."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Every number of `stat`, then the verbs."""
+        """Yield every number of `stat`, then the verbs."""
         stat = self._stat()
         for key, value in stat.items():
             if isinstance(value, (int, float)):
@@ -93,7 +94,7 @@ class Metrics:
 
 
 def render_page(stat: Mapping[str, Any]) -> str:
-    """A node's `stat` as plain text."""
+    """Return a node's `stat` as plain text."""
     lines = [f"data-plane node {stat['node']}", ""]
     for key, value in stat.items():
         if isinstance(value, (int, float)):

@@ -1,7 +1,7 @@
-"""What a writer says about the bytes it stores, and how they become an object: shared by DoPut and put in place.
+"""Publishing: from a writer's request and its written bytes to an object. DoPut and the put in place share it.
 
-The node hashes what lies in the arena, as soon as its writer says that it was written and before anybody can read it:
-that digest names a source and is the version of a plain object. A writer may do without; its object then gets a
+The node hashes the bytes in the arena when their writer reports that they are written, before any reader can see them.
+The digest names a source, and is the version of a plain object. A writer may ask for no hashing; its object then gets a
 random version.
 """
 
@@ -42,32 +42,32 @@ class PutRequest:
 
     kind: Kind
     name: str
-    """Empty for a source: its digest names it."""
+    """The name. It is empty for a source, which is named by its digest."""
     dtype: str | None
-    """None takes the dtype of the column that comes."""
+    """The dtype. None takes the dtype of the received column."""
     shape: tuple[int, ...] | None
     nbytes: int | None
     meta: Mapping[str, Any]
     checksum: str
-    """What the writer computed over its bytes; empty if it did not."""
+    """The checksum that the writer computed over its bytes; empty if it computed none."""
     timeout_s: float
     scope: str | None = None
-    """The open scope that it belongs to."""
+    """The open scope of the object."""
     is_durable: bool = False
-    """On disk before it is acknowledged."""
+    """True if the object must be on disk before it is acknowledged."""
     is_hashed: bool = True
-    """False where the writer asks the node not to hash a plain object."""
+    """False if the writer asks the node not to hash a plain object."""
 
     @property
     def announced_bytes(self) -> int | None:
-        """How many bytes will come, where the writer said so."""
+        """The number of bytes that will come, where the writer announced it."""
         if self.nbytes is None and self.shape is not None and self.dtype is not None:
             return math.prod(self.shape) * ITEM_BYTES[self.dtype]
         return self.nbytes
 
     @classmethod
     def from_descriptor(cls, descriptor: fl.FlightDescriptor) -> "PutRequest":
-        """Of a path (its only part is the name) or of a JSON command."""
+        """Read the request from a Flight descriptor: a path (its only part is the name) or a JSON command."""
         if descriptor.descriptor_type == fl.DescriptorType.PATH:
             if len(descriptor.path) != 1:
                 raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
@@ -76,7 +76,8 @@ class PutRequest:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any]) -> "PutRequest":
-        """Of a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope, durable, hash."""
+        """Read the request from a JSON object: kind, name, dtype, shape, nbytes, meta, checksum, timeout_s, scope,
+        durable, hash."""
         kind = take(body, "put", "kind", str, default="plain")
         if kind not in ("plain", "source"):
             raise BadRequestError(f"put.kind is {kind!r}; wanted plain or source (derived objects are made by derive)")
@@ -116,29 +117,29 @@ class PutRequest:
 
 
 def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
-    """Check a written slab and publish it; gives the slab back if that fails.
+    """Check a written slab and publish it. If that fails, the slab is given back.
 
-    The same bytes under the same plain name are the same object again; other bytes are refused.
+    The same bytes under the same plain name are the same object; other bytes are refused.
     """
     return seal_all(store, [slab], [request], dtype, node_id, Digests(store, [slab]))[0]
 
 
 class Digests:
-    """The digests of slabs, computed while they are being written where the writer says how far it is."""
+    """The digests of slabs. They are computed during the writing where the writer reports its progress."""
 
     def __init__(self, store: Store, slabs: Sequence[Slab]) -> None:
         self._store = store
         self._slabs = slabs
         self._done: list[str] = []
         self._hash: blake3 | None = None
-        """Of the slab after those that are done."""
+        """The hash of the slab that is being written."""
         self._at = 0
-        """Bytes that are hashed, of all slabs in their order."""
+        """The number of hashed bytes, over all slabs in their order."""
         self._start = 0
-        """Where among them the slab after those that are done begins."""
+        """The offset, over all slabs, at which the present slab begins."""
 
     def hash_until(self, nbytes: int) -> None:
-        """Hash what is written by now: the first `nbytes` of all slabs."""
+        """Hash the bytes that are written by now: the first `nbytes` of all slabs."""
         total = sum(slab.nbytes for slab in self._slabs)
         if not self._at <= nbytes <= total:
             raise BadRequestError(f"put.written is {nbytes} after {self._at}; wanted no less, and at most {total}")
@@ -155,7 +156,7 @@ class Digests:
                 self._finish(slab, digest_of(self._hash))
 
     def take(self, number: int) -> str:
-        """The digest of a slab."""
+        """Return the digest of a slab."""
         if number < len(self._done):
             return self._done[number]
         return content_digest(self._store.view(self._slabs[number]))
@@ -174,9 +175,10 @@ def seal_all(
     node_id: str,
     digests: Digests,
 ) -> list[Ref]:
-    """As `seal`, for many: nothing is published where one of them is refused.
+    """Do the same as `seal` for many slabs. If one of them is refused, nothing is published.
 
-    Only a disk that fills up under durable ones, or a name that is taken this very moment, leaves the first of them.
+    Only two cases can leave a part of them published: a disk that becomes full, and a name that is taken at this
+    moment.
     """
     remaining = deque(slabs)
     try:
@@ -205,7 +207,7 @@ def seal_all(
 
 
 def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
-    """BadRequestError where a name has other content already, or has two here."""
+    """Raise BadRequestError where a name has other content already, or occurs here twice with different content."""
     first: dict[str, tuple[Slab, Ref]] = {}
     taken = store.find_all([ref.name for ref, _ in described])
     for slab, (ref, digest), entry in zip(slabs, described, taken, strict=True):
@@ -218,7 +220,8 @@ def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[
 
 
 def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
-    """The ref of the object that has the name then; what is durable is on the disk, under that ref, before."""
+    """Return the ref of the object that has the name afterwards. A durable object is on the disk, under that ref,
+    before."""
     there = _same(store, slab, ref, digest) if is_durable else None
     while True:
         if is_durable:
@@ -233,14 +236,14 @@ def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: boo
 def _publish_once(
     store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None, file: DiskFile | None
 ) -> Entry | None:
-    """Under the name, or as the object that is there; None if that changed meanwhile."""
+    """Publish under the name, or join the existing object. Return None if that object changed meanwhile."""
     if there is None:
         return store.seal_new(slab, ref, digest, file)
     return there if store.seal_again(slab, there, digest, file) else None
 
 
 def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None) -> Entry | None:
-    """As `_publish_once`, with a file of its own, or the one of what is there; it goes if nothing was published."""
+    """Do the same as `_publish_once`, with a new file or the existing object's file. An unused file is removed."""
     if there is not None and there.is_durable:
         store.disk.keep([there], slab.scope)
         try:
@@ -258,7 +261,7 @@ def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Ent
 
 
 def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> tuple[Ref, str]:
-    """The ref of what lies in the slab, and the digest of its bytes; empty if they are not hashed."""
+    """Return the ref of the slab's bytes, and their digest, which is empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
     is_source = request.kind == "source"
     is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)
@@ -285,7 +288,8 @@ def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Call
 
 
 def _same(store: Store, slab: Slab, ref: Ref, digest: str) -> Entry | None:
-    """The object that has the name, None if it was just released; BadRequestError where its content is another."""
+    """Return the object that has the name, or None if it was just released. BadRequestError if its content is
+    different."""
     leased = store.lease_one(ref.name)
     if leased is None:
         return None

@@ -1,4 +1,4 @@
-"""The requests of a DoExchange stream, one after the other, until it ends for whatever reason."""
+"""The requests of a DoExchange stream, one after the other, until the stream ends."""
 
 import logging
 import time
@@ -19,7 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """The JSON requests of a stream, until it ends for whatever reason; each is timed until the next is asked for."""
+    """The JSON requests of a stream until it ends for any reason. Each request is timed until the next one is asked
+    for."""
 
     def __init__(
         self,
@@ -30,10 +31,11 @@ class RequestStream:
         *,
         note: str | None = None,
     ) -> None:
-        """A message with the key `note` asks for nothing: it also comes when the caller's token is good no more."""
+        """A message with the key `note` asks for nothing. It is also accepted when the caller's token is not valid any
+        more."""
         self._held_bytes = 0
         self.unconfirmed: list[int] = []
-        """Leases of the last answer, until a message or the orderly end of the stream shows that it arrived."""
+        """Leases of the last answer, until a message or the orderly end of the stream shows that the answer arrived."""
         self._reader = reader
         self._context = context
         self._what = what
@@ -50,7 +52,7 @@ class RequestStream:
         return self
 
     def refusal(self, error: DataPlaneError) -> dict[str, Any]:
-        """The answer that carries an error; the stream goes on after it."""
+        """Return the answer that carries an error. The stream continues after it."""
         self._error = type(error).__name__
         return {"error": self._error, "message": str(error)}
 
@@ -82,7 +84,7 @@ class RequestStream:
         return message
 
     def _hold(self, nbytes: int) -> None:
-        """Count the bytes of the request that is being answered. OverloadedError ends the stream."""
+        """Count the bytes of the present request. An OverloadedError ends the stream."""
         BODIES.give_back(self._held_bytes)
         self._held_bytes = 0
         BODIES.take(nbytes)

@@ -25,7 +25,8 @@ def keep_open(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """DoExchange `scopes`: the client named `owner` is there while this stream is. `{"end": true}` says it is done."""
+    """DoExchange `scopes`: the client named `owner` is connected while this stream is open. `{"end": true}` says that
+    it is finished."""
     owner = take(body, "scopes", "owner", str)
     if not 16 <= len(owner) <= 128:
         raise BadRequestError(f"scopes.owner has {len(owner)} characters; wanted 16 to 128 that nobody else uses")
@@ -47,7 +48,7 @@ def keep_open(
 
 
 def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `open_scope`: kept, or bound to the stream of `owner`."""
+    """Action `open_scope`: open a scope that is kept, or that lives as long as the stream of `owner`."""
     name = check_plain_name(take(body, "open_scope", "name", str))
     quota_bytes = take(body, "open_scope", "quota_bytes", int, type(None), default=None)
     if quota_bytes is not None and quota_bytes <= 0:
@@ -63,13 +64,13 @@ def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> d
 
 
 def close_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `close_scope`."""
+    """Action `close_scope`: close a scope and drop its plain objects."""
     num_dropped, dropped_bytes = services.store.scopes.close(take(body, "close_scope", "name", str))
     return {"num_dropped": num_dropped, "dropped_bytes": dropped_bytes}
 
 
 def move_to_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `move_to_scope`."""
+    """Action `move_to_scope`: put objects into a scope and take them out of another one."""
     refs = take_refs(body, "move_to_scope")
     source = take(body, "move_to_scope", "source", str, type(None), default=None)
     deadline = time.monotonic() + take_timeout_s(body, "move_to_scope")
@@ -84,7 +85,7 @@ def move_to_scope(services: Services, body: Mapping[str, Any], caller: Caller) -
 
 
 def put_made_into_scope(services: Services, made: Sequence[Ref | BadMedia], scope: str, deadline: float) -> None:
-    """Put what was derived into a scope; what was evicted in between is made again."""
+    """Put derived objects into a scope. Objects that were evicted meanwhile are made again."""
     refs = {item.name: item for item in made if isinstance(item, Ref)}
     missing = services.store.scopes.join(list(refs), scope, deadline)
     while missing:

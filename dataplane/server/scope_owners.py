@@ -1,7 +1,7 @@
-"""The node's side of scopes: who keeps them open, and the actions that open, close and fill them.
+"""Which clients are connected, and closing the scopes of clients that are gone.
 
-A scope that is not kept belongs to the clients that opened it. Each such client holds a stream; when it breaks, the
-client has a grace period to come back, and then its scopes close.
+A scope that is not kept belongs to the clients that opened it. Each of these clients holds a stream. When it breaks,
+the client has a grace period to come back; then its scopes close.
 """
 
 import logging
@@ -11,13 +11,13 @@ from dataplane.core.timers import Timers
 from dataplane.storage.store import Store
 
 GRACE_S = 30.0
-"""How long a client whose stream broke may take to come back."""
+"""The time that a client may take to come back after its stream broke."""
 
 log = logging.getLogger(__name__)
 
 
 class ScopeOwners:
-    """Which clients are there. Thread-safe."""
+    """The clients that keep scopes open. Thread-safe."""
 
     def __init__(self, store: Store, grace_s: float = GRACE_S) -> None:
         self.grace_s = grace_s
@@ -27,13 +27,13 @@ class ScopeOwners:
         self._timers = Timers(self._end, "scope-owners")
 
     def arrive(self, owner: str) -> None:
-        """A stream of this client is open."""
+        """Note that a stream of this client is open."""
         with self._lock:
             self._num_streams[owner] = self._num_streams.get(owner, 0) + 1
             self._timers.cancel(owner)
 
     def depart(self, owner: str, *, is_final: bool) -> None:
-        """A stream of this client ended: for good, or it may come back."""
+        """Note that a stream of this client ended: for good, or the client may come back."""
         with self._lock:
             self._num_streams[owner] -= 1
             if self._num_streams[owner]:
@@ -45,14 +45,14 @@ class ScopeOwners:
             self.expect(owner)
 
     def expect(self, owner: str) -> None:
-        """Close the scopes of a client unless it is there, or comes within the grace period."""
+        """Close the scopes of a client unless it is connected, or comes within the grace period."""
         with self._lock:
             if owner in self._num_streams or owner in self._timers:
                 return
             self._timers.set(owner, self.grace_s)
 
     def close(self) -> None:
-        """Close nothing any more."""
+        """Stop all timers; no scope is closed any more."""
         self._timers.close()
 
     def _end(self, owner: str) -> None:

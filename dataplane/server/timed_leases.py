@@ -1,7 +1,7 @@
-"""Leases that end at a time: for Flight clients that hold no stream. Each is a promise until its expiry, not beyond.
+"""Leases with an expiry time, for Flight clients that hold no stream. An object is kept until the expiry, not longer.
 
-The lease of an offer keeps its object in place; when its time has come the object may be evicted again. A DoGet that
-still streams then has a lease of its own.
+The timed lease keeps its object in place. After the expiry the object may be evicted again; a DoGet that still streams
+has its own lease.
 """
 
 import heapq
@@ -20,7 +20,7 @@ DEFAULT_S = 60.0
 MAX_S = 3600.0
 MAX_OFFERS = 65_536
 MAX_SHARE = 0.25
-"""Of the node's memory that timed leases may keep: nobody needs to be there for them."""
+"""The share of the node's memory that timed leases may keep, because their clients need not be connected."""
 
 log = logging.getLogger(__name__)
 
@@ -33,12 +33,12 @@ class _TimedLease:
 
 
 class TimedLeases:
-    """The timed leases of a node. Thread-safe; a thread of its own ends them."""
+    """The timed leases of a node. Thread-safe; its own thread ends them."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self.session = f"offers-{secrets.token_hex(16)}"
-        """The store's session of all offers; a secret."""
+        """The store's session of all timed leases; a secret."""
         store.open_session(self.session, is_reader=False)
         self._changed = threading.Condition()
         self._offers: dict[str, _TimedLease] = {}
@@ -54,7 +54,7 @@ class TimedLeases:
         return len(self._offers)
 
     def add(self, leased: Leased, lease_s: float) -> tuple[str, float]:
-        """Take over a lease of `session` for so many seconds: the offer's secret name, and when it expires."""
+        """Take over a lease of `session` for `lease_s` seconds; return its secret name and its expiry."""
         with self._changed:
             if len(self._offers) >= MAX_OFFERS:
                 raise OverloadedError(
@@ -69,13 +69,14 @@ class TimedLeases:
             return name, self._offers[name].expires
 
     def lease_again(self, name: str) -> Leased | None:
-        """A lease of the node itself on what is offered, even if its name was released; None if the offer has ended."""
+        """Return a lease of the node itself on the object, even if its name was released; None if the timed lease has
+        ended."""
         with self._changed:
             offer = self._offers.get(name)
             return self._store.lease_entry(offer.leased.entry) if offer is not None else None
 
     def renew(self, name: str, lease_s: float) -> float:
-        """Let an offer last so many seconds from now; 0 ends it. MissingObjectError if it has ended already."""
+        """Extend a timed lease to `lease_s` seconds from now; 0 ends it. MissingObjectError if it has ended already."""
         with self._changed:
             offer = self._offers.get(name)
             if offer is None:
@@ -87,14 +88,14 @@ class TimedLeases:
             return offer.expires
 
     def close(self) -> None:
-        """Stop the thread; leases go with the store."""
+        """Stop the thread. The leases end with the store."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
         self._thread.join(timeout=5)
 
     def _check_bytes(self, entry: Entry) -> None:
-        """OverloadedError if timed leases would keep too much; one object, however big, may always be had."""
+        """Raise OverloadedError if timed leases would keep too much. One object of any size is always allowed."""
         kept = self._kept_bytes
         if self._entries and entry not in self._entries and kept + entry.ref.nbytes > self._max_bytes:
             raise OverloadedError(
@@ -103,7 +104,7 @@ class TimedLeases:
             )
 
     def _forget(self, name: str) -> int:
-        """The lease of an offer that ended."""
+        """Remove an ended timed lease from the table and return its lease."""
         leased = self._offers.pop(name).leased
         self._entries[leased.entry] -= 1
         if not self._entries[leased.entry]:
@@ -112,7 +113,7 @@ class TimedLeases:
         return leased.lease
 
     def _push(self, name: str) -> None:
-        if len(self._heap) > 2 * len(self._offers) + 64:  # mostly times that renewals have passed over
+        if len(self._heap) > 2 * len(self._offers) + 64:  # most entries are old times of leases that were renewed
             self._heap = [(offer.expires, other) for other, offer in self._offers.items()]
             heapq.heapify(self._heap)
         heapq.heappush(self._heap, (self._offers[name].expires, name))
@@ -127,7 +128,7 @@ class TimedLeases:
                 while self._heap and self._heap[0][0] <= now:
                     _, name = heapq.heappop(self._heap)
                     offer = self._offers.get(name)
-                    if offer is not None and offer.expires <= now:  # else it was renewed since
+                    if offer is not None and offer.expires <= now:  # otherwise it was renewed meanwhile
                         due.append(self._forget(name))
                 if due:
                     self._store.end_leases(due, self.session)
@@ -135,7 +136,7 @@ class TimedLeases:
 
 
 def check_lease_s(lease_s: float, least: float = 0.0) -> float:
-    """How long an offer may last."""
+    """Check how long a timed lease may last, and return the seconds."""
     if not least <= lease_s <= MAX_S:
         raise BadRequestError(f"lease_s is {lease_s}; wanted {least:g} to {MAX_S:g} seconds; renew it for longer")
     return float(lease_s)

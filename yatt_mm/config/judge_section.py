@@ -118,8 +118,8 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
         raise ConfigError(f"reward.judges.{name}: {error}") from error
 
 
-def remote_spec(name: str, section: JudgeSection, *, patience_s: float) -> RemoteSpec | None:
-    """The server that judges; None where engines of the run do. `patience_s`: for all verdicts of one call.
+def remote_spec(name: str, section: JudgeSection, *, call_timeout_s: float) -> RemoteSpec | None:
+    """The server that judges; None where engines of the run do. `call_timeout_s`: for all verdicts of one call.
 
     Raises:
         ConfigError: the variable that is to hold the server's key is not set, or there is no server.
@@ -139,7 +139,7 @@ def remote_spec(name: str, section: JudgeSection, *, patience_s: float) -> Remot
         model=section.model,
         deadline_s=section.deadline_s,
         max_requests=section.max_num_seqs,
-        patience_s=patience_s,
+        call_timeout_s=call_timeout_s,
     )
 
 

@@ -126,8 +126,8 @@ class Streaming:
             self._take(slots)
 
     def _await_full(self) -> None:
-        patience_s = self._context.config.controllers.deadline_s / 4
-        call = self._context.team.rendezvous.wait_full.remote(self._context.controller, patience_s)
+        wait_s = self._context.config.controllers.deadline_s / 4
+        call = self._context.team.rendezvous.wait_full.remote(self._context.controller, wait_s)
         self._context.pending.then(
             call, self._hear, name="the rendezvous", what="waiting for a full batch", is_progress=False
         )

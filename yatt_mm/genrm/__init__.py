@@ -1,1 +1,6 @@
-"""Reward models: a vision-language model reads prompt, media and answer, and says or labels how good the answer is."""
+"""Judges: reward models that read prompt, media and response, and give a verdict on how good the response is.
+
+`judge.py` asks a model that runs in an engine of the run, through `actor.py`, its Ray actor. `remote.py` asks a server
+over HTTP, through `remote_actor.py`; both actors have the same methods. `traffic.py` counts the bytes that an actor
+moved over TCP. What a judge is asked and how its verdict is read is in `yatt_mm.protocol`.
+"""

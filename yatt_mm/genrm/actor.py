@@ -1,4 +1,8 @@
-"""The Ray side of a judge's engine. Importing this is light; torch and vllm load in the actor's process."""
+"""The Ray actor of one judge engine: start, sleep, judge, shut down.
+
+The work is in `yatt_mm.genrm.judge`. Importing this module loads neither torch nor vllm; they load in the actor's
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class JudgeActor:
-    """One engine of a reward model, which all controllers share.
+    """One engine of a judge; all controllers send it groups.
 
-    Consumes: lists of finished groups.  Produces: their scores.
+    Consumes: lists of finished groups.  Produces: their verdicts.
     """
 
     def __init__(
@@ -33,19 +37,25 @@ class JudgeActor:
         num_controllers: int,
         deadline_s: float,
     ) -> None:
-        """`name`: of this engine, in errors."""
+        """`name`: what errors call this engine.
+
+        `deadline_s`: timeout for the other controllers' tasks in `judge_together`.
+        """
         self._name = name
         self._spec = spec
         self._engine = engine
         self._dataplane_uri = dataplane_uri
-        self._meeting: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
+        self._barrier: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._hosted: StartingWorker[Judge] = StartingWorker(name)
         self._traffic = Traffic()
 
     async def start(self) -> None:
-        """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
+        """Start the engine and put it to sleep.
+
+        Waits for: the engine.  Unblocked by: the engine, its failure, or `shutdown`.
+        """
         pin_to_cores(self._engine.cores)
         from yatt_mm.genrm.judge import Judge
 
@@ -53,40 +63,48 @@ class JudgeActor:
         await self._hosted.worker.engine.sleep()
 
     async def set_state(self, state: State) -> StateReport:
-        """Sleep or be awake."""
+        """Wake the engine up if `state` is awake, else put it to sleep; return the memory that it holds then."""
         engine = self._hosted.worker.engine
         await (engine.wake_up() if state is State.AWAKE else engine.sleep())
         return StateReport(held_bytes=held_bytes())
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Judge the groups, together with whatever else the engine is doing.
+        """Return verdicts on the groups, in order. The engine may compute other requests at the same time.
 
-        None stands for a group that the engine slept over, from the start or in the middle: it is to be judged again.
+        None: the engine was asleep or fell asleep before the group was judged; send the group again.
         """
         return await self._hosted.worker.judge(tasks)
 
     async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Judge the groups of all controllers as one batch, in the run's order of prompts; None as of `judge`.
+        """Return verdicts on this controller's groups after judging the groups of all controllers as one batch.
+
+        The batch has the run's order of prompts. None: see `judge`.
+
+        Waits for: the tasks of all other controllers, then the batch.
 
         Raises:
             PhaseAbortedError: a controller did not send its tasks in time, or the batch failed.
         """
         judge = self._hosted.worker
 
-        async def run(everyones: list[JudgeTask]) -> list[JudgedGroup | None]:
-            return await judge.judge(everyones, as_batch=True)
+        async def run(all_tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
+            return await judge.judge(all_tasks, as_batch=True)
 
-        return await self._meeting.join(phase, controller, {task.group.slot: task for task in tasks}, run)
+        return await self._barrier.join(phase, controller, {task.group.slot: task for task in tasks}, run)
 
     async def metrics(self) -> dict[str, float]:
-        """Media that the engine's process was sent since the start; traffic of this process since the last call."""
+        """Return the traffic in bytes.
+
+        `ipc_bytes`: media sent to the engine's process since the start. `moved_bytes`: moved over TCP by this process
+        since the last call.
+        """
         return {
             "ipc_bytes": self._hosted.worker.engine.num_ipc_bytes,
             "moved_bytes": self._traffic.take_bytes(),
         }
 
     async def shutdown(self) -> None:
-        """End the engine and every process that it started, also in the middle of its start."""
+        """End the engine and every process that it started. Also works while the engine is starting."""
         from yatt_mm.genrm.judge import Judge
 
         await self._hosted.end(Judge.shutdown)

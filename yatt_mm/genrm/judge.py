@@ -1,9 +1,10 @@
-"""The body of a judge: reads finished groups and their media through refs, asks the model, reads its verdicts.
+"""A judge in an engine of the run: resolves finished groups and their media, asks the model, reads its verdicts.
 
 Consumes: `JudgeTask`s (refs and texts, no pixels).  Produces: `JudgedGroup`s.
-Waits for: the data plane and the engine, each within its own deadline.  Unblocked by: their answers or their end.
-The policy's patches serve the judge as they are where both want the same recipe: nothing is processed twice.
-Left out: Ray (`actor`), what is asked (`template`) and how it is read (`verdicts`).
+Waits for: the data plane and the engine, each within its own deadline.  Unblocked by: their replies or their end.
+If judge and policy use the same recipe, the judge gets the policy's patches, and no medium is processed twice.
+Left out: Ray (`actor`), the text that is asked (`yatt_mm.protocol.judge_template`) and how a verdict becomes a score
+(`yatt_mm.protocol.verdicts`).
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class _Vote:
-    """One verdict on one answer."""
+    """One verdict on one response, from the question to the score."""
 
     prompt: list[int]
     media: tuple[Ref, ...]
@@ -45,26 +46,26 @@ class _Vote:
     score: float | None = None
     num_asked: int = 0
     num_tokens: int = 0
-    """That the judge wrote, of all attempts."""
+    """Tokens that the judge wrote, in all attempts together."""
     is_final: bool = False
-    """True when asking again would give the same."""
+    """True if the vote needs no other attempt: it has a score, was cut off, or would get the same verdict again."""
     is_cut_off: bool = False
-    """True when the engine fell asleep over it."""
+    """True if the engine fell asleep before the verdict was complete."""
 
     def key(self) -> tuple[bytes, tuple[str, ...]]:
-        """What the model would see."""
+        """Return the model's whole input, for comparing votes: token ids and names of media."""
         return np.asarray(self.prompt).tobytes(), tuple(ref.name for ref in self.media)
 
 
 class Judge:
-    """An engine with a judge's model, and its connections to the data plane."""
+    """A judge: an engine with the judge's model, and connections to the data plane."""
 
     def __init__(
         self, spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, *, recipes: MediaRecipes
     ) -> None:
-        """`recipes`: how the judge's model wants its media.
+        """Make a judge around a started engine. `recipes`: how the judge's model needs its media.
 
-        Raises ValueError where the verdict's words are not single tokens of the judge's tokenizer.
+        Raises ValueError if none of the verdict's words is a single token of the judge's tokenizer.
         """
         self.engine = engine
         self._spec = spec
@@ -81,7 +82,7 @@ class Judge:
 
     @classmethod
     async def start(cls, name: str, spec: JudgeSpec, engine: EngineSpec, dataplane_uri: str) -> Judge:
-        """Connect, and start the engine, which is called `name`."""
+        """Connect to the data plane, start an engine called `name`, and return the judge."""
         model_dir = Path(engine.model_dir)
         async with AsyncExitStack() as undo:
             client = undo.enter_context(Client(dataplane_uri, timeout_s=engine.deadline_s))
@@ -90,17 +91,18 @@ class Judge:
             running = await VllmEngine.start(EngineConfig.of(engine, name=name))
             undo.push_async_callback(running.shutdown)
             judge = cls(spec, running, client, reader, recipes=recipes)
-            undo.pop_all()  # it is whole: it ends them itself
+            undo.pop_all()  # the judge is complete: its `shutdown` closes them
             return judge
 
     async def judge(self, tasks: Sequence[JudgeTask], *, as_batch: bool = False) -> list[JudgedGroup | None]:
-        """Verdicts on the groups, in order; None for those that the engine slept over, which are to be judged again.
+        """Return verdicts on the groups, in order.
 
-        `as_batch`: the same list gives the same bits, whatever came before.
+        None: the engine was asleep or fell asleep before the group was judged; send the group again. `as_batch`:
+        compute all as one batch, so that the same list gives the same bits, no matter what came before.
         """
         votes = await self._votes(tasks)
         for attempt in range(self._spec.max_attempts):
-            asked = self._open([vote for group in votes for answer in group for vote in answer])
+            asked = self._open([vote for group in votes for response in group for vote in response])
             if not asked:
                 break
             for same, sampled in zip(asked, await self._ask([vote for vote, *_ in asked], attempt, as_batch)):
@@ -116,7 +118,7 @@ class Judge:
         return [self._judged(group) for group in votes]
 
     async def shutdown(self) -> None:
-        """End the engine and the connections."""
+        """End the engine and close the connections."""
         try:
             await self.engine.shutdown()
         finally:
@@ -124,10 +126,11 @@ class Judge:
             self._client.close()
 
     def _open(self, votes: Sequence[_Vote]) -> list[list[_Vote]]:
-        """Votes still to be had; where asking again would give the same, those that see the same are had together.
+        """Return the votes that still need a verdict, in lists of votes that share one request to the engine.
 
-        Equal answers then score equally to the last bit, which the engine, whose sums depend on what else it computes,
-        would not give them: a group of equal answers must not look as if it could teach something.
+        If the verdict does not depend on luck, votes with equal inputs share a request, so equal responses get equal
+        scores to the last bit. Separate requests would differ slightly, because the engine's sums depend on what else
+        it computes, and a group of equal responses would then seem to have a training signal.
         """
         together: dict[object, list[_Vote]] = {}
         for vote in votes:
@@ -136,7 +139,10 @@ class Judge:
         return list(together.values())
 
     async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
-        """[group][answer][vote] what will be asked."""
+        """Return [group][response][vote] all votes to ask for.
+
+        There are no votes on a response about which the judge cannot be asked.
+        """
         views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
         media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
         votes = []
@@ -147,18 +153,27 @@ class Judge:
         return votes
 
     def _votes_on(self, task: JudgeTask, response: str, media: Sequence[Ref | BadMedia], place: int) -> list[_Vote]:
-        """None where the judge cannot be asked: then no vote has a score, and the rule says what the answer gets."""
+        """Return the votes on one response, the sample with index `place` of its group.
+
+        Empty if the judge cannot be asked; then the response gets `score_on_failure`.
+        """
         try:
             seen = _made(media)
             prompt = self._prompt(task, response, seen)
         except ValueError as error:
-            logger.warning("judge %s is not asked about an answer in %s: %s", self._spec.name, task.group.ref, error)
+            logger.warning(
+                "judge %s cannot be asked about a response in %s: %s", self._spec.name, task.group.ref, error
+            )
             return []
         seed = sample_seed(task.seed, place)
         return [_Vote(prompt, seen, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
 
     def _prompt(self, task: JudgeTask, response: str, media: Sequence[Ref]) -> list[int]:
-        """Raises ValueError where the sample lacks what the template names, or the judge has no room for the prompt."""
+        """Return the token ids that the judge reads.
+
+        Raises ValueError if the sample lacks a field that the template names, or if the prompt is too long for the
+        judge.
+        """
         template, response = self._spec.template, self._defused(response)
         text = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
         turn = None if template.names_response else response
@@ -166,30 +181,36 @@ class Judge:
         room = self.engine.config.max_model_len
         if len(prompt) + self._spec.num_sampled > room:
             raise ValueError(
-                f"{len(prompt)} tokens to read and {self._spec.num_sampled} to write are more than "
-                f"reward.judges.{self._spec.name}.max_model_len, {room}; raise it"
+                f"the judge would read {len(prompt)} tokens and write {self._spec.num_sampled}, more than "
+                f"reward.judges.{self._spec.name}.max_model_len, which is {room}; raise it"
             )
         return prompt
 
     async def _media(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:
-        """The same media as the judge's model wants them: the policy's own objects where both want the same."""
+        """Derive the same media for the judge's model.
+
+        If both use the same recipe, these are the policy's own objects.
+        """
         return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 
     async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
-        """The judge's words on each; None where they did not come in time, aborted where the engine sleeps."""
+        """Return what the judge wrote for each vote: None if it was late, finish reason "abort" if the engine slept."""
         if not as_batch:
             return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))
         try:
             try:
                 groups = await self.engine.generate_batch(await self._requests(votes, attempt))
             except MediaDroppedError:
-                groups = await self.engine.generate_batch(await self._requests(votes, attempt))  # sends them again
+                groups = await self.engine.generate_batch(
+                    await self._requests(votes, attempt)
+                )  # the second attempt sends the media again
         except EngineTimeoutError as error:
             self._note_late(error, attempt)
             return [None] * len(votes)
         return [sampled for (sampled,) in groups]
 
     async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
+        """Return what the judge wrote for one vote, computed together with other requests of the engine."""
         try:
             try:
                 (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
@@ -206,7 +227,10 @@ class Judge:
         logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
 
     async def _requests(self, votes: Sequence[_Vote], attempt: int) -> list[GenerateRequest]:
-        """Requests over leased views: the leases last until the engine has been sent what they show."""
+        """Return engine requests with views of media.
+
+        The views keep their leases until the engine has received the media.
+        """
         words = self._yes + self._no
         refs = [ref for vote in votes for ref in vote.media]
         views = iter(await asyncio.to_thread(self._reader.resolve, refs) if refs else ())
@@ -216,7 +240,9 @@ class Judge:
                 media=tuple(medium_of(ref, next(views)) for ref in vote.media),
                 seeds=(sample_seed(vote.seed, attempt),),
                 max_tokens=self._spec.num_sampled,
-                temperature=1.0 if words else self._spec.temperature or 1.0,  # of words the distribution as it is
+                temperature=1.0
+                if words
+                else self._spec.temperature or 1.0,  # scored words need the unchanged distribution
                 greedy=not self._spec.temperature and not words,
                 scored_token_ids=words,
             )
@@ -224,6 +250,7 @@ class Judge:
         ]
 
     def _read(self, sampled: Sampled) -> float | None:
+        """Return the score of what the judge wrote or labelled; None if it contains no verdict."""
         verdict = self._spec.verdict
         if isinstance(verdict, YesNo):
             num_yes = len(self._yes)
@@ -236,37 +263,38 @@ class Judge:
         return score
 
     def _judged(self, group: list[list[_Vote]]) -> JudgedGroup | None:
-        """The mean of each answer's votes that could be read; None where a vote was cut off."""
-        if any(vote.is_cut_off for answer in group for vote in answer):
+        """Return the group's scores, each from the readable votes on one response; None if a vote was cut off."""
+        if any(vote.is_cut_off for response in group for vote in response):
             return None
-        read = [[vote.score for vote in answer if vote.score is not None] for answer in group]
+        read = [[vote.score for vote in response if vote.score is not None] for response in group]
         return JudgedGroup(
             scores=tuple(self._spec.score_of(scores) for scores in read),
-            num_retried=sum(max(0, vote.num_asked - 1) for answer in group for vote in answer),
+            num_retried=sum(max(0, vote.num_asked - 1) for response in group for vote in response),
             num_failed=sum(not scores for scores in read),
-            num_tokens=sum(vote.num_tokens for answer in group for vote in answer),
+            num_tokens=sum(vote.num_tokens for response in group for vote in response),
         )
 
     def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:
+        """Return the ids of the words that are single tokens. Raises ValueError if there are none."""
         encoded = [self.engine.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
         found = tuple(dict.fromkeys(ids[0] for ids in encoded if len(ids) == 1))
         if not found:
             raise ValueError(
                 f"judge {self._spec.name}: none of {', '.join(map(repr, words))} is a single token of the tokenizer in "
-                f"{self.engine.config.model_dir}; name words that are, or read the verdict with a pattern"
+                f"{self.engine.config.model_dir}; give words that are, or read the verdict with a pattern"
             )
         return found
 
     def _defused(self, response: str) -> str:
-        """A response cannot end its own turn or open another: what spells a special token is broken up."""
+        """Return the response with a space inside each special token, so that it cannot end or start a turn."""
         for special in self._specials:
             response = response.replace(special, f"{special[0]} {special[1:]}")
         return response
 
 
 def _made(media: Sequence[Ref | BadMedia]) -> tuple[Ref, ...]:
-    """Raises ValueError where one could not be made for the judge."""
+    """Return the media as refs. Raises ValueError if a medium could not be derived for the judge."""
     for ref in media:
         if isinstance(ref, BadMedia):
-            raise ValueError(f"a medium that the policy saw cannot be made for the judge: {ref.reason}")
+            raise ValueError(f"a medium that the policy saw cannot be derived for the judge: {ref.reason}")
     return tuple(ref for ref in media if isinstance(ref, Ref))

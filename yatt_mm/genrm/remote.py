@@ -1,9 +1,10 @@
-"""The body of a judge that is somebody else's server: OpenAI's chat completions over HTTP (`vllm serve`, for one).
+"""A judge that is a server outside the run: asks it over HTTP with OpenAI's chat completions (e.g. `vllm serve`).
 
-Consumes: `JudgeTask`s.  Produces: `JudgedGroup`s.  Here alone do media travel: their encoded bytes, as data URLs.
-Waits for: the data plane, and the server: `deadline_s` for a request, `patience_s` for all of a call.
-Unblocked by: their answers, the deadlines, or `cut_off`.
-Left out: Ray (`remote_actor`), and which frames of a video the server looks at.
+Consumes: `JudgeTask`s.  Produces: `JudgedGroup`s.
+Only this judge gets encoded media by value: it sends their bytes as data URLs.
+Waits for: the data plane; and the server, at most `deadline_s` for a request and `call_timeout_s` for a whole call.
+Unblocked by: their replies, the deadlines, or `cut_off`.
+Left out: Ray (`remote_actor`). Which frames of a video the judge looks at is decided by the server.
 """
 
 from __future__ import annotations
@@ -32,10 +33,11 @@ from yatt_mm.rollout.continuation import sample_seed
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-"""Before a request is sent again; doubled each time."""
+"""Seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_ERROR_CHARS = 200
+"""Characters of a server's error that are logged."""
 MAX_TOKENS_TOLD = 10**7
-"""More than any answer has; what a server tells beyond it is not counted."""
+"""Limit on the number of tokens that a server reports for one reply; larger numbers are wrong and count as 0."""
 MIME_TYPES = (
     (re.compile(rb"\x89PNG"), "image/png"),
     (re.compile(rb"\xff\xd8"), "image/jpeg"),
@@ -44,30 +46,32 @@ MIME_TYPES = (
     (re.compile(rb"....ftyp", re.DOTALL), "video/mp4"),
     (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
 )
-"""How a medium that servers take begins."""
+"""(pattern of the first bytes, MIME type) of the encodings that servers accept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Answer:
-    """What a server said."""
+class _Reply:
+    """A server's reply to one request."""
 
     score: float | None
-    """None where it cannot be read."""
+    """None if the reply contains no verdict."""
     num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Verdict:
+    """The result of asking for one verdict, with all its attempts."""
+
     score: float | None = None
     num_asked: int
     num_tokens: int = 0
 
 
 class RemoteJudge:
-    """A server's address, and a connection to the data plane. Belongs to the event loop that made it."""
+    """A judge on a server, with a connection to the data plane. Use it only in the event loop that made it."""
 
     def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, traffic: Traffic | None = None) -> None:
-        """`traffic` is told what every connection moved."""
+        """`traffic`: counts the bytes that the connections to the server move."""
         self._spec = spec
         self._server = server
         self._reader = reader
@@ -80,8 +84,8 @@ class RemoteJudge:
         )
 
     async def judge(self, tasks: Sequence[JudgeTask]) -> list[JudgedGroup | None]:
-        """Verdicts on the groups, in order; None for those that `cut_off` ended."""
-        by_s = asyncio.get_running_loop().time() + self._server.patience_s
+        """Return verdicts on the groups, in order; None for groups that `cut_off` ended."""
+        by_s = asyncio.get_running_loop().time() + self._server.call_timeout_s
         groups = [asyncio.create_task(self._judge_group(task, by_s)) for task in tasks]
         self._groups.update(groups)
         try:
@@ -91,26 +95,28 @@ class RemoteJudge:
         return [None if group.cancelled() else group.result() for group in groups]
 
     def cut_off(self) -> None:
-        """Nobody waits for the groups under way any more."""
+        """End the groups under way; `judge` returns None for them."""
         for group in self._groups:
             group.cancel()
 
     async def shutdown(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server and to the data plane."""
         await self._session.close()
         self._reader.close()
 
     async def _judge_group(self, task: JudgeTask, by_s: float) -> JudgedGroup:
-        """`by_s`: on the loop's clock, when the verdicts must be there."""
+        """Return verdicts on one group. `by_s`: deadline for all of them, on the event loop's clock."""
         (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
         texts = [sample.text for sample in group_record.decode(view).samples]
-        # Of answers with the same key one is asked about.
+        # Responses with the same key share one question to the server.
         keys: list[object] = [*texts] if self._spec.is_sure else [*range(len(texts))]
         try:
             media = await asyncio.to_thread(self._media, task.group.media)
             contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
         except ValueError as error:
-            logger.warning("judge %s is not asked about the answers in %s: %s", self._spec.name, task.group.ref, error)
+            logger.warning(
+                "judge %s cannot be asked about the responses in %s: %s", self._spec.name, task.group.ref, error
+            )
             contents = {}
         seeds = {key: sample_seed(task.seed, keys.index(key)) for key in contents}
         calls = (self._votes(content, seeds[key], by_s) for key, content in contents.items())
@@ -124,22 +130,27 @@ class RemoteJudge:
         )
 
     def _media(self, refs: Sequence[Ref]) -> list[dict[str, Any]]:
-        """Their encoded bytes as parts of a message. Raises ValueError where a server could not read them."""
+        """Return the encoded media as parts of a message. Raises ValueError if a server could not read one of them."""
         views = self._reader.resolve([_source_of(ref) for ref in refs]) if refs else ()
         return [_part(view.tobytes()) for view in views]
 
     def _question(self, task: JudgeTask, response: str) -> dict[str, Any]:
-        """Raises ValueError where the sample lacks what the template names."""
+        """Return the question as a part of a message.
+
+        Raises ValueError if the sample lacks a field that the template names.
+        """
         text = self._spec.template.fill(
             question=task.question, response=_defused(response), answer=task.answer, fields=task.fields
         )
         return {"type": "text", "text": text}
 
     async def _votes(self, content: list[dict[str, Any]], seed: int, by_s: float) -> list[_Verdict]:
+        """Return all votes on one response."""
         votes = (self._vote(content, sample_seed(seed, vote), by_s) for vote in range(self._spec.num_votes))
         return list(await asyncio.gather(*votes))
 
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
+        """Ask for one verdict until it can be read, attempts are used up, or the deadline `by_s` is reached."""
         num_asked = num_tokens = 0
         try:
             async with asyncio.timeout_at(by_s):
@@ -148,21 +159,21 @@ class RemoteJudge:
                         await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
                     async with self._under_way:
                         num_asked += 1
-                        answer = await self._ask(content, sample_seed(seed, attempt), num_asked)
-                    if answer is None:
+                        reply = await self._ask(content, sample_seed(seed, attempt), num_asked)
+                    if reply is None:
                         continue
-                    num_tokens += answer.num_tokens
-                    if answer.score is not None or self._spec.is_sure:
-                        return _Verdict(score=answer.score, num_asked=num_asked, num_tokens=num_tokens)
+                    num_tokens += reply.num_tokens
+                    if reply.score is not None or self._spec.is_sure:
+                        return _Verdict(score=reply.score, num_asked=num_asked, num_tokens=num_tokens)
         except TimeoutError:
-            self._note_failure(num_asked, f"nothing within {self._server.patience_s:g} s")
+            self._note_failure(num_asked, f"no verdict within {self._server.call_timeout_s:g} s")
         return _Verdict(num_asked=num_asked, num_tokens=num_tokens)
 
-    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Answer | None:
-        """None where the server gave no answer, or not in time."""
+    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Reply | None:
+        """Return the server's reply; None if there was none in time, or not a usable one."""
         try:
             return self._read(await self._chat(content, seed))
-        except (aiohttp.ClientError, TimeoutError, _AnswerError) as error:
+        except (aiohttp.ClientError, TimeoutError, _ReplyError) as error:
             self._note_failure(num_asked, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
             return None
 
@@ -170,6 +181,7 @@ class RemoteJudge:
         logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, num_asked, what)
 
     async def _chat(self, content: list[dict[str, Any]], seed: int) -> str:
+        """Send one request and return the body of the reply. Raises _ReplyError if its status is not 200."""
         body: dict[str, Any] = {
             "model": self._server.model,
             "messages": [{"role": "user", "content": content}],
@@ -177,26 +189,26 @@ class RemoteJudge:
             "temperature": self._spec.temperature,
             "seed": seed,
         }
-        if isinstance(
-            self._spec.verdict, YesNo
-        ):  # the distribution as it is; words that are not told of are impossible
+        if isinstance(self._spec.verdict, YesNo):
+            # temperature 1 leaves the distribution unchanged; words that are missing in the reply count as impossible
             body |= {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": MAX_WORDS}
         async with self._session.post(f"{self._server.url.rstrip('/')}/chat/completions", json=body) as response:
             if response.status != 200:
-                raise _AnswerError(f"status {response.status}: {await response.text('utf-8', errors='replace')}")
+                raise _ReplyError(f"status {response.status}: {await response.text('utf-8', errors='replace')}")
             return await response.text("utf-8", errors="replace")
 
-    def _read(self, text: str) -> _Answer:
-        """Raises _AnswerError where a server says what no server should."""
+    def _read(self, text: str) -> _Reply:
+        """Parse a reply. Raises _ReplyError if it is not a chat completion."""
         try:
             chat = json.loads(text)
-            return _Answer(score=self._score(chat["choices"][0]), num_tokens=_num_tokens(chat))
+            return _Reply(score=self._score(chat["choices"][0]), num_tokens=_num_tokens(chat))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise _AnswerError(f"not a chat completion: {text}") from error
+            raise _ReplyError(f"not a chat completion: {text}") from error
 
     def _score(self, choice: dict[str, Any]) -> float | None:
+        """Return the score of a reply's first choice; None if it contains no verdict."""
         verdict = self._spec.verdict
-        assert not isinstance(verdict, LabelScore), "refused with a url"
+        assert not isinstance(verdict, LabelScore), "the config refuses LabelScore with a url"
         if not isinstance(verdict, YesNo):
             return verdict.score(choice["message"]["content"] or "")
         tokens = (choice.get("logprobs") or {}).get("content") or []
@@ -207,7 +219,7 @@ class RemoteJudge:
 
 
 class _CountedConnector(aiohttp.TCPConnector):
-    """Looks at every connection once more when a request is done with it: it may be closed next."""
+    """A connector that counts a connection's traffic whenever a request releases it, because it may be closed next."""
 
     def __init__(self, traffic: Traffic, **settings: Any) -> None:
         super().__init__(**settings)
@@ -216,41 +228,46 @@ class _CountedConnector(aiohttp.TCPConnector):
     def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
         transport = protocol.transport
         connection = None if transport is None else transport.get_extra_info("socket")
-        if connection is not None:  # else the server closed it without an answer
+        if connection is not None:  # None: the server closed it without a reply
             self._traffic.look_at(connection.fileno())
         super()._release(key, protocol, should_close=should_close)
 
 
-class _AnswerError(Exception):
-    """The server answered, but not what was asked."""
+class _ReplyError(Exception):
+    """The server replied, but not with a chat completion."""
 
 
 def _num_tokens(chat: dict[str, Any]) -> int:
-    """What the server says that it wrote, where it can be believed."""
+    """Return the number of tokens that the server reports for its reply; 0 if the number is missing or impossible."""
     usage = chat.get("usage")
     number = usage.get("completion_tokens") if isinstance(usage, dict) else None
     return number if isinstance(number, int) and 0 <= number <= MAX_TOKENS_TOLD else 0
 
 
 def _source_of(ref: Ref) -> Ref:
-    """The encoded medium that patches were made of."""
+    """Return the ref of the encoded medium from which patches were derived. Raises ValueError without a lineage."""
     if ref.lineage is None:
-        raise ValueError(f"ref {ref.name} ({ref.kind}) has no lineage; a remote judge is sent encoded media")
+        raise ValueError(
+            f"ref {ref.name} ({ref.kind}) has no lineage; a remote judge needs the encoded medium: send a derived ref"
+        )
     return source_ref(ref.lineage, ref.node)
 
 
 def _defused(response: str) -> str:
-    """What opens most models' special tokens is broken up; the server's own are not known here."""
+    """Return the response with the opening of most models' special tokens broken up.
+
+    The special tokens of the server's model are not known here.
+    """
     return response.replace("<|", "< |")
 
 
 def _part(encoded: bytes) -> dict[str, Any]:
-    """Of a message: an image, or a video as vLLM's server takes it."""
+    """Return one part of a message: an image, or a video in the form of vLLM's server."""
     mime = next((mime for pattern, mime in MIME_TYPES if pattern.match(encoded)), None)
     if mime is None:
         raise ValueError(
-            f"a medium begins with {encoded[:12]!r}; a judge's server is sent {', '.join(m for _, m in MIME_TYPES)}: "
-            "convert it"
+            f"a medium begins with {encoded[:12]!r}; a judge's server accepts {', '.join(m for _, m in MIME_TYPES)}: "
+            "convert the medium"
         )
     key = f"{mime.split('/')[0]}_url"
     return {"type": key, key: {"url": f"data:{mime};base64,{base64.b64encode(encoded).decode()}"}}

@@ -1,4 +1,8 @@
-"""The Ray side of a remote judge: no engine and no device, the same verbs. Importing this is light."""
+"""The Ray actor of a remote judge. It has no engine and no device, but the same methods as `JudgeActor`.
+
+The work is in `yatt_mm.genrm.remote`. Importing this module is light: aiohttp and the reader load in the actor's
+process.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +19,9 @@ if TYPE_CHECKING:
 
 
 class RemoteJudgeActor:
-    """Sends what is to be judged to a server.
+    """Sends groups to a judge's server; all controllers share it.
 
-    Consumes: lists of finished groups.  Produces: their scores.
+    Consumes: lists of finished groups.  Produces: their verdicts.
     """
 
     def __init__(
@@ -30,19 +34,22 @@ class RemoteJudgeActor:
         num_controllers: int,
         deadline_s: float,
     ) -> None:
-        """`name`: of this actor, in errors."""
+        """`name`: what errors call this actor.
+
+        `deadline_s`: timeout of the data plane and for the other controllers' tasks.
+        """
         self._spec = spec
         self._server = server
         self._dataplane_uri = dataplane_uri
         self._deadline_s = deadline_s
-        self._meeting: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
+        self._barrier: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._traffic = Traffic()
         self._judge: RemoteJudge | None = None
 
     async def start(self) -> None:
-        """Connect to the data plane; the server is only spoken to when there is something to judge."""
+        """Connect to the data plane. The server gets no request before there is something to judge."""
         from dataplane.client.reader import Reader
         from yatt_mm.genrm.remote import RemoteJudge
 
@@ -50,29 +57,35 @@ class RemoteJudgeActor:
         self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic)
 
     async def set_state(self, state: State) -> StateReport:
-        """It holds no device; but while others train it asks nothing, and what it had begun comes to nothing."""
+        """Stop asking the server unless `state` is awake: groups under way are cut off.
+
+        There is no device to give back.
+        """
         if state is not State.AWAKE and self._judge is not None:
             self._judge.cut_off()
         return StateReport(held_bytes=0)
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Judge the groups; None stands for one that was cut off: it is to be judged again."""
-        assert self._judge is not None, "start comes first"
+        """Return verdicts on the groups, in order. None: the group was cut off; send it again."""
+        assert self._judge is not None, "call start first"
         return await self._judge.judge(tasks)
 
     async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """As `judge`, when all controllers have come; a server does not promise the same numbers again.
+        """Return verdicts like `judge`, once all controllers have sent their tasks. A repeated batch may get other
+        numbers.
+
+        Waits for: the tasks of all other controllers, then the batch.
 
         Raises:
             PhaseAbortedError: a controller did not send its tasks in time, or the batch failed.
         """
-        return await self._meeting.join(phase, controller, {task.group.slot: task for task in tasks}, self.judge)
+        return await self._barrier.join(phase, controller, {task.group.slot: task for task in tasks}, self.judge)
 
     async def metrics(self) -> dict[str, float]:
-        """Traffic of this process since the last call, media included."""
+        """Return `moved_bytes`: what this process moved over TCP since the last call, media included."""
         return {"ipc_bytes": 0, "moved_bytes": self._traffic.take_bytes()}
 
     async def shutdown(self) -> None:
-        """Close the connections."""
+        """Close the connections to the server and to the data plane."""
         if self._judge is not None:
             await self._judge.shutdown()

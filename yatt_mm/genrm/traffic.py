@@ -1,6 +1,6 @@
-"""How many bytes this process moved over its TCP connections, as the kernel counts them. Linux only.
+"""A counter of the bytes that this process moved over TCP, as the kernel counts them. Linux only.
 
-What two processes share in memory, or send through pipes and Unix sockets, is not in it.
+Shared memory, pipes and Unix sockets are not counted.
 """
 
 from __future__ import annotations
@@ -11,23 +11,24 @@ import struct
 from pathlib import Path
 
 _BYTES_ACKED = 120
-"""Offset of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h); `tcpi_bytes_received` follows it."""
+"""Offset in bytes of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h); `tcpi_bytes_received` follows it."""
 _COUNTS = struct.Struct("@QQ")
+"""The two counts: bytes that were acknowledged, bytes that were received."""
 
 
 class Traffic:
-    """Bytes of requests and replies, both ways."""
+    """Bytes that this process sent and received over TCP connections."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}
-        """[connection that was open when last looked at] bytes until then."""
+        """[name of a connection] Bytes until it was last looked at, while it was open."""
         self._closed_bytes = 0
         self._taken = 0
 
     def take_bytes(self) -> int:
-        """Sent and received since the call before, at first since the process began.
+        """Return the bytes sent and received since the last call; the first call counts from the start of the process.
 
-        What a connection that has closed moved after it was last looked at is lost.
+        Bytes that a connection moved between `look_at` and its end are not counted.
         """
         are_open = {self.look_at(int(entry.name)) for entry in Path("/proc/self/fd").iterdir()}
         for name in self._seen.keys() - are_open:
@@ -37,19 +38,19 @@ class Traffic:
         return taken
 
     def look_at(self, descriptor: int) -> str | None:
-        """Note what a connection has moved by now; its name, or None where the descriptor is no open socket."""
+        """Note what a connection has moved so far. Return its name, or None if the descriptor is not an open socket."""
         try:
             name = str(Path(f"/proc/self/fd/{descriptor}").readlink())
             if not name.startswith("socket:"):
                 return None
             self._seen[name] = max(self._seen.get(name, 0), _moved_bytes(descriptor))
-        except OSError:  # closed meanwhile
+        except OSError:  # the descriptor was closed in the meantime
             return None
         return name
 
 
 def _moved_bytes(descriptor: int) -> int:
-    """Of one open socket; 0 for what is no TCP connection."""
+    """Return the bytes that an open socket sent and received; 0 if it is not a TCP connection."""
     with socket.socket(fileno=os.dup(descriptor)) as connection:
         if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.type != socket.SOCK_STREAM:
             return 0

@@ -86,7 +86,7 @@ class RemoteSpec:
     """Of one request."""
     max_requests: int
     """Under way at the same time."""
-    patience_s: float
+    call_timeout_s: float
     """Of one call for verdicts, its requests, their queue and their repetitions together."""
 
 

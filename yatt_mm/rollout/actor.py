@@ -1,4 +1,8 @@
-"""The Ray side of a rollout worker. Importing this is light; torch and vllm load in the actor's process."""
+"""The Ray actor of one rollout engine: start, sleep, sample, take weights, shut down.
+
+The work is in `yatt_mm.rollout.worker`. Importing this module loads neither torch nor vllm; they load in the actor's
+process.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,9 @@ if TYPE_CHECKING:
 
 
 class RolloutActor:
-    """One engine that all controllers share.
+    """One engine of the policy; all controllers send it prompts.
 
-    Consumes: lists of prompt tasks.  Produces: refs of finished groups.
+    Consumes: lists of prompt tasks.  Produces: refs of sampled groups.
     """
 
     def __init__(
@@ -29,13 +33,16 @@ class RolloutActor:
         name = f"engine {index}"
         self._spec = spec
         self._dataplane_uri = dataplane_uri
-        self._meeting: BatchBarrier[PromptTask, GroupRef] = BatchBarrier(
+        self._barrier: BatchBarrier[PromptTask, GroupRef] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
         self._hosted: StartingWorker[RolloutWorker] = StartingWorker(name)
 
     async def start(self) -> None:
-        """Start the engine and put it to sleep. Unblocked by: the engine, its failure, or `shutdown`."""
+        """Start the engine and put it to sleep.
+
+        Waits for: the engine.  Unblocked by: the engine, its failure, or `shutdown`.
+        """
         pin_to_cores(self._spec.cores)
         from yatt_mm.rollout.worker import RolloutWorker
 
@@ -43,51 +50,56 @@ class RolloutActor:
         await self._hosted.worker.engine.sleep()
 
     async def set_state(self, state: State) -> StateReport:
-        """Sleep, hold weights only, or be awake."""
+        """Wake the engine up if `state` is awake, else put it to sleep; return the memory that it holds then."""
         worker = self._hosted.worker
         if state is State.AWAKE:
             await worker.engine.wake_up()
         else:
-            await worker.engine.sleep()  # `update_weights` wakes the weights alone
+            await worker.engine.sleep()  # for weights_only: `update_weights` takes the memory of the weights later
         return StateReport(held_bytes=held_bytes())
 
     async def generate(self, tasks: list[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
-        """Answer the tasks, all at once, together with whatever else the engine is doing.
+        """Sample responses for all tasks at the same time, and return the refs of the stored groups, in order.
 
-        What `abort` or the engine's sleep cuts off comes back with the tokens that it has, and finish reason "abort".
+        The engine may compute other requests at the same time. Responses that `abort` or the engine's sleep cuts off
+        keep the tokens that they have, and get finish reason "abort".
         """
         worker = self._hosted.worker
         return list(await asyncio.gather(*(worker.generate(task, sampling) for task in tasks)))
 
     async def abort(self, names: list[str]) -> None:
-        """End the groups of the tasks with these names now; `generate` returns them. Others are ignored."""
+        """End the groups of the tasks with these names now; `generate` returns them. Unknown names are ignored."""
         await self._hosted.worker.abort(names)
 
     async def generate_together(
         self, phase: str, controller: int, tasks: list[PromptTask], sampling: SamplingSettings
     ) -> list[GroupRef]:
-        """Answer the tasks of all controllers as one batch, in the run's order of prompts.
+        """Return this controller's groups after sampling the tasks of all controllers as one batch.
+
+        The batch has the run's order of prompts.
+
+        Waits for: the tasks of all other controllers, then the batch.
 
         Raises:
             PhaseAbortedError: a controller did not send its tasks in time, or the batch failed.
         """
         worker = self._hosted.worker
 
-        async def run(everyones: list[PromptTask]) -> list[GroupRef]:
-            return await worker.generate_batch(everyones, sampling)
+        async def run(all_tasks: list[PromptTask]) -> list[GroupRef]:
+            return await worker.generate_batch(all_tasks, sampling)
 
-        return await self._meeting.join(phase, controller, {task.slot: task for task in tasks}, run)
+        return await self._barrier.join(phase, controller, {task.slot: task for task in tasks}, run)
 
     async def update_weights(self, published: Published) -> None:
-        """Take the published weights; every cache that depends on the old ones is emptied."""
+        """Load the published weights, and empty every cache that depends on the old ones."""
         await self._hosted.worker.update_weights(published)
 
     async def metrics(self) -> dict[str, float]:
-        """Totals since the start."""
+        """Return the worker's totals since the start."""
         return self._hosted.worker.metrics()
 
     async def shutdown(self) -> None:
-        """End the engine and every process that it started, also in the middle of its start."""
+        """End the engine and every process that it started. Also works while the engine is starting."""
         from yatt_mm.rollout.worker import RolloutWorker
 
         await self._hosted.end(RolloutWorker.shutdown)

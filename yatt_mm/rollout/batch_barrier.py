@@ -1,7 +1,7 @@
-"""Where the controllers' tasks for one engine come together, so that it computes them as one batch.
+"""A barrier at one engine: collects the tasks of all controllers, so that the engine computes them as one batch.
 
-What is computed together decides its last bits; a deterministic run therefore gives an engine all tasks of a phase at
-once, in the run's order.
+The last bits of a result depend on what the engine computes at the same time. A deterministic run therefore gives an
+engine all tasks of a phase at once, in the run's order.
 """
 
 from __future__ import annotations
@@ -19,26 +19,31 @@ R = TypeVar("R")
 
 @dataclass(slots=True)
 class _Batch(Generic[T, R]):
-    """Tasks of one phase, as they come in from the controllers."""
+    """The tasks of one phase and their results."""
+
+    # [controller] its tasks by their place in the run's order
 
     tasks: dict[int, Mapping[int, T]] = field(default_factory=dict)
     is_met: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when all controllers have sent theirs."""
+    """Set when all controllers have sent their tasks."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when `results` or `error` is there."""
     results: dict[int, R] = field(default_factory=dict)
+    """[place in the run's order] The task's result."""
     error: str | None = None
+    """The reason for which the batch failed; None if it did not."""
 
 
 class BatchBarrier(Generic[T, R]):
-    """Of all controllers, at one engine.
+    """The barrier of all controllers at one engine.
 
     Consumes: each controller's tasks by their place in the run's order.  Produces: their results.
-    Waits for: the other controllers' tasks of the same phase, up to the deadline; then for the batch, without a bound
-    of its own: the engine ends it when it finishes nothing for too long.
+    Waits for: the other controllers' tasks of the same phase, up to the deadline; then for the batch. The wait for the
+    batch has no timeout here: the engine ends the batch if it finishes nothing for too long.
     """
 
     def __init__(self, name: str, *, num_controllers: int, deadline_s: float) -> None:
-        """`name`: of the engine, in errors."""
+        """`name`: what errors call the engine. `deadline_s`: timeout for the tasks of the other controllers."""
         self._name = name
         self._num_controllers = num_controllers
         self._deadline_s = deadline_s
@@ -47,7 +52,9 @@ class BatchBarrier(Generic[T, R]):
     async def join(
         self, phase: str, controller: int, tasks: Mapping[int, T], run: Callable[[list[T]], Awaitable[list[R]]]
     ) -> list[R]:
-        """Results of this controller's tasks, in its order; whoever comes last calls `run` with everybody's.
+        """Return the results of this controller's tasks, in their order.
+
+        The last controller to join calls `run` with the tasks of all controllers.
 
         Raises:
             PhaseAbortedError: a controller did not send its tasks in time, or the batch failed.
@@ -72,12 +79,13 @@ class BatchBarrier(Generic[T, R]):
 
 
 async def _run(batch: _Batch[T, R], run: Callable[[list[T]], Awaitable[list[R]]]) -> None:
+    """Compute the whole batch, and set its results or its error."""
     tasks = {place: task for part in batch.tasks.values() for place, task in part.items()}
     order = sorted(tasks)
     try:
         if tasks:
             batch.results = dict(zip(order, await run([tasks[place] for place in order]), strict=True))
-    except Exception as error:  # the other controllers wait for this batch: they must hear of it
+    except Exception as error:  # the other controllers wait for this batch and must get the error
         batch.error = f"{type(error).__name__}: {error}"
         raise
     except asyncio.CancelledError:

@@ -1,4 +1,7 @@
-"""The processes that an engine started: known by handle from the moment they exist, ended within a deadline."""
+"""Child processes of an engine: find them, watch for their death, and end them within a timeout.
+
+`psutil.Process` handles are used instead of process ids, so a reused id is never ended by mistake.
+"""
 
 import asyncio
 import contextlib
@@ -14,14 +17,14 @@ logger = logging.getLogger(__name__)
 
 
 def children() -> set[psutil.Process]:
-    """Every descendant of this process that is alive."""
+    """Return all living descendants of this process."""
     return set(psutil.Process().children(recursive=True))
 
 
 def watch(processes: set[psutil.Process], on_death: Callable[[int], None]) -> Callable[[], None]:
-    """Call `on_death` with the process id when one ends; the kernel tells, nothing is polled.
+    """Call `on_death` with the process id when one of the processes ends; return a function that stops the watching.
 
-    Belongs to the running event loop. Returns what stops the watching.
+    The kernel reports the end through the running event loop; there is no polling.
     """
     loop = asyncio.get_running_loop()
     pidfds = {process.pid: os.pidfd_open(process.pid) for process in processes}
@@ -41,7 +44,7 @@ def watch(processes: set[psutil.Process], on_death: Callable[[int], None]) -> Ca
 
 
 def mapped(processes: set[psutil.Process], prefix: str) -> set[Path]:
-    """Files whose path begins with `prefix` and that any of the processes maps."""
+    """Return the files that any of the processes maps and whose path begins with `prefix`."""
     paths: set[Path] = set()
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
@@ -50,7 +53,10 @@ def mapped(processes: set[psutil.Process], prefix: str) -> set[Path]:
 
 
 def end(processes: set[psutil.Process], timeout_s: float) -> None:
-    """Wait for `processes` to end, ask the rest to, kill what does not listen; each step has a third of the time."""
+    """Wait for `processes` to end, then send SIGTERM to the rest, then SIGKILL.
+
+    Each step has a third of `timeout_s`.
+    """
     _, alive = psutil.wait_procs(processes, timeout=timeout_s / 3)
     for action in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
@@ -61,27 +67,28 @@ def end(processes: set[psutil.Process], timeout_s: float) -> None:
                 continue
         _, alive = psutil.wait_procs(alive, timeout=timeout_s / 3)
     if alive:
-        logger.error("processes %s could not be ended", sorted(process.pid for process in alive))
+        logger.error("could not end the processes %s, not even with SIGKILL", sorted(process.pid for process in alive))
 
 
 def ask_to_end(processes: set[psutil.Process]) -> None:
-    """Send SIGTERM to those that are still there; returns at once."""
+    """Send SIGTERM to the processes that are still alive, without waiting for their end."""
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.terminate()
 
 
 def tracker_pid() -> int | None:
-    """Process id of multiprocessing's resource tracker, which the first spawned child brings along."""
+    """Return the process id of multiprocessing's resource tracker; None before the first spawned child starts it."""
     return resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]
 
 
 def stop_tracker() -> None:
-    """End the resource tracker; Python starts another when one is needed."""
+    """End multiprocessing's resource tracker. Python starts a new one when it needs one."""
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
 
 
 def _name(process: psutil.Process) -> str:
+    """Return the name of the process, for logs."""
     try:
         return process.name()
     except psutil.NoSuchProcess:

@@ -1,8 +1,9 @@
-"""Classifiers of families whose head vLLM looks for in another place than where folders keep it.
+"""vLLM model classes for sequence classifiers of Qwen2.5-VL and InternVL, which load the head from the right place.
 
-vLLM 0.32 makes a classifier of a model by giving it a head named `score`, and where the language model inside is made
-from vLLM's registry it is that one which gets the head. Folders keep it beside the model, as `score.weight`. Known to
-vLLM by the name of the class (`plugin`). Qwen3-VL's language model is made otherwise, and needs nothing.
+vLLM 0.32 turns a model into a classifier by adding a head named `score`. If the model makes its language model from
+vLLM's registry, the language model gets the head. But the model folders store the head at the top level, as
+`score.weight`, so these classes map the name. `plugin` registers them with vLLM under the names of the classes.
+Qwen3-VL makes its language model in another way and needs no class here.
 """
 
 from vllm.model_executor.models.interns1 import InternS1ForConditionalGeneration
@@ -10,15 +11,16 @@ from vllm.model_executor.models.qwen2_5_vl import Qwen2_5_VLForConditionalGenera
 from vllm.model_executor.models.utils import WeightsMapper
 
 _INSIDE = WeightsMapper(orig_to_new_prefix={"score.": "language_model.score."})
+"""Maps the head's name in a folder to its name in vLLM's model."""
 
 
 class Qwen2_5_VLForSequenceClassification(Qwen2_5_VLForConditionalGeneration):
-    """Takes the head that a folder keeps beside the model."""
+    """Qwen2.5-VL as a classifier: loads the head that a folder stores at the top level."""
 
     hf_to_vllm_mapper = Qwen2_5_VLForConditionalGeneration.hf_to_vllm_mapper | _INSIDE
 
 
 class InternVLForSequenceClassification(InternS1ForConditionalGeneration):
-    """The same."""
+    """InternVL as a classifier: loads the head that a folder stores at the top level."""
 
     hf_to_vllm_mapper = InternS1ForConditionalGeneration.hf_to_vllm_mapper | _INSIDE

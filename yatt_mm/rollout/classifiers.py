@@ -1,6 +1,6 @@
-"""What vLLM is told to make a classifier of a model folder: the family's model, and the head at the last token.
+"""vLLM arguments for a sequence classifier: the family's model class, and a head that reads the last token.
 
-Left out: the classes behind the architectures (`classifier_models`).
+Left out: the model classes that vLLM 0.32 does not have (`classifier_models`).
 """
 
 from __future__ import annotations
@@ -19,16 +19,19 @@ ARCHITECTURES = {
     "qwen3_vl": "Qwen3VLForConditionalGeneration",
     "qwen3_vl_moe": "Qwen3VLMoeForConditionalGeneration",
 }
-"""model_type -> name of the class in vLLM's registry, whatever the folder calls it."""
+"""[model_type] Name of the class in vLLM's registry. The name in the folder's config is not used."""
 
 
 def architecture(hf_config: dict[str, Any]) -> str:
-    """The class that vLLM makes a classifier of."""
+    """Return the name of the vLLM class that becomes the classifier."""
     return ARCHITECTURES[hf_config["model_type"]]
 
 
 def engine_args(config: EngineConfig) -> dict[str, Any]:
-    """Beside what every engine is told; vLLM looks for the number of labels in either of two configs."""
+    """Return the arguments that a classifier needs in addition to those of every engine.
+
+    They set the number of labels in two configs, because vLLM may read it from either.
+    """
     labels = {"num_labels": config.num_labels}
     name = architecture(read_config(Path(config.model_dir)))
     return {

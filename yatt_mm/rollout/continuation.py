@@ -1,7 +1,8 @@
-"""A task as far as it has come: what earlier attempts sampled, what is left to sample, and how the two are joined.
+"""Continuing a group that was cut off: what earlier attempts sampled, what is left to sample, and joining the two.
 
-A group may be cut off any number of times and go on elsewhere, or under newer weights: every token keeps the
-log-probability and the policy version of the weights that gave it. Pure values; refs and the engine are `worker`'s.
+A group may be cut off any number of times and continue on another engine or with newer weights. Every token keeps the
+log-probability and the policy version of the weights that sampled it. Pure values: `worker` handles refs and the
+engine.
 """
 
 import dataclasses
@@ -22,25 +23,27 @@ _NOTHING = SampleRecord(
     text="",
     finish_reason="abort",
 )
+"""A sample that was cut off before its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Continuation:
-    """One task, its prompt, and the samples that it starts from."""
+    """One attempt at a task: its prompt, and the samples that it continues."""
 
     task: PromptTask
     sampling: SamplingSettings
     prompt: list[int]
+    """Token ids, with the placeholders of the media expanded."""
     earlier: tuple[SampleRecord, ...]
-    """[G] as the last attempt left them; without a token where there was none."""
+    """[G] The samples of the last attempt; samples without a token if this is the first attempt."""
 
     @property
     def unfinished(self) -> list[int]:
-        """Samples that go on: they were cut off, and have room for more tokens."""
+        """Indices of the samples that continue: they were cut off, and have room for more tokens."""
         return [i for i, sample in enumerate(self.earlier) if sample.finish_reason == "abort" and not self._is_full(i)]
 
     def request(self, media: tuple[Medium, ...]) -> GenerateRequest:
-        """What the engine is asked: the unfinished samples, each from where it stopped."""
+        """Return the engine's request for the unfinished samples; each continues where it stopped."""
         unfinished = self.unfinished
         return GenerateRequest(
             prompt_token_ids=self.prompt,
@@ -53,7 +56,10 @@ class Continuation:
         )
 
     def joined(self, sampled: Sequence[Sampled], decode: Callable[[list[int]], str]) -> GroupRecord:
-        """The whole group. `sampled`: of the unfinished samples, in order; `decode`: a response's text from its ids."""
+        """Return the whole group.
+
+        `sampled`: new tokens of the unfinished samples, in order. `decode`: makes a response's text from its token ids.
+        """
         new = dict(zip(self.unfinished, sampled, strict=True))
         samples = [
             _continued(sample, new[i], decode) if i in new else self._closed(i) for i, sample in enumerate(self.earlier)
@@ -64,21 +70,25 @@ class Continuation:
         return len(self.earlier[sample].token_ids) >= self.sampling.max_tokens
 
     def _closed(self, index: int) -> SampleRecord:
+        """Return a sample that does not continue; if it was cut off at the limit, its finish reason is "length"."""
         sample = self.earlier[index]
         return dataclasses.replace(sample, finish_reason="length") if sample.finish_reason == "abort" else sample
 
     def _seed(self, sample: int) -> int:
-        """Of its next token: a sample that goes on must not draw the same numbers again."""
+        """Return the seed of the sample's next token.
+
+        It differs per start, or the same random numbers would come again.
+        """
         seed = sample_seed(self.task.seed, sample)
         num_tokens = len(self.earlier[sample].token_ids)
         return sample_seed(seed, num_tokens) if num_tokens else seed
 
 
 def begin(task: PromptTask, sampling: SamplingSettings, prompt: list[int], partial: GroupRecord | None) -> Continuation:
-    """The task at its start, or where `partial` ended.
+    """Return the first attempt at a task, or if `partial` is given, the attempt that continues it.
 
     Raises:
-        ValueError: `partial` is of another prompt, or has another number of samples.
+        ValueError: `partial` has another prompt or another number of samples than the task.
     """
     if partial is None:
         return Continuation(task=task, sampling=sampling, prompt=prompt, earlier=(_NOTHING,) * task.num_samples)
@@ -93,12 +103,13 @@ def begin(task: PromptTask, sampling: SamplingSettings, prompt: list[int], parti
 
 
 def sample_seed(group_seed: int, sample: int) -> int:
-    """The seed of one sample: depends on the group's seed and the sample's index alone. 31 bits."""
+    """Return the seed of one sample, 31 bits. It depends only on the group's seed and the sample's index."""
     digest = hashlib.blake2b(f"{group_seed} {sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
 
 
 def _continued(earlier: SampleRecord, sampled: Sampled, decode: Callable[[list[int]], str]) -> SampleRecord:
+    """Return the sample with its earlier tokens followed by its new ones."""
     token_ids = np.concatenate([earlier.token_ids, np.array(sampled.token_ids, dtype=np.int64)])
     return SampleRecord(
         token_ids=token_ids,

@@ -1,7 +1,7 @@
-"""Ready engine inputs: token ids, patches of images and videos, and where in the prompt they belong.
+"""vLLM inputs made from requests: token ids, patches of images and videos, and their positions in the prompt.
 
-vLLM's own processor does not run: patches come from the data plane, ids are those that the trainer will use. Imports
-vLLM at its top, as `backend` does.
+vLLM's own processor does not run. The patches come from the data plane, and the token ids are the ids that the trainer
+will use. This module imports vLLM at its top, like `vllm_backend`, so import it only after the environment is prepared.
 """
 
 from __future__ import annotations
@@ -30,15 +30,19 @@ from yatt_mm.rollout.engine_types import EngineConfig, GenerateRequest, MediaTok
 from yatt_mm.rollout.video_times import engine_seconds
 
 KINDS: tuple[MediaKind, ...] = ("image", "video")
+"""The kinds of media that an engine takes."""
 FIELDS = {"image": ("pixel_values", "image_grid_thw"), "video": ("pixel_values_videos", "video_grid_thw")}
-"""What vLLM calls the patches and the grid of each kind."""
+"""[kind] The names that vLLM gives to the patches and to the grid."""
 
 
 class InputBuilder:
-    """Turns requests into ready engine inputs; knows what the engine process has cached, and counts what is sent."""
+    """Turns requests into vLLM inputs.
+
+    It knows which media the engine process has cached, and counts the bytes sent.
+    """
 
     num_ipc_bytes: int
-    """Bytes of media handed over to be sent to the engine process."""
+    """Bytes of media that were handed over for sending to the engine process."""
 
     def __init__(self, llm: AsyncLLM, config: EngineConfig) -> None:
         multimodal = llm.model_config.multimodal_config
@@ -59,7 +63,12 @@ class InputBuilder:
         self._tokens_per_second = hf_config.vision_config.to_dict().get("tokens_per_second")
 
     def build(self, request: GenerateRequest, sample: int) -> EngineInput:
-        """The input of one sample. Call it right before sending: it decides what the engine already has."""
+        """Return the input of one sample of a request.
+
+        Call it right before sending: it leaves out media that the engine process already has.
+
+        Raises ValueError if the request is longer than the model allows, or if its media do not fit its prompt.
+        """
         begun = request.tokens_begun(sample)
         token_ids = list(request.prompt_token_ids)
         self._check_limits(len(token_ids), request)
@@ -70,25 +79,26 @@ class InputBuilder:
         of_kind = {kind: places for kind, places in of_kind.items() if places}
         items = [self._item(medium) for medium in request.media]
         return mm_input(
-            prompt_token_ids=[*token_ids, *begun],  # placeholders that were sampled stand for themselves
+            prompt_token_ids=[*token_ids, *begun],  # a placeholder token that was sampled is not a medium
             mm_kwargs=MultiModalKwargsItems({kind: [items[at] for at in places] for kind, places in of_kind.items()}),
             mm_hashes={kind: [request.media[at].digest for at in places] for kind, places in of_kind.items()},
             mm_placeholders={kind: [ranges[at] for at in places] for kind, places in of_kind.items()},
         )
 
     def forget(self, digests: Sequence[str]) -> None:
-        """Send these media again when they are next used."""
+        """Forget that these media were sent, so that they are sent again at their next use."""
         if self._cache is not None:
             for digest in digests:
                 self._cache.invalidate(digest)
 
     def _check_limits(self, num_tokens: int, request: GenerateRequest) -> None:
+        """Check that the request has neither too many tokens nor too many media."""
         if num_tokens + request.max_tokens > self._max_model_len:
             raise ValueError(
                 f"a prompt of {num_tokens} tokens and {request.max_tokens} to be sampled exceed max_model_len "
                 f"{self._max_model_len}: raise rollout.max_model_len, or lower rollout.max_tokens or the media's size"
             )
-        for kind in KINDS:  # vLLM does not count the media of ready inputs
+        for kind in KINDS:  # vLLM does not check the number of media in ready inputs
             num = sum(medium.kind == kind for medium in request.media)
             if num > self._most[kind]:
                 raise ValueError(
@@ -97,7 +107,7 @@ class InputBuilder:
                 )
 
     def _item(self, medium: Medium) -> MultiModalKwargsItem | None:
-        """None when the engine process holds the medium already."""
+        """Return the medium in the form of vLLM; None if the engine process already holds it."""
         if self._cache is not None and self._cache.is_cached_item(medium.digest):
             return self._cache.get_and_update_item(None, medium.digest)[0]
         item = self._new_item(medium)
@@ -107,6 +117,7 @@ class InputBuilder:
         return self._cache.get_and_update_item((item, []), medium.digest)[0]
 
     def _new_item(self, medium: Medium) -> MultiModalKwargsItem:
+        """Return a medium in the form of vLLM, after checking its patches. Raises ValueError if they do not fit."""
         patches, grid = medium.patches, medium.grid_thw
         num, form = (grid[0], "C, S, S") if self._has_tiles else (int(np.prod(grid)), "D")
         if patches.dtype != np.uint8 or patches.ndim != 1 + len(form.split()) or len(patches) != num:
@@ -123,7 +134,10 @@ class InputBuilder:
         return _patches_item(medium.kind, pixels, grid, seconds)
 
     def _pixels(self, patches: np.ndarray) -> torch.Tensor:
-        """uint8 as it is where the engine normalises; else the trainer's affine map, channel by channel."""
+        """Return the patches as a tensor: uint8 if the engine normalises them, else normalised float32.
+
+        Mean and standard deviation are those of the trainer, per channel.
+        """
         if self._affine is None:
             return as_tensor(patches)
         mean, std = (torch.tensor(values).view(1, 3, 1) for values in self._affine)
@@ -131,6 +145,7 @@ class InputBuilder:
         return by_channel.sub_(mean).div_(std).view(patches.shape)
 
     def _placeholders(self, token_ids: list[int], media: Sequence[Medium]) -> list[PlaceholderRange]:
+        """Return each medium's range of placeholder tokens. Raises ValueError if there are too few or too many."""
         ranges, end, num_wanted = [], 0, 0
         for medium in media:
             num_wanted += int(np.prod(medium.grid_thw)) // self._merge**2
@@ -142,10 +157,11 @@ class InputBuilder:
         return ranges
 
     def _placeholder(self, token_ids: list[int], medium: Medium, start: int) -> tuple[PlaceholderRange, int]:
-        """The first range from `start` on that the medium fills, and where its last token ends.
+        """Return the first range at or after `start` that the medium fills, and the position after its last
+        placeholder.
 
-        Where every frame is a span of its own, the range begins with the first one's opening token, by which vLLM
-        finds the frames, and a mask says which tokens of it are the video's.
+        If every frame has its own span, the range begins with the opening token of the first span, by which vLLM finds
+        the frames, and a mask marks the tokens in it that belong to the video.
         """
         token = self.tokens.of(medium.kind)
         is_apart = medium.kind == "video" and self.tokens.has_spans_per_frame
@@ -169,7 +185,7 @@ class InputBuilder:
 
 
 def media_tokens(hf_config: Any, image_marks: tuple[str, ...]) -> MediaTokens:
-    """How the model of a Hugging Face config writes media into its prompts."""
+    """Return the tokens with which the model of a Hugging Face config writes media into its prompts."""
     ids = hf_config.to_dict()
     rules = VIDEO_RULES.get(ids["model_type"])
     return MediaTokens(
@@ -185,7 +201,7 @@ def media_tokens(hf_config: Any, image_marks: tuple[str, ...]) -> MediaTokens:
 def _patches_item(
     kind: MediaKind, pixels: torch.Tensor, grid_thw: tuple[int, int, int], seconds: float | None
 ) -> MultiModalKwargsItem:
-    """What vLLM's Qwen-VL models are given of an image or a video: patches [N, D], and where wanted its times."""
+    """Return an image or a video for vLLM's Qwen-VL models: patches [N, D], grid, and `seconds` per step if given."""
     grid = torch.tensor([grid_thw])
     pixels_name, grid_name = FIELDS[kind]
     fields = {
@@ -200,7 +216,7 @@ def _patches_item(
 
 
 def _tiles_item(pixels: torch.Tensor, image_token_id: int) -> MultiModalKwargsItem:
-    """What vLLM's InternVL is given of an image: tiles [n, C, S, S]."""
+    """Return an image for vLLM's InternVL: tiles [n, C, S, S]."""
     num_tiles = torch.tensor([len(pixels)])
     fields = {
         "pixel_values": MultiModalFieldConfig.flat_from_sizes("image", num_tiles),
@@ -213,6 +229,7 @@ def _tiles_item(pixels: torch.Tensor, image_token_id: int) -> MultiModalKwargsIt
 
 
 def _find(token_ids: list[int], token_id: int | None, start: int) -> int:
+    """Return the first position of the token at or after `start`; the length of the prompt if there is none."""
     try:
         return token_ids.index(token_id, start) if token_id is not None else len(token_ids)
     except ValueError:

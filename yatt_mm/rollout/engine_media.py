@@ -1,4 +1,7 @@
-"""From derived refs and their views to what prompts and engines are told of a medium."""
+"""Turning a derived ref and its view into the values that prompts and engines need of a medium.
+
+All facts come from the ref's metadata; `patches` is the view itself, without a copy.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from yatt_mm.rollout.prompt_template import MediumSize
 
 
 def size_of(ref: Ref) -> MediumSize:
-    """What a prompt must know of a medium. Raises ValueError where the ref is not one of derived patches."""
+    """Return the size of a medium in a prompt. Raises ValueError if the ref does not name derived patches."""
     return MediumSize(
         num_tokens=int(_meta(ref, "num_tokens")),
         kind=kind_of(ref),
@@ -22,7 +25,7 @@ def size_of(ref: Ref) -> MediumSize:
 
 
 def medium_of(ref: Ref, view: np.ndarray) -> Medium:
-    """What an engine is told of a resolved medium. Raises ValueError where the ref is not one of derived patches."""
+    """Return a resolved medium in the engine's form. Raises ValueError if the ref does not name derived patches."""
     temporal, height, width = _meta(ref, "grid_thw")
     return Medium(
         kind=kind_of(ref),
@@ -34,14 +37,15 @@ def medium_of(ref: Ref, view: np.ndarray) -> Medium:
 
 
 def seconds_per_grid(ref: Ref) -> float:
-    """From one t of a video's grid to the next; images have no time, and any number will do."""
+    """Return the seconds between two temporal steps of a video's grid; 1.0 for images, for which it has no effect."""
     return float(ref.meta.get("second_per_grid_t", 1.0))
 
 
 def _meta(ref: Ref, key: str) -> Any:
+    """Return a value of the ref's metadata. Raises ValueError if it is missing."""
     if key not in ref.meta:
         raise ValueError(
-            f"ref {ref.name} ({ref.kind}) says nothing about its {key}; a rollout wants derived patches: send the refs "
-            "that the data plane's derive gave"
+            f"ref {ref.name} ({ref.kind}) has no {key}; an engine needs derived patches: send the refs that the data "
+            "plane's derive returned"
         )
     return ref.meta[key]

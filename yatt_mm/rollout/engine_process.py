@@ -1,4 +1,7 @@
-"""What one start of an engine brings into the world, kept apart from it so that a failed start can be undone."""
+"""The processes and files of one engine start: vLLM's frontend, its children, its temporary folder.
+
+They are kept apart from `VllmEngine`, so that a start that failed or was cancelled can be undone completely.
+"""
 
 import logging
 import tempfile
@@ -19,20 +22,26 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TMP_DIR_LENGTH = 107 - 37
-"""A socket's path holds 107 characters, of which vLLM takes a slash and a UUID."""
+"""Characters of the folder for sockets: a socket's path may have 107, and vLLM adds a slash and a UUID."""
 VLLM_SEGMENTS = "/dev/shm/vllm_dist_"
-"""Through these the workers of one engine talk on the CPU; vLLM 0.32 leaves them behind."""
+"""Prefix of the shared-memory files through which the workers of one engine communicate on the CPU. vLLM 0.32 does not
+remove them."""
 INTERRUPT_PERIOD_S = 0.1
-"""How often a start that was given up is looked at."""
+"""Seconds between attempts to interrupt a start that was given up."""
 
 
 class EngineProcess:
-    """vLLM's frontend, the processes behind it, and their files."""
+    """One start of vLLM: its frontend, the processes behind it, and their files.
+
+    `launch` starts them, `end` removes them.
+    """
 
     llm: "AsyncLLM"
-    vllm_backend: Any
-    child_processes: set[psutil.Process]
-    """Those of the engine alone: what the caller starts later is not ours to end."""
+    """vLLM's frontend."""
+    backend: Any
+    """The module `vllm_backend`, imported inside the prepared environment."""
+    processes: set[psutil.Process]
+    """The processes of this engine alone, without those that the caller started before or starts later."""
 
     def __init__(self) -> None:
         self._tmp_dir: str | None = None
@@ -42,14 +51,17 @@ class EngineProcess:
         self._is_given_up = False
 
     def launch(self, config: EngineConfig) -> None:
-        """Start vLLM; blocks. Raises RuntimeError where `end` was called meanwhile, from another thread."""
+        """Start vLLM and wait until it is ready.
+
+        Raises RuntimeError if another thread has called `end` in the meantime.
+        """
         with self._launching:
             self._check_wanted()
             self._tmp_dir = tempfile.mkdtemp(prefix="yatt-engine-")
             if len(self._tmp_dir) > MAX_TMP_DIR_LENGTH:
                 raise ValueError(
                     f"the temporary directory {self._tmp_dir} has {len(self._tmp_dir)} characters; names of Unix "
-                    f"sockets leave room for {MAX_TMP_DIR_LENGTH}: set TMPDIR to a shorter one"
+                    f"sockets leave room for {MAX_TMP_DIR_LENGTH}: set TMPDIR to a shorter path"
                 )
             spawning = vllm_environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir)
             with spawning, owned_dirs.semaphores_named(Path(self._tmp_dir)):
@@ -61,7 +73,10 @@ class EngineProcess:
             self.processes = self._started()
 
     def end(self, timeout_s: float) -> None:
-        """Shut down, then make sure: no process, no file. Waits for a `launch` that another thread is still in."""
+        """Shut vLLM down, then end all processes that are left and remove all files.
+
+        Waits for: a `launch` that another thread has not finished.  Unblocked by: its end, or half of `timeout_s`.
+        """
         self._is_given_up = True
         self._interrupt_launch(timeout_s / 2)
         started = self.processes if "processes" in self.__dict__ else self._started()
@@ -78,20 +93,25 @@ class EngineProcess:
             owned_dirs.remove(Path(self._tmp_dir))
 
     def _interrupt_launch(self, timeout_s: float) -> None:
-        """A thread cannot be stopped, but what it waits for can: vLLM fails when its core ends."""
+        """Make a `launch` in another thread fail.
+
+        A thread cannot be stopped, but vLLM fails when its core process ends.
+        """
         deadline = time.monotonic() + timeout_s
         while not self._launching.acquire(timeout=INTERRUPT_PERIOD_S):
             child_processes.ask_to_end(self._started())
             if time.monotonic() > deadline:
-                logger.error("an engine's start goes on %g s after it was given up", timeout_s)
+                logger.error("an engine's start still runs %g s after it was given up", timeout_s)
                 return
         self._launching.release()
 
     def _check_wanted(self) -> None:
+        """Check that `end` was not called."""
         if self._is_given_up:
             raise RuntimeError("the engine's start was given up")
 
     def _started(self) -> set[psutil.Process]:
+        """Return the processes that exist now and did not exist before this start, without the resource tracker."""
         return {
             process
             for process in child_processes.children() - self._others

@@ -1,6 +1,6 @@
-"""What an engine is told and what it answers: plain values, free of torch and vLLM.
+"""Requests, results, settings and errors of an engine: plain values that need neither torch nor vLLM.
 
-Left out: refs and names (`messages`), which the worker turns into these values.
+Left out: refs and names of the data plane (`yatt_mm.protocol.rollout`), which the worker turns into these values.
 """
 
 from __future__ import annotations
@@ -16,65 +16,73 @@ from yatt_mm.protocol.rollout import EngineSpec
 
 
 class EngineError(WorkerError):
-    """The engine cannot answer; the message names it and says why."""
+    """The engine cannot serve a request; the message names the engine and the reason."""
 
 
 class EngineAsleepError(EngineError):
-    """Work was given to an engine that was put to sleep."""
+    """A request came to an engine that is asleep."""
 
 
 class EngineTimeoutError(EngineError, TimeoutError):
-    """The engine did not answer before the deadline."""
+    """The engine did not finish before the deadline."""
 
 
 class MediaDroppedError(EngineError):
-    """The engine's process no longer held media that had been sent before: send the request once more."""
+    """The engine's process no longer held media that had been sent earlier; send the request once more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
-    """One engine. Sizes are upper bounds: nothing is touched before it is used."""
+    """The settings of one engine. Sizes are upper bounds: memory is used only when it is needed."""
 
     model_dir: str
     """A Hugging Face folder with its tokenizer and processor."""
     name: str = "rollout"
-    """Names the engine in logs and errors."""
+    """The engine's name in logs and errors."""
     dtype: str = "float32"
+    """The dtype of weights and activations, in vLLM's words."""
     max_model_len: int = 4096
-    """Prompt and response, in tokens."""
+    """Tokens of a prompt and its response together, at most."""
     max_num_seqs: int = 256
-    """Samples that are computed at the same time."""
+    """Number of samples that are computed at the same time, at most."""
     max_num_batched_tokens: int = 8192
-    """Tokens of one engine step; also bounds the image tokens of one encoder call."""
+    """Tokens of one engine step, at most; this also limits the image tokens of one encoder call."""
     kv_cache_bytes: int = 2**28
+    """Size of the KV cache."""
     block_size: int = 32
-    """Tokens of one block of the KV cache: what prefix caching shares. vLLM's CPU attention wants multiples of 32."""
+    """Tokens in one block of the KV cache, the unit that prefix caching shares. vLLM's CPU attention needs multiples of
+    32."""
     max_images_per_prompt: int = 1
-    """Requests with more are refused."""
+    """Images that a prompt may have; the engine refuses requests with more."""
     max_videos_per_prompt: int = 0
-    """The same for videos."""
+    """Videos that a prompt may have; the engine refuses requests with more."""
     media_cache_bytes: int = 2**28
-    """Patches that the engine process keeps, so that a group's samples and later steps need not send them again."""
+    """Bytes of patches that the engine process keeps, so that they are not sent again for other samples and later
+    steps."""
     num_threads: int = 1
-    """Threads that compute, on the CPU."""
+    """Number of threads that compute, on the CPU."""
     tensor_parallel_size: int = 1
-    """Processes, with a device each, over which the model is cut."""
+    """Number of processes, each with one device, among which the model is divided."""
     normalize_on_device: bool | None = None
-    """None asks vLLM whether its model normalises uint8 patches itself; False makes the frontend do it."""
+    """None: vLLM decides whether its model normalises uint8 patches itself. False: the frontend normalises them."""
     num_labels: int | None = None
-    """Of a sequence classifier, which answers requests of `max_tokens` 0 and no others; None for one that generates."""
+    """Number of labels of a sequence classifier, which serves only requests with `max_tokens` 0. None: the model
+    generates."""
     policy_version: int = 0
     """Version of the weights in `model_dir`."""
     reload_on_wake: bool = False
-    """True reads the weights again when the engine wakes even where it kept them asleep, as on the CPU."""
+    """True: read the weights again on every wake-up, even if the engine kept them while it was asleep, as on the
+    CPU."""
     start_timeout_s: float = 300.0
+    """How long the start of the engine may take."""
     answer_timeout_s: float = 600.0
-    """How long the engine may finish nothing while it has samples to compute; also how long one update may take."""
+    """How long the engine may finish nothing while it has samples to compute. One weight update may take as long."""
     shutdown_timeout_s: float = 20.0
+    """How long ending the engine's processes may take."""
 
     @classmethod
     def of(cls, spec: EngineSpec, *, name: str = "rollout") -> EngineConfig:
-        """What a run's configuration decides, and defaults for the rest."""
+        """Return the settings that the run's config decides, with defaults for all others."""
         return cls(
             name=name,
             model_dir=spec.model_dir,
@@ -92,23 +100,23 @@ class EngineConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaTokens:
-    """How a model writes media into its prompts."""
+    """The tokens with which a model writes media into its prompts."""
 
     image: int
-    """Id of the token that stands for one merged patch of an image."""
+    """Token id of the placeholder for one merged patch of an image."""
     video: int | None
-    """The same for videos; None where the model takes none."""
+    """Token id of the placeholder for one merged patch of a video; None if the model takes no videos."""
     image_marks: tuple[str, ...] = ()
-    """Tokens before and after each image that the chat template leaves out; none, or two."""
+    """Texts of the tokens before and after each image, if the chat template leaves them out: two or none."""
     start: int | None = None
-    """Id of what opens a span of vision tokens; needed where `has_spans_per_frame`."""
+    """Id of the token that opens a span of vision tokens; needed if `has_spans_per_frame` is True."""
     end: int | None = None
-    """Id of what closes it."""
+    """Id of the token that closes a span of vision tokens."""
     has_spans_per_frame: bool = False
-    """True where every t of a video's grid is a span of its own, with its time as text before it."""
+    """True if every temporal step of a video's grid has its own span, with its time as text before it."""
 
     def of(self, kind: MediaKind) -> int | None:
-        """The token of a kind of medium."""
+        """Return the placeholder token of a kind of medium."""
         return self.image if kind == "image" else self.video
 
 
@@ -117,70 +125,75 @@ class Medium:
     """One image or video, ready for the model's vision tower."""
 
     kind: MediaKind = "image"
-
     digest: str
-    """Stands for the content in all of the engine's caches: equal digests must mean equal patches."""
+    """The name of the content in all of the engine's caches: equal digests must mean equal patches."""
     patches: np.ndarray
-    """[N, D] uint8, before rescale and normalise, or tiles [t, C, S, S]; a read-only view is fine."""
+    """[N, D] uint8 patches before rescaling and normalising, or [t, C, S, S] tiles; a read-only view is allowed."""
     grid_thw: tuple[int, int, int]
-    """Temporal, vertical and horizontal number of patches; N is their product. Of tiles, their number, and the patches
-    of one."""
+    """Number of patches in time, height and width; N is their product. For tiles: the number of tiles, and the patches
+    of one tile in height and width."""
     seconds_per_grid: float = 1.0
-    """Of a video, from one t of the grid to the next."""
+    """Seconds between two temporal steps of a video's grid; images do not use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One prompt and the seeds of its samples."""
+    """One prompt, and how its samples are drawn."""
 
     prompt_token_ids: Sequence[int]
-    """With one placeholder token per image or video token, as the model will see it."""
+    """Token ids as the model will read them, with one placeholder per image or video token."""
     media: tuple[Medium, ...] = ()
-    """In the order in which their placeholders stand in the prompt."""
+    """In the order of their placeholders in the prompt."""
     seeds: tuple[int, ...] = (0,)
-    """One per sample of the group."""
+    """One seed per sample of the group."""
     max_tokens: int
-    """0 asks a classifier: nothing is sampled, and the last token of the prompt is what its head sees."""
+    """Tokens of a response, at most. 0 is for classifiers: nothing is sampled, and the head reads the prompt's last
+    token."""
     temperature: float = 1.0
+    """Divides the logits."""
     greedy: bool = False
-    """True takes the most likely token, whatever the seed and temperature."""
+    """True: take the most likely token; seed and temperature have no effect."""
     scored_token_ids: tuple[int, ...] = ()
-    """Tokens whose log-probability as the first of the response is wanted, sampled or not; vLLM takes up to 20."""
+    """Ids of tokens whose log-probability as the first token of the response is returned, sampled or not; at most
+    20."""
     begun: tuple[tuple[int, ...], ...] = ()
-    """Per sample the response tokens that it goes on from, counted in `max_tokens`; empty where none has any."""
+    """[sample] Response tokens that the sample continues; they count in `max_tokens`. Empty if no sample has any."""
 
     def tokens_begun(self, sample: int) -> tuple[int, ...]:
-        """The response tokens that this sample goes on from."""
+        """Return the response tokens that this sample continues."""
         return self.begun[sample] if self.begun else ()
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Cut:
-    """Ends one group early: given to `Engine.generate` with its request, and later to `Engine.abort`."""
+    """A handle for ending one group early: give it to `VllmEngine.generate`, and later to `VllmEngine.abort`."""
 
     name: str
+    """The name of the group's task."""
     is_made: bool = False
+    """True once the group is to end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """One response."""
+    """One response, or the part of it that one request sampled."""
 
     token_ids: tuple[int, ...]
-    """[T] after those that the sample went on from; the end-of-sequence token included when it was sampled."""
+    """[T] Ids of the new tokens, without those that the sample continued; with the end-of-sequence token if it was
+    sampled."""
     logprobs: tuple[float, ...]
-    """[T] under the distribution the token was drawn from (temperature applied)."""
+    """[T] Log-probability of each token under the distribution from which it was drawn (with temperature)."""
     text: str
-    """Without special tokens."""
+    """The text of the tokens, without special tokens."""
     finish_reason: str
-    """"stop", "length" or "abort"."""
+    """One of "stop", "length" and "abort"; "abort" means that the sample was cut off."""
     policy_versions: tuple[int, ...] = field(default=())
-    """[T] version of the weights that gave each token."""
+    """[T] Version of the weights that sampled each token."""
     scored_logprobs: tuple[float, ...] = ()
-    """One per token of the request's `scored_token_ids`, at the first position; empty where no token was sampled."""
+    """[scored_token_ids] Log-probability of each at the first position; empty if no token was sampled."""
     label_logits: tuple[float, ...] = ()
-    """[num_labels] what a classifier's head gives, before any activation; empty where tokens are sampled."""
+    """[num_labels] Logits of a classifier's head, before any activation; empty if the model generates."""
 
 
 ABORTED = Sampled(token_ids=(), logprobs=(), text="", finish_reason="abort")
-"""A sample that was ended before the engine had it."""
+"""The result of a sample that was ended before it was sent to the engine."""

@@ -1,6 +1,6 @@
-"""Bounds on the waits of one engine, by the clock or by the engine's progress; all of them can be ended at once.
+"""Timeouts for the waits of one engine, by the clock or by the engine's progress. All waits can be ended at once.
 
-Left out: what a wait was for and what its end means, which the engine says.
+Left out: the error message of a timeout, which names what the engine was doing; `VllmEngine` makes it.
 """
 
 import asyncio
@@ -8,29 +8,29 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _MOMENT_S = 0.05
-"""In which an event loop that was held up hears of what was finished meanwhile."""
+"""Seconds that an event loop that was blocked gets to handle what was finished in the meantime."""
 
 
 class EngineWaits:
-    """Belongs to one event loop. A bound that is reached raises TimeoutError in the code under it."""
+    """The timeouts of one engine, in one event loop. A timeout raises TimeoutError in the block that it limits."""
 
     def __init__(self) -> None:
         self._bounds: set[asyncio.Timeout] = set()
         self._last_progress = float("-inf")
 
     def note_progress(self) -> None:
-        """Something was finished: all that `while_progressing` bounds have their whole time again."""
+        """Note that something was finished: all `while_progressing` waits get their whole time again."""
         self._last_progress = asyncio.get_running_loop().time()
 
     def end_all(self) -> None:
-        """Reach every bound now; those that were reached already are left alone."""
+        """End every wait now with TimeoutError."""
         for bound in self._bounds:
             if not bound.expired():
                 bound.reschedule(0)
 
     @asynccontextmanager
     async def at_most(self, seconds: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """A wait of `seconds`, whatever happens meanwhile; None is as long as nobody ends it."""
+        """Limit the block to `seconds` by the clock; with None only `end_all` ends it."""
         async with asyncio.timeout(seconds) as bound:
             self._bounds.add(bound)
             try:
@@ -40,7 +40,7 @@ class EngineWaits:
 
     @asynccontextmanager
     async def while_progressing(self, seconds: float) -> AsyncIterator[None]:
-        """A wait that is over when nothing at all was finished for `seconds`."""
+        """Limit the block: it ends when the engine has finished nothing at all for `seconds`."""
         loop = asyncio.get_running_loop()
         started = loop.time()
         timer: asyncio.TimerHandle | None = None

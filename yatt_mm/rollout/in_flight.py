@@ -1,6 +1,6 @@
-"""Groups on their way through vLLM's core: sent sample by sample, waited for, ended together.
+"""Groups in flight in vLLM's core: sends their samples, waits for results, aborts all samples of a group together.
 
-Left out: when requests may enter the core, and how long answers may take, which is `engine`'s.
+Left out: when requests may enter the core and how long results may take; `VllmEngine` decides that.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class InFlightGroup:
-    """One group."""
+    """One group in flight, with the queues of its samples' results."""
 
     def __init__(self, prefix: str, request: GenerateRequest, cut: Cut | None) -> None:
         self.prefix = prefix
@@ -29,24 +29,24 @@ class InFlightGroup:
         self.scored_token_ids = request.scored_token_ids
         self.is_classified = request.max_tokens == 0
         self.queues: list[RequestOutputCollector] = []
-        """Of the samples that were sent."""
+        """[sample] The queue of its result; only samples that were sent have one."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether the group is to end with the tokens that it has."""
+        """True if the group must end with the tokens that it has."""
         return self.cut is not None and self.cut.is_made
 
 
 class InFlightGroups:
-    """All groups of one engine.
+    """All groups in flight of one engine.
 
-    Consumes: requests.  Produces: samples.  Waits for: the core, without a bound of its own.
+    Consumes: requests.  Produces: sampled responses.  Waits for: the core, without a timeout.
     """
 
     def __init__(self, name: str, llm: "AsyncLLM", backend: Any, inputs: Any, *, is_usable: Callable[[], bool]) -> None:
-        """`inputs` is the backend's InputBuilder; `is_usable` tells whether the core still listens."""
+        """`inputs`: the backend's InputBuilder. `is_usable`: returns True while the core still takes calls."""
         self.num_samples = 0
-        """Sent and not yet waited for to the end."""
+        """Number of samples that were sent and not yet collected."""
         self._name = name
         self._llm = llm
         self._backend = backend
@@ -57,7 +57,10 @@ class InFlightGroups:
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[list[InFlightGroup]]:
-        """Where groups are noted as they are sent; whatever ends the block early ends them too."""
+        """Yield a list for the groups that the block sends.
+
+        If an error ends the block, all groups in the list are aborted.
+        """
         flights: list[InFlightGroup] = []
         try:
             yield flights
@@ -70,7 +73,10 @@ class InFlightGroups:
             self.num_samples -= sum(len(flight.queues) for flight in flights)
 
     async def send(self, request: GenerateRequest, flights: list[InFlightGroup], cut: Cut | None = None) -> None:
-        """Hand the group's samples to the core, in order, until the `cut` is made."""
+        """Send the group's samples to the core, in order, and stop when the `cut` is made.
+
+        Adds the group to `flights`.
+        """
         prefix = f"{self._name}-{next(self._request_ids)}"
         flight = InFlightGroup(prefix, request, cut)
         flights.append(flight)
@@ -84,23 +90,25 @@ class InFlightGroups:
                 flight.queues.append(await self._llm.add_request(f"{prefix}-{index}", sample, params))
                 self.num_samples += 1
         except BaseException:
-            self._inputs.forget(flight.digests)  # whether they were sent is not known
+            self._inputs.forget(flight.digests)  # it is not known whether they were sent
             raise
         if flight.is_cut:
-            await self._abort([flight])  # `abort_cut` did not see what was being sent
+            await self._abort([flight])  # `abort_cut` could not see the sample that was being sent
 
     async def abort_all(self) -> None:
-        """End all groups: `collect` gives them with what they have."""
+        """End all groups; `collect` returns them with the tokens that they have."""
         await self._abort(self._under_way)
 
     async def abort_cut(self) -> None:
-        """End the groups whose cut is made: `collect` gives them with the tokens that they have."""
+        """End the groups whose cut is made; `collect` returns them with the tokens that they have."""
         await self._abort([flight for flight in self._under_way if flight.is_cut])
 
     async def collect(self, flight: InFlightGroup, on_progress: Callable[[], None]) -> list[Sampled]:
-        """Wait for the group's samples; `on_progress` is called as each is finished.
+        """Wait for the group's samples and return them, in order. Calls `on_progress` when a sample is finished.
 
-        Those that were aborted have the tokens that had come by then.
+        Samples that were aborted have the tokens that were sampled until then.
+
+        Raises MediaDroppedError if the engine's process no longer held the group's media.
         """
 
         async def one(queue: "RequestOutputCollector") -> Sampled:
@@ -115,6 +123,7 @@ class InFlightGroups:
         await self._llm.abort([queue.request_id for flight in flights for queue in flight.queues], internal=True)
 
     def _to_sampled(self, flight: InFlightGroup, output: "RequestOutput") -> Sampled:
+        """Return vLLM's output of a generating model as a Sampled."""
         (completion,) = output.outputs
         if completion.finish_reason == "error":
             raise self._dropped(flight)
@@ -128,12 +137,14 @@ class InFlightGroups:
         )
 
     def _to_classified(self, flight: InFlightGroup, output: "PoolingRequestOutput") -> Sampled:
+        """Return vLLM's output of a classifier as a Sampled with label logits."""
         if output.error is not None:
             raise self._dropped(flight)
         logits = self._backend.label_logits_of(output)
         return replace(ABORTED, label_logits=logits, finish_reason="stop") if logits else ABORTED
 
     def _dropped(self, flight: InFlightGroup) -> MediaDroppedError:
+        """Return the error for a group whose media the core dropped, and note that they must be sent again."""
         self._inputs.forget(flight.digests)
         return MediaDroppedError(
             f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "

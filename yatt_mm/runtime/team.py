@@ -188,7 +188,7 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
 def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
     """Its engines, or what sends to its server; its folder is looked into once for all of them."""
     config = site.config
-    server = remote_spec(name, section, patience_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
+    server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
     shared: dict[str, Any] = {
         "spec": judge_spec(name, section, config.data.video.sampling()),
         "dataplane_uri": site.node.uri,

@@ -1,1 +1,2 @@
-"""The file formats that a dataset may have, one file each, behind the Protocol in `shard.py`."""
+"""The file formats of datasets, one module each, behind the Protocol in `shard.py`; also reading byte ranges of
+files."""

@@ -1,9 +1,9 @@
-"""Record batches of an Arrow stream or file, as Hugging Face's `datasets` saves them.
+"""Arrow streams and files, as Hugging Face's `datasets` saves them: their record batches are the groups of rows.
 
-Indexing walks over the messages' headers. Of a local file only what is no media is read, each piece to its place in
-memory of the batch's size: media are byte ranges that workers read by themselves. Nothing is mapped, since a file that
-is cut while it is mapped ends the process. Of a remote or compressed one a batch is read as a whole. Left out:
-dictionary-encoded columns.
+Indexing reads the headers of the messages. Of a local file only the bytes that are not media are read, each to its
+place in memory of the batch's size; workers read the media themselves as byte ranges. Nothing is mapped, because a file
+that is cut while it is mapped ends the process. A batch of a remote or compressed file is read as a whole.
+Dictionary-encoded columns are not supported.
 """
 
 import mmap
@@ -25,12 +25,12 @@ _CONTINUATION = 0xFFFFFFFF
 _SCHEMA, _DICTIONARY, _RECORD_BATCH = 1, 2, 3
 _MAX_HEADER_BYTES = 64 << 20
 _MAP_NORESERVE = 0x4000  # Linux; Python 3.11 has no name for it
-_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # takes no room before it is written
+_UNTOUCHED = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE  # it takes no memory before it is written
 
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """One message of the stream: where it is, and what its header says."""
+    """One message of the stream: its place in the file, and what its header says."""
 
     offset: int
     nbytes: int
@@ -41,7 +41,7 @@ class _Message:
 
 
 class ArrowGroups:
-    """An Arrow stream or file as groups of rows; what follows a tear is a flaw.
+    """An Arrow stream or file as groups of rows. Everything after a tear is a flaw.
 
     Raises DatasetError if it has no schema, or columns that cannot be read.
     """
@@ -50,14 +50,14 @@ class ArrowGroups:
         self.file = file
         """The file."""
         self.flaws: list[Flaw] = []
-        """Where the file is torn."""
+        """The places where the file is torn."""
         self._read: dict[int, _Message] = {}
-        """Address of a batch in memory to where it is in the file, while anybody holds the batch."""
+        """From the address of a batch in memory to its place in the file, while the batch is in use."""
         self._batches: list[_Message] = []
         self.schema = self._scan()
-        """Its schema, with what `datasets` keeps in it."""
+        """The schema, with the metadata that `datasets` keeps in it."""
         self.starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
-        """[num_batches + 1] first row of each record batch."""
+        """[num_batches + 1] the first row of each record batch."""
         encoded = [field.name for field in self.schema if pa.types.is_dictionary(field.type)]
         if encoded:
             raise DatasetError(
@@ -65,12 +65,12 @@ class ArrowGroups:
             )
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Bytes of the whole batch; 0 where its media stay in the file."""
+        """Return the bytes of the whole batch; 0 where its media stay in the file."""
         batch = self._batches[group]
         return 0 if self._is_sparse(batch) else batch.body_bytes
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """These columns of a record batch; where `offset_in_file` finds media, their bytes are zeros here."""
+        """Return these columns of a record batch. Media that `offset_in_file` finds are zeros here."""
         batch = self._batches[group]
         if self._is_sparse(batch):
             found = self._read_sparse(batch, columns, max_bytes)
@@ -78,11 +78,11 @@ class ArrowGroups:
             data = self.file.read(batch.offset, batch.nbytes)
             _check_uncompressed(data, batch, max_bytes)
             found = self._parse(pa.py_buffer(data), columns)
-        found.validate(full=True)  # or damaged offsets would lead out of the file's memory
+        found.validate(full=True)  # otherwise damaged offsets would lead out of the file's memory
         return pa.Table.from_batches([found])
 
     def offset_in_file(self, address: int) -> int | None:
-        """Where in the file the bytes at an address of memory are, if they were left there."""
+        """Return the file offset of the bytes at a memory address, if they were not read from the file."""
         for start, batch in list(self._read.items()):
             if 0 <= address - start < batch.nbytes:
                 return batch.offset + address - start
@@ -120,7 +120,7 @@ class ArrowGroups:
         return np.frombuffer(data, np.uint8)
 
     def _scan(self) -> pa.Schema:
-        """The schema; remembers record batches and flaws."""
+        """Return the schema, and remember record batches and flaws."""
         head = self.file.read(0, len(FILE_MAGIC))
         at = len(FILE_MAGIC) if head == FILE_MAGIC else 0
         schema: pa.Schema | None = None
@@ -152,7 +152,7 @@ class ArrowGroups:
             raise DatasetError(f"{self.file.path} has an unreadable Arrow schema: {error}") from error
 
     def _read_message(self, at: int) -> _Message | None:
-        """The message at a byte of the file; None at its end. ValueError says what is there instead."""
+        """Return the message at a byte of the file; None at its end. ValueError says what is there instead."""
         prefix = self.file.read(at, 8)
         if len(prefix) < 8:
             raise ValueError("the file ends without an end-of-stream marker: torn, or still being written")
@@ -175,7 +175,7 @@ class ArrowGroups:
 
 
 def _not_media(array: pa.Array) -> Iterator[pa.Buffer]:
-    """The buffers of a column without the bytes of binary cells."""
+    """Yield the buffers of a column without the bytes of binary cells."""
     left_out = set(_data_of_cells(array))
     for buffer in array.buffers():
         if buffer is not None and buffer.size and buffer.address not in left_out:
@@ -183,7 +183,7 @@ def _not_media(array: pa.Array) -> Iterator[pa.Buffer]:
 
 
 def _data_of_cells(array: pa.Array) -> Iterator[int]:
-    """Addresses of the bytes of binary cells."""
+    """Yield the addresses of the bytes of binary cells."""
     if isinstance(array, pa.ExtensionArray):
         yield from _data_of_cells(array.storage)
     elif pa.types.is_struct(array.type):
@@ -198,7 +198,8 @@ def _data_of_cells(array: pa.Array) -> Iterator[int]:
 
 
 def _check_uncompressed(data: bytes, batch: _Message, max_bytes: int) -> None:
-    """DatasetError where the buffers of a compressed batch say that they are bigger: each begins with its size."""
+    """Raise DatasetError if the buffers of a compressed batch announce too many bytes; each buffer begins with its
+    size."""
     if not batch.is_compressed:
         return
     header, body = data[8 : batch.nbytes - batch.body_bytes], data[batch.nbytes - batch.body_bytes :]
@@ -218,7 +219,7 @@ def _check_uncompressed(data: bytes, batch: _Message, max_bytes: int) -> None:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, int, bool]:
-    """Kind, rows, bytes of the body and whether it is compressed: four fields of Arrow's Message flatbuffer."""
+    """Return kind, rows, body bytes and compression of a message: four fields of Arrow's Message flatbuffer."""
     message = _table_at(data, 0)
     kind = _field(data, message, 1, "<B")
     body_bytes = _field(data, message, 3, "<q")
@@ -233,7 +234,7 @@ def _table_at(data: bytes, at: int) -> int:
 
 
 def _slot(data: bytes, table: int, field: int) -> int:
-    """Where in its table a field lies; 0 where it was left out."""
+    """Return the place of a field in its table; 0 where it was left out."""
     vtable = table - _unpack(data, table, "<i")
     return _unpack(data, vtable + 4 + 2 * field, "<H") if 4 + 2 * field < _unpack(data, vtable, "<H") else 0
 

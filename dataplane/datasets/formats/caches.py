@@ -1,4 +1,4 @@
-"""What the shards of a node keep of what they read, all of it bounded."""
+"""The caches that all shards of a node share. All of them are bounded."""
 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -11,18 +11,18 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 GROUP_CACHE_BYTES = 64 << 20
-"""Row groups as read; a bigger one serves the call that read it and is dropped."""
+"""Row groups in memory. A larger group serves the call that read it and is dropped."""
 CELL_CACHE_BYTES = 64 << 20
-"""Encoded media that were named and will likely be decoded next."""
+"""Encoded media that were named and will probably be decoded next."""
 FOOTER_CACHE_BYTES = 8 << 20
 NUM_NAMED_ROWS = 1 << 16
-"""Rows whose media need no second reading to be named; about 0.4 kB each."""
+"""Rows whose media can be named without another read; about 0.4 kB each."""
 NUM_NAMED_FILES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """Shared by the shards of all datasets of a node."""
+    """The caches, shared by the shards of all datasets of a node."""
 
     groups: "LruCache[pa.Table]" = field(default_factory=lambda: LruCache(GROUP_CACHE_BYTES))
     cells: LruCache[bytes] = field(default_factory=lambda: LruCache(CELL_CACHE_BYTES))

@@ -1,4 +1,4 @@
-"""Cells of Arrow columns as Python values, with views of Arrow's own memory in the place of bytes."""
+"""Converts cells of Arrow columns to Python values; bytes become views of Arrow's memory."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from dataplane.datasets.formats.columns import is_list
 
 
 def cell_of(column: pa.ChunkedArray, at: int) -> Any:
-    """The value of a column at a row; bytes as memoryview."""
+    """Return the value of a column at a row; bytes as memoryview."""
     for chunk in column.chunks:
         if at < len(chunk):
             return _value(chunk, at)

@@ -1,8 +1,8 @@
-"""Which columns of a table hold media, and which are fields, from the schema alone.
+"""Splits the columns of a table into media and fields, from the schema alone.
 
 Media are: Hugging Face's and verl's struct of `bytes` and `path` (alone or in a list); binary or text columns named
-image, images, video or videos; and columns that the root names. Bytes that are neither are refused: no field can carry
-them, and to leave them out unasked would lose them unseen.
+image, images, video or videos; and columns that the root names. Other columns of bytes are refused: no field can carry
+them, and leaving them out silently would lose them.
 """
 
 import json
@@ -18,14 +18,14 @@ MEDIA_NAMES = ("image", "images", "video", "videos")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnOptions:
-    """What the owner of a node says of a root's columns."""
+    """What the owner of a node says about the columns of a root."""
 
     media: frozenset[str] = frozenset()
-    """Columns that hold media though nothing in them says so."""
+    """Columns that hold media although their type does not show it."""
     drop: frozenset[str] = frozenset()
     """Columns that are not read."""
     optional: frozenset[str] = frozenset()
-    """Columns of one medium that may be null: such a sample has none."""
+    """Columns of one medium that may be null; such a sample has no medium there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +35,12 @@ class Columns:
     media: tuple[str, ...]
     fields: tuple[str, ...]
     optional: frozenset[str]
-    """Of the media those that may be null: lists, and what the root says."""
+    """The media columns that may be null: lists, and those that the root names."""
 
 
 def split_columns(schema: pa.Schema, options: ColumnOptions, path: str) -> Columns:
-    """Media and fields of a schema. Raises DatasetError for what cannot be served, with what to add to the root."""
+    """Return the media and fields of a schema. Raises DatasetError for a column that cannot be served, with what to add
+    to the root."""
     names = schema.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -70,7 +71,7 @@ def split_columns(schema: pa.Schema, options: ColumnOptions, path: str) -> Colum
 
 
 def is_list(kind: pa.DataType) -> bool:
-    """Whether cells of this type hold several values."""
+    """Return True if cells of this type hold several values."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
 
 
@@ -101,7 +102,7 @@ def _element(kind: pa.DataType) -> pa.DataType:
 
 
 def is_bytes(kind: pa.DataType) -> bool:
-    """Whether cells of this type are bytes."""
+    """Return True if cells of this type are bytes."""
     return (
         pa.types.is_binary(kind)
         or pa.types.is_large_binary(kind)
@@ -123,7 +124,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _hugging_face_features(schema: pa.Schema) -> dict[str, str]:
-    """Column to what `datasets` says it is, as JSON text; empty where it wrote nothing."""
+    """Return for each column the feature that `datasets` wrote for it, as JSON text; empty where it wrote nothing."""
     try:
         said = json.loads((schema.metadata or {})[b"huggingface"])
         return {name: json.dumps(feature) for name, feature in said["info"]["features"].items()}

@@ -1,4 +1,4 @@
-"""Values of table cells as JSON has them: times as ISO 8601, durations as seconds, decimals as text, NaN as null."""
+"""Converts values of table cells to JSON: times to ISO 8601, durations to seconds, decimals to text, NaN to null."""
 
 import datetime
 import decimal
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def json_safe(value: Any) -> Any:
-    """The value with everything in it that JSON lacks put into words. TypeError for bytes, which no field may hold."""
+    """Return the value with every type that JSON lacks converted. TypeError for bytes, which no field may hold."""
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):

@@ -1,6 +1,7 @@
-"""JSON lines as a shard: one object a line, media named by path under image, images, video or videos, or in chat turns.
+"""JSON lines as a shard: one object per line. Media are named by path under image, images, video or videos, or in chat
+turns.
 
-Indexing finds where lines begin; a line is parsed when its sample is asked for. Empty lines are no rows.
+Indexing finds where lines begin. A line is parsed when its sample is asked for. Empty lines are not rows.
 """
 
 import json
@@ -41,16 +42,16 @@ class JsonLinesShard:
 
     @property
     def num_samples(self) -> int:
-        """Lines that are not empty."""
+        """The number of lines that are not empty."""
         return len(self._starts)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         self._file.check_unchanged()
         return [self._row(number) for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """The file that the line of this number names at `part`."""
+        """Return the file that the line of this number names at `part`."""
         if not 0 <= offset < self.num_samples:
             return None
         self._file.check_unchanged()
@@ -100,7 +101,7 @@ class JsonLinesShard:
 
 
 def _find_lines(file: RangeFile) -> "tuple[array[int], array[int], Sequence[int]]":
-    """Where lines that are not empty begin and end, and their numbers from 1."""
+    """Return where lines that are not empty begin and end, and their numbers from 1."""
     starts, ends, lines = array("q"), array("q"), array("q")
     begin, at, line, has_text = 0, 0, 1, False
     while at < file.nbytes:

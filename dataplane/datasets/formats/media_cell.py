@@ -9,20 +9,20 @@ from dataplane.media.kinds import MEDIA_FORMATS, MediaKind
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A medium of a row, or why there is none."""
+    """A medium of a row, or the reason why there is none."""
 
     part: str
     nbytes: int = 0
     digest: str = ""
     file: RangeFile | None = None
-    """What workers can read; None where only the node can read the bytes, out of the row."""
+    """The file that workers can read. None where only the node can read the bytes, from the row."""
     offset: int = 0
     is_path: bool = False
-    """Whether the row names the file; what is there may change though the row does not."""
+    """True if the row names the file by path. The file may then change although the row does not."""
     reason: str = ""
     kind: MediaKind = "image"
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """What a file's name promises; the path beside bytes in a table promises nothing."""
+        """Return the formats that a file's name promises. The path next to bytes in a table promises nothing."""
         return MEDIA_FORMATS.get(extension_of(self.file.path), ()) if self.file and self.is_path else ()

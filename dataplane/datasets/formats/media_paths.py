@@ -1,7 +1,8 @@
-"""Files that rows name by path: only below folders that the node's owner named, whatever `..` and links say.
+"""Media files that rows name by path: only below folders that the node's owner allowed, whatever `..` and links point
+to.
 
 A path is relative to the folder of the file that names it. It may lead into that folder, into the registered root's
-folder, or into an extra one of the owner's (`--media-root`); URLs are never followed.
+folder, or into an additional folder of the owner (`--media-root`). URLs are never followed.
 """
 
 import errno
@@ -16,21 +17,21 @@ from dataplane.datasets.formats.range_files import RangeFile, file_version, open
 
 
 class RefusedPathError(Exception):
-    """Why a path cannot be used; its text becomes the reason in the quarantine."""
+    """A path cannot be used. The text becomes the reason in the quarantine."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaFolders:
-    """Where the media of one shard may lie."""
+    """The folders that may hold the media of one shard."""
 
     home: str
-    """Folder of the shard."""
+    """The folder of the shard."""
     allowed: tuple[str, ...]
-    """Folders whose files may be read, `home` among them; without links in them if they are local."""
+    """Folders whose files may be read, `home` among them. Local ones are without links."""
     filesystem: Any = None
 
     def find(self, path: str) -> RangeFile:
-        """The file that a row names. Raises RefusedPathError with what was found and wanted."""
+        """Return the file that a row names. Raises RefusedPathError with what was found and wanted."""
         if "://" in path or path.startswith("data:"):
             raise RefusedPathError(f"{path[:80]!r} is a URL; a node follows none: wanted a path")
         if "\0" in path:
@@ -49,7 +50,8 @@ class MediaFolders:
             found, stat = path_of(fd), os.fstat(fd)
         finally:
             os.close(fd)
-        self._check_allowed(path, found, os.sep)  # what was opened counts: links may have changed since the first look
+        # the opened file counts, because links may have changed since the first check
+        self._check_allowed(path, found, os.sep)
         return RangeFile(found, stat.st_size, str(stat.st_mtime_ns), no_links=True)
 
     def _find_remote(self, path: str) -> RangeFile:
@@ -72,7 +74,7 @@ class MediaFolders:
 
 
 def media_folders(file: RangeFile, root_folder: str, extra: Sequence[Path]) -> MediaFolders:
-    """The folders for the rows of a shard that was found below `root_folder`."""
+    """Return the folders for the rows of a shard that was found below `root_folder`."""
     home = posixpath.dirname(file.path)
     if file.filesystem is not None:
         return MediaFolders(home, tuple(dict.fromkeys([home, root_folder])), file.filesystem)

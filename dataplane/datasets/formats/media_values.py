@@ -1,4 +1,4 @@
-"""What a cell or a JSON value says of its media: bytes, a path, or why there is neither. Pure functions."""
+"""Reads the media of a cell or a JSON value: bytes, a path, or the reason why there is neither. Pure functions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,8 @@ class MediaValue:
 
 
 def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[MediaValue]:
-    """The media of one cell; each has a part `column/place`. A null cell has none if optional, else is a fault."""
+    """Return the media of one cell; each has a part `column/place`. A null cell has none if optional, otherwise it is a
+    fault."""
     if value is None and is_optional:
         return []
     values = value if isinstance(value, (list, tuple)) else [value]
@@ -27,7 +28,7 @@ def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[Medi
 
 
 def media_of_chat(column: str, turns: Any) -> list[MediaValue]:
-    """The media that chat turns name by path: `{"type": "image", "image": "a.png"}` among a turn's contents."""
+    """Return the media that chat turns name by path: `{"type": "image", "image": "a.png"}` among a turn's contents."""
     return [_found(f"{column}/{at}", value) for at, value in enumerate(_chat_values(turns))]
 
 

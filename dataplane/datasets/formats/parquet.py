@@ -1,4 +1,4 @@
-"""Row groups of a Parquet file, from its footer alone; only the columns that are asked for are read."""
+"""Parquet files: row groups are found from the footer alone, and only the columns that are asked for are read."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -24,27 +24,29 @@ class ParquetGroups:
         self.file = file
         """The file."""
         self.flaws: Sequence[Flaw] = ()
-        """None: a torn Parquet file has no footer and so no rows at all."""
+        """Always empty: a torn Parquet file has no footer and so no rows at all."""
         self._caches = caches
         _check_ends(file)
         try:
             footer = pq.ParquetFile(_source(file)).metadata
             self.schema = footer.schema.to_arrow_schema()
-            """Its schema, with what Arrow kept of it."""
+            """The schema, with the metadata that Arrow kept in it."""
         except (pa.ArrowException, OSError) as error:
             raise DatasetError(f"{file.path} is not a readable Parquet file: {error}") from error
         caches.footers.put(file, footer, footer.serialized_size)
         groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
         self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
-        """[num_groups + 1] first row of each group."""
-        self._nbytes = [group.total_byte_size for group in groups]  # asking its columns aborts on damaged footers
+        """[num_groups + 1] the first row of each group."""
+        # asking for sizes by column aborts the process on damaged footers
+        self._nbytes = [group.total_byte_size for group in groups]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Uncompressed bytes of all columns: no less than what reading these will take."""
+        """Return the uncompressed bytes of all columns: at least what reading these columns will take."""
         return self._nbytes[group]
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """These columns of a row group, decoded a few rows at a time: equal cells are stored once, and read apart."""
+        """Return these columns of a row group, decoded a few rows at a time, because equal cells are stored once and
+        read separately."""
         footer = self._caches.footers.get(self.file)
         source = _source(self.file)
         with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:
@@ -55,17 +57,18 @@ class ParquetGroups:
             return _collect(batches, f"{self.file.path}: row group {group}", max_bytes)
 
     def _batch_rows(self, group: int, max_bytes: int) -> int:
-        """Rows that take no more than an eighth of the limit, were each as big as all that the group stores."""
+        """Return a number of rows that take at most an eighth of the limit, even if each were as big as the whole group
+        in the file."""
         few = int(self.starts[group + 1] - self.starts[group]) // _MAX_BATCHES
         return max(1, min(few, max_bytes // 8 // max(1, self._nbytes[group])))
 
     def offset_in_file(self, address: int) -> int | None:
-        """Nowhere: pages are encoded, and mostly compressed."""
+        """Return None: pages are encoded, and mostly compressed."""
         return None
 
 
 def _collect(batches: Iterator[pa.RecordBatch], what: str, max_bytes: int) -> pa.Table:
-    """One table of the batches, in chunks of some MB. Raises DatasetError as soon as it would be too big."""
+    """Return one table of the batches, in chunks of some MB. Raises DatasetError as soon as it would be too big."""
     tables: list[pa.Table] = []
     pending: list[pa.RecordBatch] = []
     done_bytes = pending_bytes = 0
@@ -86,7 +89,7 @@ def _collect(batches: Iterator[pa.RecordBatch], what: str, max_bytes: int) -> pa
 
 
 def _decoded(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """The batch without dictionaries, of which each batch would count, and keep, the whole."""
+    """Return the batch without dictionaries. With them, each batch would count, and keep, the whole dictionary."""
     for at, field in enumerate(batch.schema):
         if pa.types.is_dictionary(field.type):
             batch = batch.set_column(at, field.name, batch.column(at).dictionary_decode())

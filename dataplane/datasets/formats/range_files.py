@@ -1,4 +1,4 @@
-"""Reading a few bytes out of big files, local or remote (any fsspec URL), without ever holding the file."""
+"""Reads byte ranges of big files, local or remote (any fsspec URL), without holding the file in memory."""
 
 import errno
 import glob
@@ -24,18 +24,18 @@ class RangeFile:
     path: str
     nbytes: int
     version: str = ""
-    """Changes when the file does: its modification time, or what the remote store calls its version."""
+    """A text that changes when the file does: its modification time, or the version of the remote store."""
     filesystem: Any = None
     no_links: bool = False
-    """Whether `path` led to the file without links when it was checked, and must do so whenever it is read."""
+    """True if `path` led to the file without links when it was checked, and must do so at every read."""
 
     @property
     def is_local(self) -> bool:
-        """Whether a worker process can open the path by itself."""
+        """True if a worker process can open the path itself."""
         return self.filesystem is None
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """The bytes in [offset, offset + nbytes); fewer at the end of the file. Raises DatasetError."""
+        """Return the bytes in [offset, offset + nbytes); fewer at the end of the file. Raises DatasetError."""
         end = min(offset + nbytes, self.nbytes)
         if end <= offset:
             return b""
@@ -62,7 +62,7 @@ class RangeFile:
 
 
 class RangeStream(io.RawIOBase):
-    """A RangeFile as a seekable stream, for libraries that want one."""
+    """A RangeFile as a seekable stream, for libraries that need one."""
 
     def __init__(self, file: RangeFile) -> None:
         super().__init__()
@@ -70,32 +70,32 @@ class RangeStream(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def tell(self) -> int:
-        """The current place."""
+        """Return the present position."""
         return self._at
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Move; returns the new place."""
+        """Move, and return the new position."""
         start = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._file.nbytes}[whence]
         self._at = max(0, start + offset)
         return self._at
 
     def read(self, size: int | None = -1) -> bytes:
-        """Up to `size` bytes from the current place."""
+        """Return up to `size` bytes from the present position."""
         data = self._file.read(self._at, self._file.nbytes - self._at if size is None or size < 0 else size)
         self._at += len(data)
         return data
 
 
 class BufferedRanges:
-    """Sequential small reads over a RangeFile, so that a shard of small members costs few requests."""
+    """Buffers sequential small reads of a RangeFile, so that a shard of small members needs few requests."""
 
     def __init__(self, file: RangeFile) -> None:
         self._file = file
@@ -103,7 +103,7 @@ class BufferedRanges:
         self._buffer = b""
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """As RangeFile.read, out of the last block where that holds the range."""
+        """Return the same as RangeFile.read, from the last block where that holds the range."""
         if not (self._start <= offset and offset + nbytes <= self._start + len(self._buffer)):
             self._start, self._buffer = offset, self._file.read(offset, max(nbytes, READ_AHEAD_BYTES))
         at = offset - self._start
@@ -111,7 +111,7 @@ class BufferedRanges:
 
 
 def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
-    """`pread` of a local file; fewer bytes at its end. OSError as `open_local`."""
+    """Read from a local file with `pread`; fewer bytes at its end. OSError like `open_local`."""
     fd = open_local(path, no_links=no_links)
     try:
         parts, done = [], 0
@@ -127,8 +127,8 @@ def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -
 
 
 def open_local(path: str, *, no_links: bool = False) -> int:
-    """A descriptor of a regular file; OSError for all else, and where links lead elsewhere though none may."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # a pipe keeps nobody waiting
+    """Return a descriptor of a regular file. OSError for everything else, and for a path with links if `no_links`."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # opening a pipe does not block then
     try:
         if not S_ISREG(os.fstat(fd).st_mode):
             raise OSError(errno.EINVAL, "no regular file", path)
@@ -141,7 +141,7 @@ def open_local(path: str, *, no_links: bool = False) -> int:
 
 
 def path_of(fd: int) -> str:
-    """Where the file of a descriptor lies, whatever path it was opened by."""
+    """Return the path of a descriptor's file, without links."""
     return os.readlink(f"/proc/self/fd/{fd}")  # noqa: PTH115
 
 
@@ -180,5 +180,5 @@ def _find_remote(pattern: str) -> list[RangeFile]:
 
 
 def file_version(info: Mapping[str, Any]) -> str:
-    """What tells one content of a remote file from the next, as far as the store says."""
+    """Return a text that differs between contents of a remote file, as far as the store tells them apart."""
     return str(next((info[key] for key in ("ETag", "etag", "mtime", "LastModified", "created") if key in info), ""))

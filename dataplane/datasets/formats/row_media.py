@@ -1,4 +1,4 @@
-"""From what a row says of its media to media with names: what tables and JSON lines have in common."""
+"""From the media that a row names to media with digests: the part that tables and JSON lines share."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium
 from dataplane.media.kinds import kind_of
 
 HEAD_BYTES = 16
-"""What is looked at of media whose names promise nothing."""
+"""The bytes that are read to guess the kind of a medium whose name promises nothing."""
 
 
 def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
-    """The digest of one medium; its bytes are read for that where they were not before."""
+    """Return one medium with its digest. Its bytes are read for that, unless they were read before."""
     if found.reason is not None:
         return Cell(found.part, reason=found.reason)
     if found.data is not None:
@@ -34,7 +34,7 @@ def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
 
 
 def media_and_flaws(row: int, key: str, cells: Sequence[Cell]) -> tuple[tuple[Medium, ...], tuple[Flaw, ...]]:
-    """The cells of a row, sorted into what is served and what is not."""
+    """Split the cells of a row into media that can be served and flaws."""
     media = tuple(Medium(row, cell.part, cell.nbytes, cell.digest, cell.kind) for cell in cells if not cell.reason)
     flaws = tuple(Flaw(row, f"{key} {cell.part}", cell.reason) for cell in cells if cell.reason)
     return media, flaws

@@ -1,7 +1,8 @@
-"""Shards that are tables: rows in groups, some columns media, the others fields.
+"""Tables as shards: rows in groups, some columns are media and the others are fields.
 
-A group is what is read at once (a row group of Parquet, a record batch of Arrow); how is left to `Groups`. Media are
-named while their group is at hand and kept for a while: who names a medium mostly decodes it next.
+A group is what is read at once (a row group of Parquet, a record batch of Arrow); a class with the Protocol `Groups`
+reads it. Media are named while their group is in memory, and kept for a while, because a medium that is named is mostly
+decoded next.
 """
 
 import threading
@@ -26,11 +27,11 @@ from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
 
 MAX_GROUP_BYTES = 512 << 20
-"""Uncompressed bytes of what is read together; a node holds one such group at a time per shard."""
+"""The most uncompressed bytes of one group. A node holds one group at a time per shard."""
 
 
 class Groups(Protocol):
-    """A file of rows that are read some at once."""
+    """A file of rows that are read in groups."""
 
     @property
     def file(self) -> RangeFile: ...
@@ -40,24 +41,25 @@ class Groups(Protocol):
 
     @property
     def starts(self) -> np.ndarray:
-        """[num_groups + 1] first row of each group."""
+        """[num_groups + 1] the first row of each group."""
         ...
 
     @property
     def flaws(self) -> Sequence[Flaw]:
-        """What of the file cannot be read."""
+        """The parts of the file that cannot be read."""
         ...
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """How much memory reading these columns will take at least; 0 where media stay in the file."""
+        """Return how much memory reading these columns takes at least; 0 where media stay in the file."""
         ...
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """These columns of a group. Raises pa.ArrowException, OSError, or DatasetError where it takes more memory."""
+        """Return these columns of a group. Raises pa.ArrowException, OSError, or DatasetError where it takes more
+        memory."""
         ...
 
     def offset_in_file(self, address: int) -> int | None:
-        """Where in the file the bytes at an address of memory are to be read; None where they are in memory."""
+        """Return the file offset of the bytes at a memory address; None where they are in memory."""
         ...
 
 
@@ -74,21 +76,21 @@ class TableShard:
 
     @property
     def num_samples(self) -> int:
-        """Rows of the table."""
+        """The number of rows of the table."""
         return int(self._groups.starts[-1])
 
     @property
     def flaws(self) -> Sequence[Flaw]:
-        """What of the file cannot be read."""
+        """The parts of the file that cannot be read."""
         return self._groups.flaws
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Names of all columns that are read, sorted."""
+        """The names of all columns that are read, sorted."""
         return tuple(sorted(self._columns.media + self._columns.fields))
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers; each group is read once, however they are ordered."""
+        """Return the rows with these numbers. Each group is read once, in any order of the numbers."""
         self._groups.file.check_unchanged()
         by_group: dict[int, list[int]] = defaultdict(list)
         for number in numbers:
@@ -99,7 +101,7 @@ class TableShard:
         return [rows[number] for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """The place of the medium at a row's part; the row is read for that unless it was lately."""
+        """Return the place of the medium at a row's part. The row is read for that, unless it was read lately."""
         if not 0 <= offset < self.num_samples:
             return None
         cells = self._caches.rows.get((self._groups.file, offset))
@@ -112,7 +114,7 @@ class TableShard:
         return None
 
     def read_cell(self, row: int, part: str) -> bytes:
-        """The bytes of one medium. Raises DatasetError."""
+        """Return the bytes of one medium. Raises DatasetError."""
         key = (self._groups.file, row, part)
         data = self._caches.cells.get(key)
         if data is None:
@@ -151,7 +153,7 @@ class TableShard:
                 number: self._row(number, _cells_at(fields, number - start), media, number - start, known[number])
                 for number in numbers
             }
-        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: also text that is not UTF-8
+        except (pa.ArrowException, OSError, ValueError) as error:  # ValueError also means text that is not UTF-8
             reason = f"row group {group} cannot be read: {error}"
             return {
                 number: Row(row_key(number), {}, (), (Flaw(number, row_key(number), reason),)) for number in numbers
@@ -218,7 +220,7 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class _CellSource:
-    """One cell as a source of bytes; it is read by the node, not by workers."""
+    """One cell as a source of bytes. The node reads it, not the workers."""
 
     shard: TableShard
     path: str
@@ -227,26 +229,26 @@ class _CellSource:
 
     @property
     def is_local(self) -> bool:
-        """Workers cannot read a table."""
+        """False: workers cannot read a table."""
         return False
 
     @property
     def no_links(self) -> bool:
-        """The owner named the table."""
+        """False: the owner named the table."""
         return False
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """A range of the cell."""
+        """Return a range of the cell."""
         return self.shard.read_cell(self.row, self.part)[offset : offset + nbytes]
 
 
 def row_key(row: int) -> str:
-    """How people find a row."""
+    """Return the name of a row for people."""
     return f"row {row}"
 
 
 def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Fields as JSON has them, or why they cannot be served."""
+    """Return the fields as JSON values, or the reason why they cannot be served."""
     try:
         fields = json_safe(values)
     except TypeError as error:
@@ -258,7 +260,7 @@ def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _num_chars(value: Any) -> int:
-    """About how long the value is as JSON."""
+    """Return about how many characters the value has as JSON."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""WebDataset tars as shards: members that share a key are a row, its `.json` member holds the fields."""
+"""WebDataset tars as shards: members that share a key are a row, and the `.json` member holds its fields."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -23,28 +23,28 @@ DIGEST_BYTES = SOURCE_HEX // 2
 
 
 class TarShard:
-    """One tar as a shard. Thread-safe. Raises DatasetError if it is no uncompressed tar."""
+    """One tar as a shard. Thread-safe. Raises DatasetError if it is not an uncompressed tar."""
 
     columns = None
 
     def __init__(self, file: RangeFile) -> None:
         self._file = file
         self._index = index_tar(file, _refuse)
-        self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero: not known yet
+        self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero means not known yet
         self.flaws: Sequence[Flaw] = self._index.flaws
 
     @property
     def num_samples(self) -> int:
-        """Groups of members that share a key."""
+        """The number of groups of members that share a key."""
         return self._index.num_samples
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """The rows with these numbers."""
+        """Return the rows with these numbers."""
         self._file.check_unchanged()
         return [self._row(number) for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """The place of the medium whose bytes begin at `offset`."""
+        """Return the place of the medium whose bytes begin at `offset`."""
         member = self._index.find(offset)
         formats = formats_of(member) if member else None
         if member is None or formats is None or part or member.nbytes != nbytes:
@@ -75,7 +75,7 @@ class TarShard:
 
 
 def formats_of(member: TarMember) -> tuple[str, ...] | None:
-    """What a media member may hold; None for members that are no media."""
+    """Return the formats that a media member may have; None for members that are not media."""
     return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
 
 

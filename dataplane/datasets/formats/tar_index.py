@@ -1,8 +1,10 @@
-"""Where the members of an uncompressed tar lie, read from its headers alone, and how they group into samples.
+"""The index of an uncompressed tar, read from its headers alone: where the members are, and how they group into
+samples.
 
-It reads ustar, GNU long names and pax headers. A tar that ends early is reported with the offset and the members before
-the tear stay usable. Keys follow WebDataset: the key is the member's path up to the first dot of its file name, the
-extension what follows; neighbours with one key are one sample. Sparse members are refused, links and folders skipped.
+It reads ustar, GNU long names and pax headers. A tar that ends early is reported with the offset, and the members
+before the tear stay usable. Keys follow WebDataset: the key is the member's path up to the first dot of its file name,
+and the extension is the rest. Neighbours with one key are one sample. Sparse members are refused, links and folders are
+skipped.
 """
 
 import tarfile
@@ -28,23 +30,23 @@ class TarMember:
 
     path: str
     offset: int
-    """Where its bytes begin (after its header)."""
+    """The offset of its bytes, after its header."""
     nbytes: int
 
     @property
     def key(self) -> str:
-        """The WebDataset key: folder and file name up to the first dot."""
+        """Return the WebDataset key: folder and file name up to the first dot."""
         folder, slash, name = self.path.rpartition("/")
         return folder + slash + name.partition(".")[0]
 
     @property
     def extension(self) -> str:
-        """What follows the first dot of the file name, in lower case."""
+        """Return the text after the first dot of the file name, in lower case."""
         return self.path.rpartition("/")[2].partition(".")[2].lower()
 
 
 class TarIndex:
-    """The samples of one tar, and what is wrong with it; about 30 bytes and its path for each member."""
+    """The samples of one tar, and its flaws. It takes about 30 bytes and the path for each member."""
 
     def __init__(self, members: "_Members", flaws: Sequence[Flaw]) -> None:
         self.flaws = tuple(flaws)
@@ -56,20 +58,20 @@ class TarIndex:
 
     @property
     def num_samples(self) -> int:
-        """Groups of members that share a key."""
+        """The number of groups of members that share a key."""
         return len(self._starts) - 1
 
     @property
     def num_members(self) -> int:
-        """Members of all samples."""
+        """The number of members of all samples."""
         return len(self._offsets)
 
     def sample(self, number: int) -> list[tuple[int, TarMember]]:
-        """The members of a sample in tar order, each with its number in the tar."""
+        """Return the members of a sample in tar order, each with its number in the tar."""
         return [(at, self._member(at)) for at in range(int(self._starts[number]), int(self._starts[number + 1]))]
 
     def find(self, offset: int) -> TarMember | None:
-        """The member whose bytes begin at `offset`."""
+        """Return the member whose bytes begin at `offset`."""
         at = int(np.searchsorted(self._offsets, offset))
         return self._member(at) if at < self.num_members and self._offsets[at] == offset else None
 
@@ -80,7 +82,8 @@ class TarIndex:
 
 
 class _Members:
-    """Members of good samples, while they are collected: arrays, since objects would take ten times as much."""
+    """Members of good samples while they are collected. They are arrays, because objects would take ten times as much
+    memory."""
 
     def __init__(self) -> None:
         self.offsets, self.sizes, self.path_ends = array("q"), array("q"), array("q")
@@ -97,9 +100,9 @@ class _Members:
 
 
 def index_tar(file: RangeFile, refuse: Callable[[TarMember], str] = lambda member: "") -> TarIndex:
-    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or no tar at all.
+    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or not a tar.
 
-    `refuse` gives the reason why a member is no use, or nothing; its whole sample is left out then.
+    `refuse` returns the reason why a member cannot be used, or an empty string. Its whole sample is left out then.
     """
     _check_is_tar(file)
     members, flaws = _Members(), []
@@ -134,7 +137,7 @@ def _check_is_tar(file: RangeFile) -> None:
 
 
 def _scan(file: RangeFile, refuse: Callable[[TarMember], str]) -> Iterator[TarMember | Flaw]:
-    """Members in order; ends after the first flaw that hides what follows."""
+    """Yield members in order. It ends after the first flaw that hides the rest."""
     ranges = BufferedRanges(file)
     offset, names = 0, _Names()
     while True:
@@ -170,7 +173,7 @@ def _scan(file: RangeFile, refuse: Callable[[TarMember], str]) -> Iterator[TarMe
 
 
 def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw | None:
-    """A header, None at the end-of-archive marker, or what is there instead."""
+    """Return a header, None at the end-of-archive marker, or the flaw that is there instead."""
     header = ranges.read(offset, BLOCK)
     if len(header) < BLOCK:
         return Flaw(offset, "", "the shard ends without the end-of-archive marker; torn, or still being written")
@@ -189,7 +192,7 @@ def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw 
 
 
 def _plain_header(header: bytes) -> tarfile.TarInfo | None:
-    """The header of a regular ustar or GNU file, five times as fast as tarfile reads it; None for all others."""
+    """Return the header of a regular ustar or GNU file, five times as fast as tarfile reads it; None for all others."""
     size, checksum = header[124:135], header[148:154]
     if header[156] not in b"0\0" or header[257:262] != b"ustar" or not (size.isdigit() and checksum.isdigit()):
         return None
@@ -203,22 +206,22 @@ def _plain_header(header: bytes) -> tarfile.TarInfo | None:
         return None
     name = header[:100].partition(b"\0")[0].decode("utf-8", "surrogateescape")
     if name.endswith("/"):
-        return None  # how old tars write folders
-    prefix = header[345:500].partition(b"\0")[0] if header[262] == 0 else b""  # GNU keeps times there
+        return None  # old tars write folders in this way
+    prefix = header[345:500].partition(b"\0")[0] if header[262] == 0 else b""  # GNU tars store times there
     info = tarfile.TarInfo(f"{prefix.decode('utf-8', 'surrogateescape')}/{name}" if prefix else name)
     info.size = nbytes
     return info
 
 
 class _Names:
-    """What the extended headers before a member say of it."""
+    """What the extended headers before a member say about it."""
 
     def __init__(self) -> None:
         self._long_path = ""
         self._pax: dict[str, str] = {}
 
     def read(self, info: tarfile.TarInfo, body: bytes) -> None:
-        """Take in one extended header."""
+        """Read one extended header."""
         if info.type == tarfile.GNUTYPE_LONGNAME:
             self._long_path = body.rstrip(b"\0").decode("utf-8", "surrogateescape")
         elif info.type == tarfile.XHDTYPE:
@@ -235,7 +238,7 @@ class _Names:
 
 
 def _parse_pax(body: bytes) -> dict[str, str]:
-    """The records `<length> <key>=<value>\\n` of a pax header; stops at the first that is malformed."""
+    """Return the records `<length> <key>=<value>\n` of a pax header. It stops at the first malformed one."""
     records: dict[str, str] = {}
     at = 0
     while at < len(body):
@@ -264,7 +267,7 @@ class _Group:
 
 
 def _group(found: Iterator[TarMember | Flaw]) -> Iterator[_Group]:
-    """Members and flaws by key; a flaw without one, such as a damaged header, is a group by itself."""
+    """Group members and flaws by key. A flaw without a key, such as a damaged header, is its own group."""
     group: _Group | None = None
     for item in found:
         if group is not None and (item.key != group.key or not item.key):

@@ -1,6 +1,6 @@
-"""Recipes: pure data that says how a derived object is made of a source, and the kernels that do it.
+"""Recipes and kernels. A recipe is pure data that says how a derived object is made of a source, and a kernel makes it.
 
-A recipe can only name a kernel of this table; nothing in it is imported, run or opened.
+A recipe only names a kernel of the table below. Nothing in a recipe is imported, run or opened.
 """
 
 from collections.abc import Mapping
@@ -27,11 +27,12 @@ KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Tile
     "rgb": Rgb,
 }
 VERSION = 1
-"""Of all kernels so far. A kernel whose results change gets the next number, and keeps the old one beside it."""
+"""The version of all present kernels. A kernel whose results change gets the next number, and the old kernel stays next
+to it."""
 
 
 def parse_recipe(data: Mapping[str, Any]) -> Kernel:
-    """The checked recipe. Raises BadRequestError that names every field that is unknown or out of range."""
+    """Return the checked recipe. Raises BadRequestError that names every field that is unknown or out of range."""
     if not isinstance(data, Mapping):
         raise BadRequestError(f"a recipe is {type(data).__name__}; wanted a JSON object with a kernel")
     kernel = data.get("kernel")

@@ -1,4 +1,5 @@
-"""Which frames of a video are taken: by rate or by count, out of a range of it. Pure data and pure arithmetic.
+"""Frame sampling: which frames of a video are used, by rate or by count, from a range of the video. Pure data and pure
+arithmetic.
 
 The rules are those of transformers' processors. `qwen2_vl` (also Qwen2.5-VL): a multiple of the temporal patch size,
 evenly from the first frame on. `qwen3_vl`: any number, evenly from the first frame to the last.
@@ -15,14 +16,14 @@ from dataplane.media.recipes.kernel import MAX_FRAMES, Recipe
 
 MAX_SECONDS = 1e6
 _TIME_SLACK = 1e-6
-"""Of a frame: 0.3 s at 10 frames a second is frame 3, whatever 0.3 * 10 is in floating point."""
+"""A tolerance in frames: 0.3 s at 10 frames a second is frame 3, although 0.3 * 10 is less in floating point."""
 
 
 class _Range(Recipe):
     rule: Literal["qwen2_vl", "qwen3_vl"]
     start_s: float = Field(default=0.0, ge=0, le=MAX_SECONDS)
     end_s: float | None = Field(default=None, gt=0, le=MAX_SECONDS)
-    """Frames from `start_s` on and before `end_s` are looked at; None means up to the end."""
+    """Only frames from `start_s` on and before `end_s` are used; None means the end of the video."""
 
     @model_validator(mode="after")
     def _check_range(self) -> Self:
@@ -32,7 +33,7 @@ class _Range(Recipe):
 
 
 class SampleByFps(_Range):
-    """So many frames a second, within bounds."""
+    """Sample a number of frames per second, within bounds."""
 
     by: Literal["fps"]
     fps: float = Field(gt=0, le=1000)
@@ -47,7 +48,7 @@ class SampleByFps(_Range):
 
 
 class SampleByCount(_Range):
-    """So many frames."""
+    """Sample a fixed number of frames."""
 
     by: Literal["count"]
     num_frames: int = Field(ge=1, le=MAX_FRAMES)
@@ -58,27 +59,28 @@ Sampling = Annotated[SampleByFps | SampleByCount, Field(discriminator="by")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSampling:
-    """The frames that are taken of one video."""
+    """The sampled frames of one video."""
 
     indices: tuple[int, ...]
     fps: float
-    """Frames a second of the sample."""
+    """Frames per second of the sample."""
     video_fps: float
     total_num_frames: int
 
     @property
     def timestamps(self) -> list[float]:
-        """Seconds, per frame: index / average rate, as the processors have it."""
+        """Return the time of each frame in seconds: index / average rate, as in the processors."""
         return [index / self.video_fps for index in self.indices]
 
     def grid_timestamps(self, temporal: int) -> list[float]:
-        """Seconds, per `temporal` frames: midway from the first to the last, as Qwen3-VL writes into its prompt."""
+        """Return the time of each group of `temporal` frames in seconds: midway from first to last, as Qwen3-VL writes
+        it into its prompt."""
         padded = [*self.indices, *[self.indices[-1]] * (-len(self.indices) % temporal)]
         times = [index / self.video_fps for index in padded]
         return [(times[at] + times[at + temporal - 1]) / 2 for at in range(0, len(times), temporal)]
 
     def meta(self) -> dict[str, Any]:
-        """What a scheduler and an engine must know of it; JSON-safe."""
+        """Return what a scheduler and an engine need to know about the sample; JSON-safe."""
         return {
             "fps": self.fps,
             "video_fps": self.video_fps,
@@ -90,7 +92,7 @@ class FrameSampling:
 
 
 def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> FrameSampling:
-    """The frames to take of a video of `total` frames. ValueError if the range holds none."""
+    """Return the frames to use of a video of `total` frames. ValueError if the range holds none."""
     first = math.ceil(sampling.start_s * video_fps - _TIME_SLACK)
     stop = total if sampling.end_s is None else min(total, math.ceil(sampling.end_s * video_fps - _TIME_SLACK))
     if first >= stop:
@@ -111,7 +113,8 @@ def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, 
 
 
 def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> list[int]:
-    """As Qwen2VLVideoProcessor.sample_frames; where that fails for want of frames, all there are."""
+    """Sample like Qwen2VLVideoProcessor.sample_frames. Where that fails because there are too few frames, take all of
+    them."""
     if isinstance(sampling, SampleByCount):
         wanted = round(sampling.num_frames / multiple) * multiple
     else:
@@ -123,7 +126,7 @@ def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fp
 
 
 def _sample_qwen3_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float) -> list[int]:
-    """As Qwen3VLVideoProcessor.sample_frames."""
+    """Sample like Qwen3VLVideoProcessor.sample_frames."""
     if isinstance(sampling, SampleByCount):
         num_frames = sampling.num_frames
     else:

@@ -1,4 +1,4 @@
-"""The sampled frames of a video and nothing else, as [T, height, width, 3] uint8."""
+"""The kernel `frames`: the sampled frames of a video without further processing, as [T, height, width, 3] uint8."""
 
 from typing import ClassVar, Literal, Self
 
@@ -13,7 +13,7 @@ from dataplane.media.videos import Video
 
 
 class Frames(Recipe):
-    """The recipe, closed and range-checked."""
+    """The recipe; unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "video"
 
@@ -21,10 +21,10 @@ class Frames(Recipe):
     version: Literal[1]
     sampling: Sampling
     multiple: int = Field(default=1, ge=1, le=8)
-    """To which multiple the rule `qwen2_vl` rounds the number of frames; a model's temporal patch size."""
+    """The rule `qwen2_vl` rounds the number of frames to a multiple of this; a model's temporal patch size."""
     height: int | None = Field(default=None, ge=1, le=MAX_SIDE)
     width: int | None = Field(default=None, ge=1, le=MAX_SIDE)
-    """To what frames are resized, both or none; None leaves them as they are."""
+    """The size to which frames are resized, both or none; None leaves them as they are."""
     resample: Resample = "bicubic"
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class Frames(Recipe):
         return self
 
     def plan(self, source: Video) -> Plan:
-        """The sampled frames. ValueError if the range holds none."""
+        """Plan the sampled frames. ValueError if the range holds none."""
         taken = sample(self.sampling, source.num_frames, source.fps, self.multiple)
         height, width = self.height or source.height, self.width or source.width
         shape = (len(taken.indices), height, width, 3)

@@ -1,9 +1,10 @@
-"""Writing frames as patches, in the order of Qwen-VL: the path of every pixel, so each is moved as seldom as can be.
+"""Writes frames as patches, in the order of Qwen-VL. Every pixel passes here, so each is moved as few times as
+possible.
 
-A frame is split into its three bands by Pillow; a band goes into place with one strided copy whose items are rows of a
-patch (`V14`: 14 bytes at once), several times faster than a copy of single bytes.
+Pillow splits a frame into its three bands. A band is copied with one strided copy whose items are rows of a patch
+(`V14`: 14 bytes at once), several times faster than a copy of single bytes.
 
-Axes of a target: blocks of merge x merge patches, in them patches, of those 3 bands x temporal x patch x patch values.
+Axes of a target: blocks of merge x merge patches, in them patches, each of 3 bands x temporal x patch x patch values.
 """
 
 from collections.abc import Iterable
@@ -13,7 +14,7 @@ from PIL import Image
 
 
 def write_frame(image: Image.Image, out: np.ndarray, patch: int, merge: int, temporal: int, at: int) -> None:
-    """Write an RGB frame as number `at` of the `temporal` ones of its patches into `out` (flat uint8)."""
+    """Write an RGB frame into `out` (flat uint8), as number `at` of the `temporal` frames of its patches."""
     rows, columns = image.height // patch, image.width // patch
     item = np.dtype((np.void, patch))
     target = out.view(item).reshape(rows // merge, columns // merge, merge, merge, 3, temporal, patch)
@@ -23,7 +24,7 @@ def write_frame(image: Image.Image, out: np.ndarray, patch: int, merge: int, tem
 
 
 def repeat_frame(out: np.ndarray, patch: int, temporal: int, source: int, places: Iterable[int]) -> None:
-    """Copy frame `source` of every patch in `out` (flat uint8) to other places of the `temporal` ones."""
+    """Copy frame `source` of every patch in `out` (flat uint8) to the frames `places` of the `temporal` ones."""
     squares = out.view(np.dtype((np.void, patch * patch))).reshape(-1, 3, temporal)
     for at in places:
         squares[:, :, at] = squares[:, :, source]

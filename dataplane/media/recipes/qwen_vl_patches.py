@@ -1,7 +1,8 @@
-"""The patches that Qwen-VL models take of an image: resize with Pillow, cut with one numpy copy, keep uint8.
+"""The kernel `qwen_vl_patches`: patches of an image for Qwen-VL models. It resizes with Pillow, cuts with one numpy
+copy, and keeps uint8.
 
-Bit-equal to transformers' Qwen2VLImageProcessorPil with do_rescale=False and do_normalize=False, after the same
-conversion to RGB. An image is one frame, repeated `temporal_patch_size` times; videos have a kernel of their own.
+The result is bit-equal to transformers' Qwen2VLImageProcessorPil with do_rescale=False and do_normalize=False, after
+the same conversion to RGB. An image is one frame, repeated `temporal_patch_size` times. Videos have their own kernel.
 
 Axes: N patches in merge-block order, D = 3 * temporal_patch_size * patch_size^2 values of a patch.
 """
@@ -18,7 +19,7 @@ from dataplane.media.recipes.resizing import check_bounds, resize_image
 
 
 class QwenVLPatches(Recipe):
-    """The recipe, closed and range-checked."""
+    """The recipe; unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
@@ -37,7 +38,7 @@ class QwenVLPatches(Recipe):
         return self
 
     def plan(self, source: Image.Image) -> Plan:
-        """Patches of an RGB image. ValueError for an extreme aspect ratio."""
+        """Plan the patches of an RGB image. ValueError for an extreme aspect ratio."""
         patch, merge = self.patch_size, self.merge_size
         height, width = resize_image(source.height, source.width, patch * merge, self.min_pixels, self.max_pixels)
         rows, columns = height // patch, width // patch

@@ -1,8 +1,9 @@
-"""The patches that Qwen-VL models take of a video: sample, resize with Pillow, cut frame by frame, keep uint8.
+"""The kernel `qwen_vl_video_patches`: patches of a video for Qwen-VL models. It samples, resizes with Pillow, cuts
+frame by frame, and keeps uint8.
 
 Sampling, sizes and order are those of transformers' Qwen2VLVideoProcessor (`bounds` per frame; also Qwen2.5-VL) and
-Qwen3VLVideoProcessor (`bounds` per video); an odd frame at the end is repeated as they do. The resize is Pillow's where
-theirs is torchvision's: a test states the difference.
+Qwen3VLVideoProcessor (`bounds` per video). An odd frame at the end is repeated as they do. The resize is Pillow's where
+theirs is torchvision's; a test states the difference.
 
 Axes: N patches in merge-block order, T x rows x columns; D = 3 * temporal_patch_size * patch_size^2 values of a patch.
 """
@@ -23,7 +24,7 @@ MAX_VIDEO_PIXELS = 1 << 30
 
 
 class QwenVLVideoPatches(Recipe):
-    """The recipe, closed and range-checked."""
+    """The recipe; unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "video"
 
@@ -34,11 +35,11 @@ class QwenVLVideoPatches(Recipe):
     merge_size: int = Field(ge=1, le=8)
     temporal_patch_size: int = Field(ge=1, le=8)
     bounds: Literal["frame", "video"]
-    """What `min_pixels` and `max_pixels` bound: each frame (Qwen2.5-VL) or all together (Qwen3-VL)."""
+    """What `min_pixels` and `max_pixels` limit: each frame (Qwen2.5-VL) or all frames together (Qwen3-VL)."""
     min_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_video_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
-    """As the processors' setting of this name, with cap_pixels_per_frame; None is without."""
+    """The processors' setting of this name, with cap_pixels_per_frame. None means no limit."""
     resample: Resample
 
     @model_validator(mode="after")
@@ -47,7 +48,7 @@ class QwenVLVideoPatches(Recipe):
         return self
 
     def plan(self, source: Video) -> Plan:
-        """Patches of the sampled frames. ValueError for an extreme aspect ratio, or a range without frames."""
+        """Plan the patches of the sampled frames. ValueError for an extreme aspect ratio, or a range without frames."""
         patch, merge, temporal = self.patch_size, self.merge_size, self.temporal_patch_size
         taken = sample(self.sampling, source.num_frames, source.fps, temporal)
         num_frames = len(taken.indices)
@@ -80,7 +81,7 @@ class QwenVLVideoPatches(Recipe):
         )
 
     def size(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
-        """Height and width that frames are resized to."""
+        """Return the height and width to which frames are resized."""
         factor, temporal = self.patch_size * self.merge_size, self.temporal_patch_size
         least, most = self.min_pixels, self.max_pixels
         if self.bounds == "frame":

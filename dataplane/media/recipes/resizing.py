@@ -1,4 +1,4 @@
-"""The sizes that Qwen-VL processors resize to. Pure arithmetic, equal to transformers' `smart_resize`s."""
+"""The sizes to which Qwen-VL processors resize. Pure arithmetic, equal to transformers' `smart_resize` functions."""
 
 import math
 
@@ -6,15 +6,16 @@ MAX_ASPECT_RATIO = 200
 
 
 def check_bounds(min_pixels: int, max_pixels: int) -> None:
-    """ValueError unless the bounds leave something between them."""
+    """Raise ValueError unless `min_pixels` is at most `max_pixels`."""
     if min_pixels > max_pixels:
         raise ValueError(f"min_pixels {min_pixels} is above max_pixels {max_pixels}; swap or widen them")
 
 
 def resize_image(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Height and width divisible by `factor`, area within the bounds, ratio about kept.
+    """Return height and width that are divisible by `factor`, with the area within the bounds and nearly the same
+    ratio.
 
-    As in Qwen2-VL (arXiv 2409.12191, section 2.1). ValueError for an extreme aspect ratio.
+    The rule is that of Qwen2-VL (arXiv 2409.12191, section 2.1). ValueError for an extreme aspect ratio.
     """
     return _resize(1, 1, height, width, factor, min_pixels, max_pixels)
 
@@ -22,8 +23,8 @@ def resize_image(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def resize_video(
     num_frames: int, temporal: int, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """As `resize_image` for each frame, but the bounds hold for all frames together, as in Qwen3-VL."""
-    num_frames = max(num_frames, temporal)  # fewer are repeated up to there
+    """Resize each frame like `resize_image`, but apply the bounds to all frames together, as in Qwen3-VL."""
+    num_frames = max(num_frames, temporal)  # a shorter video is repeated up to there
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)
         height, width = int(height * scale), int(width * scale)

@@ -1,4 +1,5 @@
-"""The pixels of an image and nothing else, as [height, width, 3] uint8: for whoever has a processor of their own."""
+"""The kernel `rgb`: the pixels of an image without further processing, as [height, width, 3] uint8, for users with
+their own processor."""
 
 from typing import ClassVar, Literal
 
@@ -12,18 +13,18 @@ MAX_SIDE = 1 << 16
 
 
 class Rgb(Recipe):
-    """The recipe, closed and range-checked."""
+    """The recipe; unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
     kernel: Literal["rgb"]
     version: Literal[1]
     max_side: int | None = Field(default=None, ge=1, le=MAX_SIDE)
-    """Where an image's longer side is longer, it is shrunk to this; None leaves every image as it is."""
+    """An image whose longer side is longer than this is shrunk to it. None leaves every image as it is."""
     resample: Resample = "bicubic"
 
     def plan(self, source: Image.Image) -> Plan:
-        """The image, shrunk where it must be."""
+        """Plan the image, shrunk if necessary."""
         width, height = shrink(source.width, source.height, self.max_side)
 
         def write(out: np.ndarray) -> None:
@@ -41,7 +42,7 @@ class Rgb(Recipe):
 
 
 def shrink(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    """Width and height with the longer one at most `max_side`, the ratio about kept, none below 1."""
+    """Return width and height with the longer one at most `max_side`, nearly the same ratio, and none below 1."""
     longest = max(width, height)
     if max_side is None or longest <= max_side:
         return width, height

@@ -1,8 +1,10 @@
-"""The square tiles that InternVL takes of an image: one resize with Pillow, cut band by band, keep uint8.
+"""The kernel `tiles`: square tiles of an image for InternVL. It resizes once with Pillow, cuts band by band, and keeps
+uint8.
 
-Bit-equal to transformers' GotOcr2ImageProcessorPil with crop_to_patches=True, do_rescale=False and do_normalize=False.
-The canvas has the aspect ratio next to the image's among those that so many tiles can make; of more than one tile, the
-whole image follows as one tile more. A tile is not cut into patches: the grid only says how many a model will see.
+The result is bit-equal to transformers' GotOcr2ImageProcessorPil with crop_to_patches=True, do_rescale=False and
+do_normalize=False. The canvas has the aspect ratio nearest to the image's among those that the allowed numbers of tiles
+can make. If there is more than one tile, the whole image follows as an additional tile. A tile is not cut into patches:
+the grid only says how many patches a model will see.
 
 Axes: n tiles, row by row, the whole image last; 3 bands; S = tile_size.
 """
@@ -20,7 +22,7 @@ MAX_TILES = 64
 
 
 class Tiles(Recipe):
-    """The recipe, closed and range-checked."""
+    """The recipe; unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 
@@ -32,7 +34,7 @@ class Tiles(Recipe):
     """Patches per visual token, along each side."""
     min_tiles: int = Field(ge=1, le=MAX_TILES)
     max_tiles: int = Field(ge=1, le=MAX_TILES)
-    """Without the whole image, which follows where there are several."""
+    """The maximum number of tiles, without the whole image that follows where there are several."""
     resample: Resample
 
     @model_validator(mode="after")
@@ -52,7 +54,7 @@ class Tiles(Recipe):
         return self
 
     def plan(self, source: Image.Image) -> Plan:
-        """Tiles of an RGB image of any shape."""
+        """Plan the tiles of an RGB image of any shape."""
         size = self.tile_size
         columns, rows = canvas(source.height, source.width, size, self.min_tiles, self.max_tiles)
         num_cut = rows * columns
@@ -79,7 +81,7 @@ class Tiles(Recipe):
 
 @lru_cache(maxsize=4096)
 def canvas(height: int, width: int, tile_size: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
-    """(columns, rows) of the canvas whose aspect ratio is next to the image's.
+    """Return (columns, rows) of the canvas whose aspect ratio is nearest to the image's.
 
     Of equally near ones a larger canvas wins while the image has more than half of its pixels.
     """
@@ -95,7 +97,7 @@ def canvas(height: int, width: int, tile_size: int, min_tiles: int, max_tiles: i
 
 
 def _write_cut(image: Image.Image, tiles: np.ndarray, columns: int) -> None:
-    """Cut an image into `tiles` [n, 3, S, S], n a multiple of `columns`: rows of a tile are copied at once."""
+    """Cut an image into `tiles` [n, 3, S, S], n a multiple of `columns`. Rows of a tile are copied at once."""
     size = tiles.shape[-1]
     rows = len(tiles) // columns
     target = tiles.view(np.dtype((np.void, size))).reshape(rows, columns, 3, size)

@@ -296,14 +296,14 @@ def test_a_request_that_makes_no_sense_is_answered_and_ends_the_connection(
         assert client.stat()["verbs"]["get_bytes"]["num_errors"] == 1
 
 
-def test_keys_strangers_and_connections_are_bounded(served: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_unproven_and_connections_are_bounded(served: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     assert served.services.byte_keys is not None
     port = served.services.byte_keys.port
-    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(byte_port.MAX_STRANGERS)]
+    unproven = [socket.create_connection(("127.0.0.1", port)) for _ in range(byte_port.MAX_UNPROVEN)]
     with dialled(port) as refused_one:
         assert is_closed(refused_one)
-    for stranger in strangers:
-        stranger.close()
+    for unproven in unproven:
+        unproven.close()
     wait_until(lambda: not served._byte_port._open)  # type: ignore[union-attr]
     with dialled(*offered(served.uri)) as connected:
         assert read_frame(connected) == {"node": "a"}
@@ -345,12 +345,12 @@ def test_nothing_is_left_when_a_node_stops() -> None:
 
     node = Node(NodeConfig(memory_bytes=MIB, node_id="a"))
     port, key = offered(node.uri)
-    with dialled(port, key) as working, dialled(port) as stranger:
+    with dialled(port, key) as working, dialled(port) as unproven:
         read_frame(working)
         wait_until(lambda: len(names()) == 3)
         assert num_connections() == 3
         node.stop()
-        assert is_closed(working) and is_closed(stranger)
+        assert is_closed(working) and is_closed(unproven)
     assert names() == []
     assert num_connections() == 0
     with pytest.raises(ConnectionRefusedError):

@@ -151,12 +151,12 @@ def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
     assert traffic.take_bytes() > 3 * len(image) * 4 / 3
 
 
-def test_a_server_that_hangs_costs_no_more_than_the_patience_for_a_call_however_many_wait_in_line(
+def test_a_server_that_hangs_costs_no_more_than_the_timeout_of_a_call_however_many_wait_in_line(
     client: Client, task: JudgeTask, run: Run
 ) -> None:
     async def judge() -> list[JudgedGroup | None]:
         runner, url = await talk("late")
-        server = replace(server_at(url), deadline_s=0.4, max_requests=1, patience_s=1.0)
+        server = replace(server_at(url), deadline_s=0.4, max_requests=1, call_timeout_s=1.0)
         remote = RemoteJudge(replace(SPEC, max_attempts=5), server, Reader(client.uri))
         try:
             async with asyncio.timeout(10):
@@ -228,7 +228,7 @@ def video_patches(client: Client, model_dir: Path, folder: Path) -> Ref:
 
 
 def server_at(url: str) -> RemoteSpec:
-    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8, patience_s=240.0)
+    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8, call_timeout_s=240.0)
 
 
 async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:
