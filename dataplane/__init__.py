@@ -7,6 +7,8 @@ that uses only `Client` maps no shared memory. `python -m dataplane serve` runs 
 The packages: `core` (records, errors and formats that all parts share), `client`, `cli` (the command line), `server`
 (a node's Flight service), `storage` (its memory and disk), `derive` (making derived objects), `media` (decoding images
 and videos), `datasets` (reading shards) and `cluster` (fetching objects from other nodes).
+
+May import: cli, client, core.
 """
 
 from importlib import import_module

@@ -34,12 +34,13 @@ EXAMPLES = """examples:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.simulate") -> int:
     """Run the command line and return the exit status.
 
-    0: success; 2: a config is wrong or too large; 130: interrupted. `arguments`: None reads `sys.argv`.
+    0: success; 2: a config is wrong or too large; 130: interrupted. `arguments`: None reads `sys.argv`. `prog`: the
+    name of the command in its help.
     """
-    options = _parser().parse_intermixed_args(arguments)
+    options = _parser(prog).parse_intermixed_args(arguments)
     paths = [argument for argument in options.arguments if "=" not in argument or argument.endswith((".yaml", ".yml"))]
     overrides = [argument for argument in options.arguments if argument not in paths]
     where = ""
@@ -114,9 +115,9 @@ def _show(
         console.print(f"assumed, not measured or published: {', '.join(assumed)}", highlight=False)
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m yatt_mm.simulate",
+        prog=prog,
         description="Simulate training steps in seven layouts of the same devices.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

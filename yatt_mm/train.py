@@ -17,11 +17,11 @@ EXAMPLES = """examples:
 """
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.train") -> int:
     """Run the command line and return the exit status.
 
     0: the run finished; 1: the run failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
-    `sys.argv`.
+    `sys.argv`. `prog`: the name of the command in its help.
     """
     from yatt_mm.runtime.packages import check_packages_are_ours
 
@@ -31,7 +31,7 @@ def main(arguments: list[str] | None = None) -> int:
     from yatt_mm.config.run_config import load_config
     from yatt_mm.runtime.launch import launch
 
-    options = _parser().parse_intermixed_args(arguments)
+    options = _parser(prog).parse_intermixed_args(arguments)
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
     except (YattError, DataPlaneError) as error:
@@ -43,9 +43,9 @@ def main(arguments: list[str] | None = None) -> int:
     return 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(prog: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m yatt_mm.train",
+        prog=prog,
         description="Train a vision-language model with reinforcement learning.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -6,4 +6,6 @@ of shared memory; `writer.py` has `Writer`, which makes arrays in shared memory;
 `torch_view.py` turns views into torch tensors. The other files are their parts: `lease_session.py` (leases of a
 reader), `download.py` and `downloaded_views.py` (copies over Flight), `inplace_put.py` and `inplace_stream.py` (writes
 into the arena), `put_batches.py`, `scope_heartbeat.py` and `node_process.py`.
+
+May import: core.
 """

@@ -5,4 +5,6 @@
 `json_body.py` (JSON with checks), `locators.py` (replies to a resolve), `flight_errors.py` (errors), `byte_socket.py`
 (raw TCP). `rights.py` and `token_file.py` say what a client may do. `shared_files.py` opens a node's shared memory, and
 `hosts.py` says which machine this is. The other files are small helpers: units, timers, deadlines, a cache, processes.
+
+May import: nothing.
 """

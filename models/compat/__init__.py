@@ -3,6 +3,8 @@
 `install` is cheap, imports no torch, does nothing on a CUDA torch, and must hold in every process: importing
 `models` calls it, and vLLM calls `register` first thing in each of its processes (vllm.platform_plugins).
 The megatron side is separate (`models.compat.megatron`), because only trainers need it.
+
+May import: nothing.
 """
 
 from models.compat import cuda_builds

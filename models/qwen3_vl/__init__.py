@@ -1,1 +1,4 @@
-"""Qwen3-VL, dense: recipe (torch-free), config, model, mapping, tower."""
+"""Qwen3-VL, dense: recipe (torch-free), config, model, mapping, tower.
+
+May import: compat, decoder, layout, models, recipes, sequence, vision, weights.
+"""

@@ -1,1 +1,4 @@
-"""Qwen3-VL with experts: recipe (torch-free), config, model, mapping, tower."""
+"""Qwen3-VL with experts: recipe (torch-free), config, model, mapping, tower.
+
+May import: compat, decoder, layout, models, qwen3_vl, recipes, sequence, weights.
+"""

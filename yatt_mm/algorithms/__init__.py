@@ -1,1 +1,4 @@
-"""Advantages (no torch) and losses as pure functions."""
+"""Algorithms as pure functions: advantages (`advantages.py`, no torch) and policy losses (`losses.py`).
+
+May import: nothing.
+"""

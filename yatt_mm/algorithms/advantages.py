@@ -9,10 +9,10 @@ STD_EPSILON = 1e-6
 
 
 def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool = True) -> list[float]:
-    """[G] reward minus the group's mean, over the group's standard deviation when `normalize_std`.
+    """Return [G] rewards minus the group's mean, divided by the group's standard deviation if `normalize_std`.
 
-    A group of equal rewards has no signal: all its advantages are 0. Without the division this is the
-    unbiased form of Dr. GRPO (arXiv 2503.20783).
+    A group of equal rewards has no signal: all its advantages are 0. Without the division this is the unbiased form of
+    Dr. GRPO (arXiv 2503.20783).
     """
     mean = sum(rewards_G) / len(rewards_G)
     centred = [reward - mean for reward in rewards_G]
@@ -25,5 +25,5 @@ def group_advantages(rewards_G: Sequence[float], *, normalize_std: bool = True) 
 
 
 def has_signal(rewards_G: Sequence[float]) -> bool:
-    """True when the rewards of a group differ."""
+    """Return True if the rewards of a group differ."""
     return max(rewards_G) > min(rewards_G)

@@ -21,7 +21,7 @@ def clipped_policy_loss(
     clip_high: float,
     entropy_coef: float,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The clipped surrogate of PPO (arXiv 1707.06347, equation 7) with separate bounds (DAPO, arXiv 2503.14476).
+    """Return the clipped surrogate of PPO (arXiv 1707.06347, equation 7) with separate bounds (DAPO, arXiv 2503.14476).
 
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.

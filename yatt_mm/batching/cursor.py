@@ -1,4 +1,4 @@
-"""The order in which prompts are handed out: one permutation an epoch, one cursor, a set of prompts to skip."""
+"""The order of prompts: one permutation per epoch, one cursor, and a set of samples to skip."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from yatt_mm.protocol.control import Slot
 class PromptCursor:
     """Deals out the samples of a data set in an order that depends on the seed alone.
 
-    Its state is a few numbers (epoch, place, drawn) and the quarantined samples.
+    The state is a few numbers (epoch, place, drawn) and the quarantined samples.
     """
 
     num_samples: int
     seed: int
     epoch: int = 0
     place: int = 0
-    """Place in this epoch's permutation."""
+    """The place in this epoch's permutation."""
     num_drawn: int = 0
     skipped: set[int] = field(default_factory=set)
-    """Samples whose media turned out to be unreadable."""
+    """Samples whose media could not be decoded."""
     _order: list[int] = field(default_factory=list)
 
     def take(self, count: int) -> list[Slot]:
-        """The next `count` prompts, over the end of an epoch where need be.
+        """Return the next `count` prompts, across the end of an epoch if necessary.
 
         Raises:
             ConfigError: every sample of the data set is quarantined.
@@ -51,11 +51,11 @@ class PromptCursor:
         return slots
 
     def peek(self, count: int) -> list[Slot]:
-        """What `take` would give now, without taking it."""
+        """Return what `take` would return now, without taking it."""
         return replace(self, skipped=set(self.skipped)).take(count)
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps (JSON)."""
+        """Return the state for a checkpoint (JSON)."""
         return {
             "num_samples": self.num_samples,
             "seed": self.seed,
@@ -67,12 +67,12 @@ class PromptCursor:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PromptCursor:
-        """The inverse of `state`."""
+        """Restore the cursor from `state`."""
         return cls(**{**state, "skipped": set(state["skipped"])})
 
 
 def epoch_order(num_samples: int, seed: int, epoch: int) -> list[int]:
-    """The permutation of one epoch."""
+    """Return the permutation of one epoch."""
     order = list(range(num_samples))
     random.Random(f"prompt order {seed} {epoch}").shuffle(order)
     return order

@@ -1,20 +1,21 @@
-"""Which groups make up a step's batch: DAPO's dynamic sampling and what is done about the long tail. Pure state.
+"""Dynamic sampling: which groups make up a step's batch, and what happens to the long tail of slow groups. Pure state.
 
-Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): a group whose rewards are all equal teaches nothing and is
-replaced by another prompt's, until the batch is full or a bound is reached. Over-dispatch keeps more groups under way
-than the batch has room for, so that it fills without waiting for the slowest; what is still under way then is cut off.
+Dynamic sampling (DAPO, arXiv 2503.14476, section 3.2): a group whose rewards are all equal teaches nothing. Another
+prompt's group replaces it, until the batch is full or a bound is reached. Over-dispatch keeps more groups in flight
+than the batch still needs, so that the batch fills without waiting for the slowest group. Groups that are still in
+flight then are cut off.
 
-A step is one `StepSampling`. Whoever owns it (the rendezvous in a run, the event loop in the simulator) repeats:
+A step is one `StepSampling`. Its owner (the rendezvous in a run, the event loop in the simulator) repeats:
 
     while not step.is_done:
         step.start(draw(step.num_wanted))     # deal `num_wanted` further prompts out to the controllers
-        step.finish(position, has_signal)     # when a group is judged; `lose` when it cannot be had
+        step.finish(position, has_signal)     # when a group is judged; `lose` when it has failed
     outcome = step.outcome()                  # train, abort and carry these
 
-It sees positions and one bit per group, so it costs the same for any number of controllers. A group's position is its
-place in the run's one order of prompts. In deterministic mode new prompts are asked for only when nothing is under
-way, and groups are taken in the order of their positions: then the batch depends neither on which group finishes first
-nor on how many controllers there are. No I/O, no clock, no torch.
+It sees positions and one bit per group, so its cost does not depend on the number of controllers. A group's position is
+its place in the run's one order of prompts. In deterministic mode new prompts are asked for only when nothing is in
+flight, and groups are taken in the order of their positions. Then the batch depends neither on which group finishes
+first nor on the number of controllers. No I/O, no clock, no torch.
 """
 
 from __future__ import annotations
@@ -25,34 +26,35 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 PRIOR_WEIGHT = 8.0
-"""Groups that the expected share of signal counts for, next to those seen in this step."""
+"""The weight of the expected share of signal, in groups, next to the groups seen in this step."""
 MIN_SIGNAL_FRAC = 0.05
-"""The share of groups with signal is never taken for less: it bounds how many prompts one refill asks for."""
+"""The least assumed share of groups with signal. It bounds how many prompts one refill asks for."""
 
 
 class Tail(StrEnum):
-    """What becomes of groups that are under way when the batch is full."""
+    """What happens to groups that are in flight when the batch is full."""
 
     DROP = "drop"
-    """Aborted; their prompts come again when the data set does."""
+    """They are aborted. Their prompts come again in the next epoch."""
     RESTART = "restart"
-    """Aborted; their prompts are the first of the next step, answered anew by the new policy."""
+    """They are aborted. Their prompts are the first of the next step, and the new policy samples new responses."""
     CONTINUE = "continue"
-    """Aborted with the tokens they have; the next step begins with them and keeps every token's policy version."""
+    """They are aborted with the tokens that they have. The next step continues them and keeps every token's policy
+    version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingRule:
-    """The part that the config decides."""
+    """The part of dynamic sampling that the config decides."""
 
     num_groups: int
-    """Groups that a full batch has."""
+    """The number of groups in a full batch."""
     replaces_groups: bool = False
     """True replaces groups without signal (DAPO); False takes every group."""
     max_prompts: int
-    """Most prompts a step may use, those carried over included."""
+    """The most prompts that a step may use, carried-over ones included."""
     over_dispatch: float = 1.0
-    """Groups under way per group still missing; 1 waits for the slowest."""
+    """Groups in flight per group that is still missing; 1 waits for the slowest."""
     tail: Tail = Tail.DROP
     deterministic: bool = False
 
@@ -69,26 +71,26 @@ class SamplingRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOutcome:
-    """How a step's batch was filled. Every prompt that was used is in exactly one of the tuples, in cursor order."""
+    """How a step's batch was filled. Every used prompt is in exactly one of the tuples, in cursor order."""
 
     accepted: tuple[int, ...]
-    """Groups to train on."""
+    """The groups to train on."""
     fillers: tuple[int, ...]
     """Groups without signal that keep the batch at its size when the bound was reached; their advantages are 0."""
     rejected: tuple[int, ...]
     """Groups without signal that were replaced."""
     lost: tuple[int, ...]
-    """Groups that could not be had."""
+    """Groups that failed."""
     dropped: tuple[int, ...]
-    """Groups that were not needed any more, and whose prompts are not carried over."""
+    """Groups that were not needed any more and whose prompts are not carried over."""
     carried: tuple[int, ...]
     """Groups with which the next step begins."""
     expected_signal_frac: float
-    """What the next step should expect, from 0 to 1."""
+    """The share of groups with signal that the next step should expect, from 0 to 1."""
 
     @property
     def num_prompts_used(self) -> int:
-        """Prompts that the step drew or was carried."""
+        """The number of prompts that the step drew or got from the last step."""
         parts = (self.accepted, self.fillers, self.rejected, self.lost, self.dropped, self.carried)
         return sum(len(part) for part in parts)
 
@@ -97,7 +99,8 @@ class StepSampling:
     """One step's batch while it fills."""
 
     def __init__(self, rule: SamplingRule, *, carried: Iterable[int] = (), expected_signal_frac: float = 1.0) -> None:
-        """`carried` and `expected_signal_frac` come from the last step's outcome; the former are under way at once."""
+        """`carried` and `expected_signal_frac` come from the last step's outcome. The carried groups are in flight at
+        once."""
         self.rule = rule
         self._prior = expected_signal_frac if rule.replaces_groups else 1.0
         self._flying: set[int] = set()
@@ -109,7 +112,7 @@ class StepSampling:
 
     @property
     def num_wanted(self) -> int:
-        """Further prompts to start now; 0 when enough are under way or the bound is reached."""
+        """The number of prompts to start now; 0 when enough are in flight or the bound is reached."""
         if self.is_full or (self.rule.deterministic and self._flying):
             return 0
         missing = self.rule.num_groups - len(self._with_signal)
@@ -119,36 +122,37 @@ class StepSampling:
 
     @property
     def signal_frac(self) -> float:
-        """Expected share of groups with signal: those judged in this step, and what was expected before."""
+        """The expected share of groups with signal, from those judged in this step and the expectation before."""
         num_judged = len(self._with_signal) + len(self._without)
         return (len(self._with_signal) + PRIOR_WEIGHT * self._prior) / (num_judged + PRIOR_WEIGHT)
 
     @property
     def num_used(self) -> int:
-        """Prompts that count toward the bound."""
+        """The number of prompts that count toward the bound."""
         return self._num_used
 
     def spend(self, count: int) -> None:
-        """So many prompts were begun elsewhere for this step, and cut off."""
+        """Count prompts that were begun elsewhere for this step and cut off."""
         self._num_used += count
 
     @property
     def num_flying(self) -> int:
-        """Groups under way."""
+        """The number of groups in flight."""
         return len(self._flying)
 
     @property
     def is_full(self) -> bool:
-        """True when the batch has all its groups; in deterministic mode not before everything under way is judged."""
+        """True when the batch has all its groups. In deterministic mode all groups in flight must be judged before
+        that."""
         return len(self._with_signal) >= self.rule.num_groups and not (self.rule.deterministic and self._flying)
 
     @property
     def is_done(self) -> bool:
-        """True when nothing more will be started and nothing is waited for."""
+        """True when no group will be started and no group is waited for."""
         return self.is_full or (not self._flying and self.num_wanted == 0)
 
     def start(self, positions: Iterable[int]) -> None:
-        """Groups of these prompts are under way."""
+        """Note that the groups of these prompts are in flight."""
         for position in positions:
             if position in self._flying or self._is_over(position):
                 raise ValueError(f"the group of prompt {position} was started twice in one step")
@@ -156,18 +160,19 @@ class StepSampling:
             self._num_used += 1
 
     def finish(self, position: int, *, has_signal: bool) -> None:
-        """A group is answered and judged."""
+        """Note that a group has its responses and is judged."""
         self._land(position)
         is_kept = has_signal or not self.rule.replaces_groups
         (self._with_signal if is_kept else self._without).add(position)
 
     def lose(self, position: int) -> None:
-        """A group cannot be had (its media are unreadable, its judge failed for good); another prompt replaces it."""
+        """Note that a group failed (its media cannot be decoded, or its judge failed for good). Another prompt replaces
+        it."""
         self._land(position)
         self._lost.add(position)
 
     def outcome(self) -> SamplingOutcome:
-        """What to train, to abort and to carry over, once `is_done`."""
+        """Return what to train, to abort and to carry over, once `is_done`."""
         if not self.is_done:
             raise ValueError(
                 f"{len(self._with_signal)} of {self.rule.num_groups} groups are there, {len(self._flying)} under way "
@@ -199,7 +204,8 @@ class StepSampling:
 
 
 def deal(positions: Iterable[int], *, num_controllers: int) -> list[list[int]]:
-    """[controller] its share of prompts: position modulo controllers, so that a prompt's controller is known to all."""
+    """Return for each controller its share of prompts: position modulo controllers, so that every process knows a
+    prompt's controller."""
     shares: list[list[int]] = [[] for _ in range(num_controllers)]
     for position in positions:
         shares[position % num_controllers].append(position)

@@ -1,8 +1,9 @@
-"""Where controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata only.
+"""The rendezvous, in which controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata
+only.
 
 Every call names its phase (`MeetingKey`). Controllers run the same loop, so they must arrive with the same keys in the
-same order; one that arrives with another key, fails, or is late ends the phase for all, with an error that names
-it. This is what keeps a crash in one process from becoming a hang in the others.
+same order. A controller that arrives with another key, fails, or is late ends the phase for all controllers, with an
+error that names it. So a crash in one process does not become a hang in the others.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from yatt_mm.protocol.control import Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeetingKey:
-    """Which meeting this is."""
+    """The name of one meeting."""
 
     step: int
     phase: str
     restart_count: int
-    """Counts restarts of the controllers; a leftover of an earlier start is turned away."""
+    """The number of restarts of the controllers. A call from an earlier start is refused."""
     sequence: int
-    """Counts the meetings of one controller."""
+    """The number of the controller's meetings before this one."""
 
     def __str__(self) -> str:
         return f"step {self.step}, phase {self.phase} (restart {self.restart_count}, meeting {self.sequence})"
@@ -44,11 +45,10 @@ class _Meeting:
 
 
 class Rendezvous:
-    """Body of a Ray actor with asyncio concurrency.
+    """The body of a Ray actor with asyncio concurrency.
 
-    Consumes: one call per controller and meeting.  Produces: the same result for all of them.
-    Waits for: the other controllers, up to `deadline_s` after their last sign of life.
-    Unblocked by: the last arrival, or `abort`.
+    Consumes: one call per controller and meeting.  Produces: the same result for all of them. Waits for: the other
+    controllers, up to `deadline_s` after their last sign of life. Unblocked by: the last arrival, or `abort`.
     """
 
     def __init__(
@@ -66,28 +66,29 @@ class Rendezvous:
         self._is_full = asyncio.Event()
 
     async def gather(self, key: MeetingKey, controller: int, value: Any) -> list[Any]:
-        """[C] the values of all controllers, in controller order.
+        """Return the values of all controllers, [C] in controller order.
 
         Raises:
-            PhaseAbortedError: another controller failed, was late, or is somewhere else.
+            PhaseAbortedError: another controller failed, was late, or is at another meeting.
         """
         return await self._meet(key, controller, value, lambda values: values)
 
     async def draw(self, key: MeetingKey, controller: int, bad: list[int]) -> list[Slot]:
-        """Further prompts for this controller; `bad` are sample numbers of its last share to leave out from now on.
+        """Return further prompts for this controller. `bad` are sample numbers of its last share, to be skipped from
+        now on.
 
-        The prompts are dealt in turn, so each prompt's position does not depend on who asks first.
+        The prompts are dealt in turn, so each prompt's position does not depend on which controller asks first.
         """
         shares = await self._meet(key, controller, bad, self._batches.deal)
         return shares[controller]
 
     async def finish_round(self, key: MeetingKey, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
-        """Whether the batch is full, after this controller's (position, has signal) and all the others'."""
+        """Report this controller's (position, has signal), meet the others, and return whether the batch is full."""
         outcome: RoundOutcome = await self._meet(key, controller, landed, self._batches.finish_round)
         return outcome
 
     async def open_stream(self, key: MeetingKey, controller: int) -> list[Slot]:
-        """The prompts with which this controller begins a stream."""
+        """Return the prompts with which this controller begins a stream."""
 
         def deal(_values: list[Any]) -> list[list[Slot]]:
             self._is_full.clear()
@@ -98,9 +99,9 @@ class Rendezvous:
         return shares[controller]
 
     async def land(self, controller: int, landed: Sequence[tuple[int, bool | None]]) -> list[Slot]:
-        """Groups of this controller have landed: (position, whether it has a signal; None: it cannot be had).
+        """Report finished groups of this controller: (position, whether it has a signal, or None if it failed).
 
-        Returns the prompts that it gets for them.
+        Return the prompts that the controller gets for them.
         """
         self._check_aborted()
         slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
@@ -109,7 +110,7 @@ class Rendezvous:
         return slots
 
     async def wait_full(self, controller: int, timeout_s: float) -> RoundOutcome | None:
-        """How the batch was filled, once it is; None after `timeout_s`: ask again.
+        """Return how the batch was filled, once it is; None after `timeout_s`, then ask again.
 
         Raises:
             PhaseAbortedError: another controller failed, or has given no sign of life for too long.
@@ -125,15 +126,15 @@ class Rendezvous:
         return self._batches.outcome
 
     async def peek(self, count: int) -> list[Slot]:
-        """The prompts that will be drawn next, if none of them turns out to be bad."""
+        """Return the prompts that will be drawn next, if none of them turns out to be bad."""
         return self._batches.cursor.peek(count)
 
     async def seen(self, controller: int) -> None:
-        """A controller that is busy says so; the others' deadline counts from its last sign of life."""
+        """Note a sign of life of a busy controller. The others' deadline counts from its last one."""
         self._last_seen[controller] = time.monotonic()
 
     async def abort(self, controller: int, reason: str) -> None:
-        """Give up the current and all later phases of this start; everyone waiting gets the reason."""
+        """End the present and all later phases of this start. Every waiting controller gets the reason."""
         if self._aborted is None:
             self._aborted = f"controller {controller} failed: {reason}"
         self._is_full.set()
@@ -141,16 +142,16 @@ class Rendezvous:
             room.done.set()
 
     async def sampling_state(self) -> dict[str, Any]:
-        """Where the run is in its prompts, for a checkpoint between steps."""
+        """Return the state of the prompts for a checkpoint between steps."""
         return self._batches.state()
 
     async def put_record(self, record: dict[str, Any]) -> None:
-        """Hand something to whoever watches the run (a step's metrics, a quarantined medium, a notice)."""
+        """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
         self._records.append(record)
         self._news.set()
 
     async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
-        """The records put since the last call; waits up to `timeout_s` for the first."""
+        """Return the records since the last call. Waits up to `timeout_s` for the first one."""
         if not self._records:
             self._news.clear()
             try:
@@ -179,7 +180,7 @@ class Rendezvous:
         return room.result
 
     async def _wait(self, room: _Meeting) -> None:
-        """Until the last controller is there, or one of those missing has given no sign of life for too long."""
+        """Wait until the last controller arrives, or until a missing one has given no sign of life for too long."""
         arrived = time.monotonic()
         while not room.done.is_set():
             missing = sorted(set(range(self._num)) - set(room.values))

@@ -1,14 +1,15 @@
-"""The prompts of the step under way, until its batch is full. Owned by the rendezvous.
+"""The prompts of the present step, until its batch is full. The rendezvous owns them.
 
-In rounds: deal the prompts that the sampling rule wants, replace those whose media are bad, answer and judge all of
-them, count which groups have signal. Which prompts are used depends on the run's order and on the rewards alone, never
-on who answers first or on how many controllers there are.
+In rounds: deal the prompts that the sampling rule needs, replace those whose media are bad, sample and judge all of
+them, and count which groups have signal. Which prompts are used depends on the run's order and on the rewards alone,
+never on the speed or the number of controllers.
 
-In a stream: as each group lands, its controller is dealt what the batch still needs; when it is full, groups that are
-under way are dropped or carried over into the next step.
+In a stream: as each group finishes, its controller gets the prompts that the batch still needs. When the batch is full,
+groups in flight are dropped, or carried over into the next step.
 
-In turns, both: a round's groups are answered in a stream, where one has landed when it is answered, and judged when the
-stream is over. What a stream cuts off is dropped or carried over into the next, of this step or of the one after.
+In turns, which is both: the responses of a round's groups are sampled in a stream, and the groups are judged when the
+stream is over. Groups that a stream cuts off are dropped, or carried over into the next stream, of this step or the
+next.
 """
 
 from __future__ import annotations
@@ -25,16 +26,16 @@ from yatt_mm.protocol.control import Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOutcome:
-    """What all controllers are told at the end of a round."""
+    """What all controllers get at the end of a round."""
 
     is_full: bool
     """False when another round follows."""
     kept: tuple[int, ...] = ()
     """Positions of the groups to train on, once the batch is full."""
     num_prompts_used: int = 0
-    """Prompts that the step has used."""
+    """The number of prompts that the step has used."""
     num_rejected: int = 0
-    """Groups without signal that were replaced."""
+    """The number of groups without signal that were replaced."""
     carried: tuple[int, ...] = ()
     """Positions of the groups with which the next stream begins."""
 
@@ -45,10 +46,10 @@ class StepBatches:
     def __init__(
         self, rule: SamplingRule, cursor: PromptCursor, *, in_turns: bool = False, expected_signal_frac: float = 1.0
     ) -> None:
-        """`in_turns`: streams fill rounds; else they fill steps."""
+        """`in_turns`: streams fill rounds; otherwise they fill steps."""
         self.cursor = cursor
         self.outcome: RoundOutcome | None = None
-        """How the last stream was filled; None while it goes on."""
+        """How the last stream was filled; None while it runs."""
         self._rule = rule
         self._in_turns = in_turns
         self._expected_signal_frac = expected_signal_frac
@@ -56,16 +57,17 @@ class StepBatches:
         """The step that rounds fill."""
         self._stream: StepSampling | None = None
         self._round: dict[int, int] = {}
-        """Position -> sample number of this round's prompts."""
+        """From position to sample number, for this round's prompts."""
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
-        """Position -> prompt and controller, in a stream; what the last one carried over, between streams."""
+        """From position to prompt and controller, in a stream. Between streams: what the last one carried over."""
 
     def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
-        """[controller] its further prompts. `bad`: [controller] sample numbers of its last share to leave out for good.
+        """Return for each controller its further prompts. `bad`: for each controller, sample numbers of its last share
+        to skip for good.
 
         Prompts that a stream before a checkpoint carried over come first.
 
-        The first call of a round deals what the batch still needs; each later one replaces the bad ones, for the
+        The first call of a round deals what the batch still needs. Each later call replaces the bad samples, for the
         controller that had them.
         """
         if self._round:
@@ -82,7 +84,7 @@ class StepBatches:
         return _dealt_one_by_one(slots, wanted)
 
     def finish_round(self, landed: Sequence[Sequence[tuple[int, bool]]]) -> RoundOutcome:
-        """`landed`: [controller] (position, has signal) of every group of the round."""
+        """`landed`: for each controller, (position, has signal) of every group of the round."""
         assert self._step is not None
         groups = sorted(group for share in landed for group in share)
         assert [position for position, _ in groups] == sorted(self._round), "a group of the round is missing"
@@ -97,7 +99,7 @@ class StepBatches:
         return replace(outcome, num_prompts_used=num_prompts_used, carried=carried)
 
     def open(self, num_controllers: int) -> list[list[Slot]]:
-        """[controller] the prompts with which a stream begins: those that it carried over, then new ones."""
+        """Return for each controller the prompts with which a stream begins: carried-over ones, then new ones."""
         self.outcome = None
         carried, self._dealt = self._dealt, {}
         self._stream = StepSampling(
@@ -117,9 +119,9 @@ class StepBatches:
         return shares
 
     def land(self, controller: int, position: int, has_signal: bool | None) -> list[Slot]:
-        """A group of the stream has landed, or with None cannot be had; the further prompts for its controller."""
+        """Note that a group of the stream finished, or with None failed; return further prompts for its controller."""
         if self._stream is None:
-            return []  # it comes too late: the batch is full
+            return []  # the group comes too late: the batch is full
         if has_signal is None:
             self.cursor.skipped.add(self._dealt[position][0].index)
             self._stream.lose(position)
@@ -133,14 +135,14 @@ class StepBatches:
         return slots
 
     def _open_step(self) -> StepSampling:
-        """The one that rounds fill; refilled only between rounds."""
+        """Return the step that rounds fill. It is refilled only between rounds."""
         if self._step is None:
             in_rounds = replace(self._rule, deterministic=True, tail=Tail.DROP)
             self._step = StepSampling(in_rounds, expected_signal_frac=self._expected_signal_frac)
         return self._step
 
     def _rule_of_round(self) -> SamplingRule:
-        """A stream is over when as many groups are answered as the step still wants."""
+        """Return the rule of a round: a stream is over when it has as many groups as the step still needs."""
         step = self._open_step()
         max_prompts = max(step.num_wanted, self._rule.max_prompts - step.num_used)
         return replace(self._rule, num_groups=step.num_wanted, max_prompts=max_prompts, replaces_groups=False)
@@ -167,13 +169,13 @@ class StepBatches:
         )
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps (JSON), between steps."""
+        """Return the state for a checkpoint between steps (JSON)."""
         carried = [dataclasses.asdict(slot) for slot, _ in self._dealt.values()]
         return {"cursor": self.cursor.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
     @classmethod
     def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> StepBatches:
-        """The inverse of `state`; prompts that were carried over are answered from their beginning."""
+        """Restore from `state`. Prompts that were carried over start again from their beginning."""
         cursor = PromptCursor.from_state(state["cursor"])
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
         batches = cls(rule, cursor, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
@@ -183,7 +185,7 @@ class StepBatches:
 
 
 def _dealt_one_by_one(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
-    """[controller] as long as it wants any."""
+    """Deal prompts to the controllers in turn, to each as many as it needs."""
     left = list(wanted)
     shares: list[list[Slot]] = [[] for _ in left]
     coming = iter(slots)

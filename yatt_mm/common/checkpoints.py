@@ -1,7 +1,7 @@
-"""Checkpoints on disk: written under a temporary name, committed by one rename, the oldest dropped.
+"""Checkpoints on disk: written under a temporary name, committed by one rename, and the oldest dropped.
 
-`runs/<name>/checkpoints/step_000010/` holds the training ranks' state (written by them) and `state.json` (the
-step, the prompt cursor). A folder without `state.json` under its final name does not exist for `--resume`.
+`runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it) and `state.json` (the step, the
+prompt cursor). A folder without `state.json` under its final name does not exist for `--resume`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ class Checkpoints:
     keep: int
 
     def begin(self, step: int) -> Path:
-        """The folder to write step `step` into; it does not count before `commit`. May be called by several."""
+        """Return the folder for the checkpoint of `step`. It does not count before `commit`. Several processes may call
+        this."""
         folder = self._partial(step)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
@@ -48,7 +49,7 @@ class Checkpoints:
         return final
 
     def steps(self) -> list[int]:
-        """Steps with a committed checkpoint, ascending."""
+        """Return the steps with a committed checkpoint, ascending."""
         if not self.root.is_dir():
             return []
         names = (re.fullmatch(r"step_(\d+)", path.name) for path in self.root.iterdir())
@@ -56,7 +57,7 @@ class Checkpoints:
         return sorted(step for step in found if (self._final(step) / STATE_FILE).is_file())
 
     def set_aside_after(self, step: int) -> Path | None:
-        """Move checkpoints of later steps out of the way: the run goes on from `step` on another path."""
+        """Move checkpoints of later steps to another folder, because the run continues from `step` on another path."""
         later = [other for other in self.steps() if other > step]
         if not later:
             return None
@@ -67,7 +68,7 @@ class Checkpoints:
         return aside
 
     def clear_partial(self) -> None:
-        """Drop what an interrupted run left half written."""
+        """Remove what an interrupted run left incomplete."""
         if self.root.is_dir():
             for path in self.root.glob(".partial_step_*"):
                 shutil.rmtree(path)
@@ -80,7 +81,7 @@ class Checkpoints:
 
 
 def find_checkpoint(run_dir: Path, resume: str) -> Path:
-    """The checkpoint folder that `--resume` names: `auto` is the newest of the run.
+    """Return the checkpoint folder that `--resume` names; `auto` is the newest one of the run.
 
     Raises:
         CheckpointError: there is none, or the folder is not a committed checkpoint.
@@ -101,7 +102,7 @@ def find_checkpoint(run_dir: Path, resume: str) -> Path:
 
 
 def read_state(folder: Path) -> dict[str, Any]:
-    """What `Checkpoints.commit` was given.
+    """Return the state that `Checkpoints.commit` got.
 
     Raises:
         CheckpointError: the file is damaged.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def pin_to_cores(cores: Collection[int]) -> None:
-    """Keep this process's threads, and the processes that it starts from now on, on these; none changes nothing."""
+    """Pin this process, and the processes that it starts from now on, to these cores. With none, nothing changes."""
     if not cores:
         return
     for thread in Path("/proc/self/task").iterdir():
@@ -16,6 +16,6 @@ def pin_to_cores(cores: Collection[int]) -> None:
 
 
 def core_of(device: int) -> int:
-    """The core that stands for a device: the cores that this process may use, in turn."""
+    """Return the core that is a device: the cores that this process may use, in turn."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[device % len(cores)]

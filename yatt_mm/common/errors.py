@@ -1,22 +1,22 @@
-"""The errors of the trainer: one small tree; each is also a standard exception and survives pickling."""
+"""The errors of the trainer: one small tree. Each is also a standard exception and survives pickling."""
 
 from __future__ import annotations
 
 
 class YattError(Exception):
-    """Base of everything this package raises on purpose."""
+    """Base of all errors that this package raises on purpose."""
 
 
 class ConfigError(YattError, ValueError):
-    """The configuration asks for something impossible; the message names the key, the value and the way out."""
+    """The configuration asks for something impossible. The message names the key, the value and what to change."""
 
 
 class PhaseAbortedError(YattError, RuntimeError):
-    """A phase that all controllers share was given up; the message names who failed, where and why."""
+    """A phase that all controllers share was ended. The message names which controller failed, where and why."""
 
 
 class PlacementError(YattError, RuntimeError):
-    """Two roles were about to hold a device at the same time; the message names them and the device."""
+    """Two roles were about to hold a device at the same time. The message names them and the device."""
 
 
 class WorkerError(YattError, RuntimeError):

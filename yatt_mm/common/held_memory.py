@@ -1,4 +1,4 @@
-"""How much memory a unit's devices hold: that of its GPUs, or on the CPU that of its processes."""
+"""The memory that a unit's devices hold: that of its GPUs, or on the CPU that of its processes."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import Any
 import psutil
 
 GPUS_VARIABLE = "YATT_MM_GPUS"
-"""Numbers or UUIDs of the GPUs of an actor, with commas; set where it is created, if the run has GPUs."""
+"""Numbers or UUIDs of the GPUs of an actor, with commas. The creator of the actor sets it, if the run has GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateReport:
-    """What a unit reports of a change of its state."""
+    """What a unit reports after a change of its state."""
 
     held_bytes: int
-    """Afterwards, as of `held_bytes`."""
+    """The memory afterwards, from the function `held_bytes`."""
     moved: Any = None
-    """Of a training rank: `yatt_mm.protocol.training.Moved`."""
+    """For a training rank, its `yatt_mm.protocol.training.MovedMemory`."""
 
 
 def held_bytes() -> int:
-    """In use on this process's GPUs, by everybody; without GPUs, resident in this process and in its children.
+    """Return the bytes in use on this process's GPUs, by all processes; without GPUs, resident in this process and its
+    children.
 
-    Roles that share a GPU take turns, so what is in use is that of who is awake and of what sleepers could not give up.
+    Roles that share a GPU take turns. So the bytes in use are those of the awake role, and those that sleeping roles
+    cannot release.
     """
     gpus = os.environ.get(GPUS_VARIABLE)
     if gpus:
@@ -35,7 +37,7 @@ def held_bytes() -> int:
 
 
 def _used_bytes(gpu: str) -> int:
-    """As NVML tells it: asking CUDA would take half a gigabyte of the GPU for a context."""
+    """Return what NVML says. Asking CUDA would take half a gigabyte of the GPU for a context."""
     import pynvml
 
     pynvml.nvmlInit()

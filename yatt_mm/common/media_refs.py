@@ -1,4 +1,4 @@
-"""Media of several kinds through the data plane: each made by its kind's recipe. Refs only; no torch, no pixel."""
+"""Derives images and videos through the data plane, each kind with its own recipe. Refs only; no torch, no pixel."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from dataplane.media.kinds import MediaKind
 from models.recipes.media_recipes import MediaRecipes
 
 DERIVE_CHUNK = 64
-"""Media per call to the data plane, so that each is well within its deadline."""
+"""Media per call to the data plane, so that each call stays well within its deadline."""
 
 
 def kind_of(ref: Ref) -> MediaKind:
-    """Image or video, as the data plane says of its data sets' media and of what it made of them."""
+    """Return image or video, from the kind in the ref."""
     if "medium" not in ref.meta:
         raise ValueError(
             f"ref {ref.name} ({ref.kind}) does not say whether it is an image or a video; send refs that the data "
@@ -25,7 +25,8 @@ def kind_of(ref: Ref) -> MediaKind:
 
 
 def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> list[Ref | BadMedia]:
-    """Patches of all refs, in their order; BadMedia in the place of what cannot be decoded or is not taken."""
+    """Return the patches of all refs, in their order. A medium that cannot be decoded, or is refused, gives
+    BadMedia."""
     made: dict[int, Ref | BadMedia] = {}
     for kind, places in _by_kind(refs).items():
         if not recipes.takes(kind):
@@ -38,7 +39,7 @@ def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> 
 
 
 def prefetch_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> None:
-    """Have the node begin with the patches of refs that will be derived later. Waits for no patch."""
+    """Let the node begin with the patches of refs that will be derived later. Waits for no patch."""
     for kind, places in _by_kind(refs).items():
         if recipes.takes(kind):
             client.prefetch([refs[place] for place in places], recipes.of(kind))

@@ -1,8 +1,9 @@
-"""Folders that end with their owner: removed at its end, or by the next one of the same user if it was killed.
+"""Folders that end with their owner: the owner removes them at its end, or the next owner of the same user does if it
+was killed.
 
-The owner holds a lock on a file inside, which the kernel drops when the owner dies however it dies. With a folder go
-the named semaphores that `semaphores_named` made processes call after it, or after a folder in it: they cannot lie in
-a folder, and a process that is killed leaves them.
+The owner holds a lock on a file inside, which the kernel releases when the owner dies in any way. With a folder, named
+semaphores are removed too: those that `semaphores_named` gave the name of the folder, or of a folder in it. Semaphores
+cannot be in a folder, and a process that is killed leaves them.
 """
 
 from __future__ import annotations
@@ -21,29 +22,30 @@ from pathlib import Path
 
 LOCK_FILE = ".owner"
 SEMAPHORES = Path("/dev/shm")
-"""Where Linux keeps named semaphores, flat, as files `sem.NAME`."""
+"""The folder in which Linux keeps named semaphores, as files `sem.NAME`."""
 _REMOVE_S = 5.0
-"""For so long a folder that fills up again is removed again."""
+"""For this time a folder that fills up again is removed again."""
 
 log = logging.getLogger(__name__)
 
 
 @contextmanager
 def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new folder `parent/prefix...`; what dead owners left there with this prefix is removed first."""
+    """Create a folder `parent/prefix...`. Folders of dead owners with this prefix are removed first."""
     remove_orphans(parent, prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:
         with (folder / f"{LOCK_FILE}.new").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            Path(lock.name).rename(folder / LOCK_FILE)  # it appears locked: nobody finds it free in between
+            # the lock file appears locked, so that no other owner finds it free in between
+            Path(lock.name).rename(folder / LOCK_FILE)
             yield folder
     finally:
         remove(folder)
 
 
 def remove_orphans(parent: Path, prefix: str) -> list[Path]:
-    """Remove this user's folders whose owner is dead; returns them. One without a lock file is nobody's to judge."""
+    """Remove this user's folders whose owner is dead; return them. A folder without a lock file stays."""
     removed = []
     for folder in parent.glob(f"{prefix}*"):
         try:
@@ -58,7 +60,7 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
             remove(folder)
             removed.append(folder)
         except BlockingIOError:
-            pass  # its owner lives
+            pass  # its owner is alive
         finally:
             os.close(fd)
     if removed:
@@ -67,12 +69,12 @@ def remove_orphans(parent: Path, prefix: str) -> list[Path]:
 
 
 def remove(folder: Path) -> None:
-    """Remove the folder with all that is in it, and the semaphores that are called after it or a folder in it."""
+    """Remove the folder with everything in it, and the semaphores that are named after it or a folder in it."""
     for named in (folder, *folder.glob("yatt-*/")):
         for semaphore in SEMAPHORES.glob(f"sem.{named.name}-*"):
             semaphore.unlink(missing_ok=True)
     deadline = time.monotonic() + _REMOVE_S
-    while True:  # what is being killed may still write into it
+    while True:  # processes that are being killed may still write into it
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():
             return
@@ -84,7 +86,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def semaphores_named(folder: Path) -> Iterator[None]:
-    """Processes that are started inside call their multiprocessing semaphores after `folder`."""
+    """Give the multiprocessing semaphores of processes that are started inside the name of `folder`."""
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # children inherit it
     before = settings["semprefix"]
     settings["semprefix"] = f"/{folder.name}"

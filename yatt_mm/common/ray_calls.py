@@ -13,7 +13,7 @@ from yatt_mm.common.errors import WorkerError
 
 
 def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_s: float) -> list[Any]:
-    """The results of `(worker name, call)` pairs, in order; the first failure ends the wait for all.
+    """Return the results of `(worker name, call)` pairs, in order. The first failure ends the wait for all.
 
     Raises:
         WorkerError: a worker raised, died, or did not answer in `deadline_s` seconds.
@@ -30,10 +30,10 @@ def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_
 
 
 def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
-    """The result of one finished call.
+    """Return the result of one finished call.
 
     Raises:
-        WorkerError: the worker raised or died; the message ends with its own words.
+        WorkerError: the worker raised or died; the message ends with the worker's message.
     """
     try:
         return ray.get(call)
@@ -42,7 +42,7 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
 
 
 async def answer_of(call: ray.ObjectRef, *, name: str, what: str, deadline_s: float) -> Any:
-    """The result of a call, inside an asyncio actor.
+    """Return the result of a call, inside an asyncio actor.
 
     Raises:
         WorkerError: the worker raised, died, or did not answer in `deadline_s` seconds.

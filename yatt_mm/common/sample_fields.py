@@ -1,4 +1,4 @@
-"""Where question and answer stand in a sample's fields, and the question's text out of what data sets put there."""
+"""Reads question and answer from a sample's fields, in the forms that data sets use."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ PLACEHOLDERS: Mapping[str, MediaKind] = {"<image>": "image", "<video>": "video"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is asked about a sample's media."""
+    """The question about a sample's media."""
 
     text: str
     order: tuple[int, ...]
-    """Numbers of the sample's media in the order in which they stand in the prompt."""
+    """The numbers of the sample's media, in the order of the prompt."""
 
 
 def take_field(fields: Mapping[str, Any], key: str) -> Any:
-    """The value at a key; `a.b` looks into nested objects. ValueError says what there is instead."""
+    """Return the value at a key; `a.b` looks into nested objects. ValueError says what is there instead."""
     value: Any = fields
     for place, part in enumerate(key.split(".")):
         if not isinstance(value, Mapping) or part not in value:
@@ -33,17 +33,17 @@ def take_field(fields: Mapping[str, Any], key: str) -> Any:
 
 
 def with_field(fields: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
-    """A copy of the fields with another value at a key that is there."""
+    """Return a copy of the fields with another value at an existing key."""
     part, dot, rest = key.partition(".")
     return {**fields, part: with_field(fields[part], rest, value) if dot else value}
 
 
 def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
-    """The question of one user turn: text, or verl's and OpenAI's chat turns if there is only that one.
+    """Return the question of one user turn: text, or verl's and OpenAI's chat turns if there is only one.
 
-    `kinds`: of the sample's media, as the data plane has them. The trainer's prompts put all media before the text, so
-    placeholders (`<image>`, `<video>`) are taken off the beginning, and say in which order; anywhere else, or for other
-    media, they would mean another prompt, and ValueError says so.
+    `kinds`: the kinds of the sample's media, from the data plane. The trainer's prompts put all media before the text.
+    So placeholders (`<image>`, `<video>`) are removed from the beginning, and give the order. Placeholders at another
+    place, or for other media, would mean another prompt, and raise ValueError.
     """
     text, named = (value, []) if isinstance(value, str) else _only_turn(value)
     bare = text.lstrip()
@@ -63,7 +63,7 @@ def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
 
 
 def _only_turn(value: Any) -> tuple[str, list[MediaKind]]:
-    """Text, and the kinds of the media that the turn's contents name."""
+    """Return the text, and the kinds of the media that the turn's contents name."""
     if not isinstance(value, list):
         raise ValueError(f"the question is a {type(value).__name__}; wanted text or a list of chat turns")
     roles = [turn.get("role") if isinstance(turn, Mapping) else None for turn in value]

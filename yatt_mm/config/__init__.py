@@ -1,0 +1,7 @@
+"""The configuration: one YAML file, typed sections, dotted overrides, and the page that documents every key.
+
+`sections.py` has every key with its meaning; a new key is added there. `judge_section.py` has a judge's keys,
+`run_config.py` the whole tree and what follows from it, `yaml_file.py` reading and error messages.
+
+May import: batching, common, models.layout, models.recipes, models.weights, placement, protocol.
+"""

@@ -12,14 +12,14 @@ from typing import Any
 from models.weights.safetensors_header import read_header
 
 HEAD = "score.weight"
-"""What transformers calls the head of a `...ForSequenceClassification`: a matrix [labels, hidden]."""
+"""The name that transformers gives the head of a `...ForSequenceClassification`: a matrix [labels, hidden]."""
 MAX_NAMES = 5
-"""Other tensors that an error lists."""
+"""The number of other tensors that an error lists."""
 BODY = ("model.", "visual.", "language_model.", "vision_tower.", "multi_modal_projector.", "lm_head.")
 
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
-    """Names of the labels, by row of the head.
+    """Return the names of the labels, by row of the head.
 
     Raises:
         ValueError: the folder has no head of this form, or its config.json says another number of labels.
@@ -45,7 +45,7 @@ def read_labels(model_dir: Path) -> tuple[str, ...]:
 
 
 def _shapes(model_dir: Path) -> dict[str, list[int]]:
-    """Of every tensor in the folder's safetensors files."""
+    """Return the shape of every tensor in the folder's safetensors files."""
     shapes: dict[str, list[int]] = {}
     for path in sorted(model_dir.glob("*.safetensors")):
         header: dict[str, Any] = json.loads(read_header(path))

@@ -1,4 +1,4 @@
-"""What the configuration says of one judge: `reward.judges.<name>`."""
+"""The configuration section of one judge: `reward.judges.<name>`."""
 
 from __future__ import annotations
 
@@ -37,66 +37,66 @@ class JudgeSection(Section):
     model: str
     """Its Hugging Face folder; with `url`, its name at the server."""
     url: Annotated[str, Field(pattern=r"^https?://")] | None = None
-    """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run's own."""
+    """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run."""
     api_key_env: str | None = None
-    """Environment variable of the launcher that holds the key which `url` wants (`Authorization: Bearer ...`)."""
+    """The environment variable of the launcher that holds the key for `url` (`Authorization: Bearer ...`)."""
     deadline_s: Seconds = 60.0
-    """How long one request to `url` may take."""
+    """The longest time that one request to `url` may take."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Of its score in the reward."""
+    """The weight of its score in the reward."""
     template: str | None = None
-    """What it is asked, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled in. By
-    default question and answer, and whether the answer is right. Of a `classifier` it is the user's turn, by default
-    `{question}`; the answer follows as the assistant's turn, unless the template names it."""
+    """The text for the judge, after the media; `{question}`, `{response}`, `{answer}` and `{fields[name]}` are filled
+    in. By default it holds question and answer, and asks whether the response is right. For a `classifier` it is the
+    user's turn, by default `{question}`; the response follows as the assistant's turn, unless the template names it."""
     verdict: Literal["yes_no", "regex", "json", "classifier"] = "yes_no"
-    """How its score is had: the probability of yes against no as its first token, a number that `pattern` captures, the
-    `field` of a JSON object, or the logit that the head of a sequence classifier (a discriminative reward model) gives
-    the conversation at its last token."""
+    """How the score is read: the probability of yes against no as the first token, a number that `pattern` captures,
+    the `field` of a JSON object, or the logit that the head of a sequence classifier (a discriminative reward model)
+    gives the conversation at its last token."""
     label: str | int | None = None
-    """The `classifier`'s label that is the score, by name or number; needed where it has several."""
+    """The `classifier`'s label that is the score, by name or number. Needed where it has several."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """What is made of the `classifier`'s logits: nothing (Bradley-Terry reward models), or a probability."""
+    """The function of the `classifier`'s logits: none (Bradley-Terry reward models), or a probability."""
     yes_words: tuple[Word, ...] = YesNo().yes
     """Texts of one token that mean yes."""
     no_words: tuple[Word, ...] = YesNo().no
     """Texts of one token that mean no."""
     pattern: str = r"(-?\d+(?:\.\d+)?)"
-    """Regular expression with one group around the number; its last match counts."""
+    """A regular expression with one group around the number; its last match counts."""
     field: str = "score"
-    """Of the JSON object; the last one in the text counts."""
+    """The field of the JSON object; the last object in the text counts."""
     scale: Annotated[float, Field(gt=0)] = 1.0
-    """The best number that it can give; it becomes 1."""
+    """The best number that the judge can give; it becomes 1."""
     max_tokens: Count = 256
-    """Longest answer of the judge; `yes_no` takes one token."""
+    """The most tokens of the judge's text; `yes_no` takes one token."""
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    """Up to 2, as vLLM takes it; 0 takes the most likely token."""
+    """The sampling temperature, up to 2 as in vLLM; 0 takes the most likely token."""
     num_votes: Count = 1
-    """Verdicts per answer, whose mean counts."""
+    """Verdicts per response; their mean counts."""
     max_attempts: Count = 2
-    """How often a verdict is asked for that cannot be read or does not come in time."""
+    """How many times a verdict is asked for that cannot be read or does not come in time."""
     threshold: Score | None = None
     """Scores from here on count as 1, others as 0; without it the score itself counts. In 0..1 unless scores are
     logits."""
     score_on_failure: Score = 0.0
-    """What an answer gets whose verdict could not be had; it is counted in `genrm/num_failed`. In 0..1 unless scores
-    are logits."""
+    """The score of a response without a verdict; it is counted in `genrm/num_failed`. In 0..1 unless scores are
+    logits."""
     num_engines: Count = 1
-    """vLLM engines of this judge; no two engines of judges share a device. In partial colocation there are as many as
-    the devices hold. With `url`, actors that send requests."""
+    """The number of vLLM engines of this judge; no two engines of judges share a device. In partial colocation there
+    are as many as the devices hold. With `url`, the number of actors that send requests."""
     tp: Count = 1
-    """Devices of each engine, over which its tensors are cut."""
+    """The devices of each engine, over which its tensors are cut."""
     max_model_len: Count = 4096
-    """Longest prompt and answer together, images expanded."""
+    """The longest prompt and response together, in tokens, images expanded."""
     max_num_seqs: Count = 256
-    """Sequences that an engine works on at the same time; with `url`, requests that are under way."""
+    """The sequences that an engine works on at the same time; with `url`, the requests at the same time."""
     max_groups_per_engine: Count | None = None
-    """Answered prompts that an engine is given at once; by default as many as `max_num_seqs` holds."""
+    """The groups that an engine gets at once; by default as many as `max_num_seqs` holds."""
     kv_cache_memory: Size = 2**30
-    """Memory of each engine's key-value cache, on each of its devices."""
+    """The memory of each engine's key-value cache, on each of its devices."""
 
 
 def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeSpec:
-    """How this judge is asked.
+    """Return how this judge is asked.
 
     Raises:
         ConfigError: a template or a pattern cannot be used, or a classifier's folder has no such head.
@@ -119,10 +119,11 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
 
 
 def remote_spec(name: str, section: JudgeSection, *, call_timeout_s: float) -> RemoteSpec | None:
-    """The server that judges; None where engines of the run do. `call_timeout_s`: for all verdicts of one call.
+    """Return the server that judges; None where engines of the run do. `call_timeout_s` is for all verdicts of one
+    call.
 
     Raises:
-        ConfigError: the variable that is to hold the server's key is not set, or there is no server.
+        ConfigError: the environment variable with the server's key is not set, or there is no server.
     """
     variable = section.api_key_env
     if section.url is None:
@@ -144,7 +145,8 @@ def remote_spec(name: str, section: JudgeSection, *, call_timeout_s: float) -> R
 
 
 def num_labels(section: JudgeSection) -> int | None:
-    """Labels of a judge that classifies; None for one that speaks. Raises ValueError as `read_labels` does."""
+    """Return the number of labels of a judge that classifies; None for one that samples text. Raises ValueError like
+    `read_labels`."""
     return len(read_labels(Path(section.model))) if section.verdict == "classifier" else None
 
 

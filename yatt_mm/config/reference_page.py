@@ -1,4 +1,4 @@
-"""The page that explains every key of the configuration: `python -m yatt_mm.config.reference_page >
+"""Makes the page that explains every key of the configuration: `python -m yatt_mm.config.reference_page >
 docs/configuration.md`."""
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from yatt_mm.config.yaml_file import section_inside
 
 
 def reference(section: type[Section] = Config, prefix: str = "") -> list[tuple[str, str, str]]:
-    """(key, default, meaning) of every value in the tree, in order."""
+    """Return (key, default, meaning) of every value in the tree, in order."""
     rows: list[tuple[str, str, str]] = []
     for name, field in section.model_fields.items():
         inside = section_inside(field.annotation)
@@ -35,7 +35,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def reference_page() -> str:
-    """docs/configuration.md."""
+    """Return the text of docs/configuration.md."""
     lines = [
         "# Configuration",
         "",

@@ -1,6 +1,6 @@
-"""The configuration of a run: one YAML file, one tree of typed models, dotted overrides through the same checks.
+"""The configuration of a run: one YAML file, one tree of typed models, and dotted overrides with the same checks.
 
-Nothing heavy is imported here, and nothing is opened: what needs the disk is checked in `yatt_mm.preflight.run_checks`.
+Nothing heavy is imported here, and nothing is opened. Checks that need the disk are in `yatt_mm.preflight.run_checks`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from yatt_mm.protocol.published import Carrier
 
 
 class Config(Section):
-    """A whole run."""
+    """The configuration of a whole run."""
 
     run: RunSection
     model: ModelSection
@@ -60,11 +60,11 @@ class Config(Section):
 
     @property
     def run_dir(self) -> Path:
-        """Where everything that the run writes goes."""
+        """The folder for everything that the run writes."""
         return Path(self.run.dir) / self.run.name
 
     def sampling_rule(self) -> SamplingRule:
-        """How a step's batch is filled."""
+        """Return the rule of how a step's batch is filled."""
         num_groups = self.train.prompts_per_step
         return SamplingRule(
             num_groups=num_groups,
@@ -77,32 +77,33 @@ class Config(Section):
 
     @property
     def is_partial(self) -> bool:
-        """Rollout and judges have devices of their own while prompts are answered."""
+        """True if rollout and judges have separate devices in the generation phase."""
         return self.placement.mode == "partial_colocation"
 
     @property
     def carrier(self) -> Carrier:
-        """Of published weights: engines that wake inside a generation phase read them again, so they must stay."""
+        """The carrier of published weights. Engines that wake up inside a generation phase read them again, so they
+        must stay readable."""
         return "shm" if self.is_partial and self.weights.carrier == "auto" else self.weights.carrier
 
     @property
     def judges_in_turn(self) -> bool:
-        """Judges work when all answers of a round are there, and engines sleep."""
+        """True if judges work after all responses of a round are there, while engines sleep."""
         return bool(self.reward.judges) and not self.is_partial
 
     def make_placement(self) -> Placement:
-        """Which unit uses which device."""
+        """Return which unit uses which device."""
         place = partial_colocation if self.is_partial else full_colocation
         return place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
 
     @property
     def engines(self) -> Engines:
-        """Those of the policy."""
+        """The engines of the policy."""
         return self._engines(self.rollout.num_engines, self.rollout.tp)
 
     @property
     def judges(self) -> dict[str, Engines]:
-        """[judge] its engines; with `tp` 0 those of servers elsewhere."""
+        """[judge] its engines; `tp` is 0 for remote servers."""
         return {
             name: Engines(num=judge.num_engines, tp=0) if judge.url else self._engines(judge.num_engines, judge.tp)
             for name, judge in self.reward.judges.items()
@@ -110,14 +111,14 @@ class Config(Section):
 
     @property
     def has_local_judges(self) -> bool:
-        """Some judge works on the run's own devices."""
+        """True if some judge works on the run's devices."""
         return any(engines.tp for engines in self.judges.values())
 
     def _engines(self, num: int, tp: int) -> Engines:
         return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
 
     def division(self) -> CellDivision | None:
-        """How devices may be divided in partial colocation; None without it."""
+        """How devices may be divided in partial colocation; None in full colocation."""
         section = self.placement
         if not self.is_partial:
             return None
@@ -143,7 +144,7 @@ class Config(Section):
         )
 
     def requests_per_engine(self) -> dict[str, int]:
-        """[pool of engines] groups that an engine is given at once."""
+        """[pool of engines] the groups that an engine gets at once."""
         rollout, size = self.rollout, self.rollout.group_size
         rooms = {"rollout": rollout.max_groups_per_engine or max(1, rollout.max_num_seqs // size)}
         for name, judge in self.reward.judges.items():
@@ -152,7 +153,7 @@ class Config(Section):
         return rooms
 
     def parallel(self) -> Parallel:
-        """The layout of the training ranks, with `dp` filled in from the devices.
+        """Return the layout of the training ranks, with `dp` filled in from the devices.
 
         Raises:
             ConfigError: the devices do not divide into that layout.
@@ -170,10 +171,10 @@ class Config(Section):
 
 
 def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> Config:
-    """Read a YAML file, apply `dotted.key=value` overrides, check everything.
+    """Read a YAML file, apply `dotted.key=value` overrides, and check everything.
 
     Raises:
-        ConfigError: with every problem found, one a line.
+        ConfigError: with every problem found, one per line.
     """
     try:
         return Config.model_validate(read_tree(path, overrides))
@@ -182,5 +183,5 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -
 
 
 def dump_config(config: Config) -> str:
-    """The resolved config as YAML; loading it gives the same config."""
+    """Return the resolved config as YAML. Loading it gives the same config."""
     return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)

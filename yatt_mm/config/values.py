@@ -1,4 +1,4 @@
-"""The kinds of values that the configuration's sections are made of."""
+"""The types of the values in the configuration's sections."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIZE_UNITS = {"": 1, "B": 1, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2*
 
 
 def parse_size(value: object) -> int:
-    """Bytes of `value`: an int, or a text such as `512MiB` or `1.5GiB`."""
+    """Return the bytes of `value`: an int, or a text such as `512MiB` or `1.5GiB`."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     match = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", str(value))
@@ -26,6 +26,6 @@ Seconds = Annotated[float, Field(gt=0)]
 
 
 class Section(BaseModel):
-    """A part of the tree: unknown keys are errors, values never change."""
+    """A part of the tree. Unknown keys are errors, and values never change."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False)

@@ -1,4 +1,4 @@
-"""Reading YAML with dotted overrides into a tree of sections, and saying what is wrong with it."""
+"""Reads YAML with dotted overrides into a tree of sections, and explains what is wrong with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from yatt_mm.config.values import Section
 
 
 def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
-    """The plain tree of a YAML file, with `dotted.key=value` overrides put in.
+    """Return the plain tree of a YAML file, with `dotted.key=value` overrides applied.
 
     Raises:
         ConfigError: the file cannot be read or is not a mapping, or an override is not one.
@@ -26,7 +26,7 @@ def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> 
         raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
     try:
         tree = yaml.safe_load(text) or {}
-    except (yaml.YAMLError, ValueError) as error:  # the latter from a date that does not exist, and the like
+    except (yaml.YAMLError, ValueError) as error:  # ValueError comes from a date that does not exist, for example
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds a {type(tree).__name__}; wanted a mapping of sections")
@@ -52,7 +52,7 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
 
 
 def explain(problem: Any, root: type[Section]) -> str:
-    """One line on a validation error of pydantic's, with the key and the nearest known one."""
+    """Return one line about a validation error of pydantic, with the key and the nearest known one."""
     location = [str(part) for part in problem["loc"]]
     key = ".".join(location)
     if problem["type"] == "extra_forbidden":
@@ -65,11 +65,13 @@ def explain(problem: Any, root: type[Section]) -> str:
     wanted = str(problem["msg"]).removeprefix("Value error, ")
     if not location:
         return wanted
-    return f"{key.removesuffix('.value')} is {problem['input']!r}: {wanted}"  # a number beside its source is that key's
+    # a number that has a `source` key next to it
+    return f"{key.removesuffix('.value')} is {problem['input']!r}: {wanted}"
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
-    """The section that a field holds, itself or by name, and what stands between its key and theirs; else None."""
+    """Return the section that a field holds, itself or by name, and the text between its key and theirs; otherwise
+    None."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, "."
     inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]

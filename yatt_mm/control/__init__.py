@@ -1,1 +1,4 @@
-"""Controllers, their meeting point and the order of the prompts. Imports nothing that computes."""
+"""Controllers: the training loop in verbs (`loop.py`) and what each verb does (`controller.py`). Imports no torch.
+
+May import: algorithms, common, config, dataplane.client, generation, placement, protocol, training.
+"""

@@ -1,4 +1,4 @@
-"""The Ray side of a controller: runs the loop, and tells the others when it cannot go on."""
+"""The Ray actor of a controller: it runs the loop, and tells the other controllers when it fails."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from yatt_mm.control.loop import train
 from yatt_mm.protocol.control import RunStart, Team
 
 FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.client.reader")
-"""A controller that cannot name a tensor cannot hold one."""
+"""Modules that a controller must not import: a process that cannot name a tensor cannot hold one."""
 SEGMENT_MARK = "/dev/shm/dataplane-"
 
 
 class ControllerActor:
-    """Body of the Ray actor."""
+    """The body of the Ray actor."""
 
     def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
         self._controller = Controller(index=index, config=config, team=team, start=start)
 
     def run(self) -> None:
-        """The whole run.
+        """Run the whole loop.
 
         Raises:
-            YattError: whatever ended it early, after the other controllers were told.
+            YattError: the error that ended the run early, after the other controllers were told.
         """
         try:
             train(self._controller)
-        except Exception as error:  # the edge of the process: the other controllers must not wait for this one
+        # this is the edge of the process, and the other controllers must not wait for this one
+        except Exception as error:
             with contextlib.suppress(YattError):  # the rendezvous may be gone; the first error says more
                 self._controller.abort(f"{type(error).__name__}: {error}")
             raise
@@ -39,7 +40,7 @@ class ControllerActor:
 
 
 def _check_nothing_heavy_was_held() -> None:
-    """Fail when this process imported what holds pixels, or maps one of the data plane's segments."""
+    """Raise if this process imported a module that holds pixels, or maps a segment of the data plane."""
     loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
     assert not loaded, f"a controller imported {loaded}"
     maps = Path("/proc/self/maps").read_text().splitlines()

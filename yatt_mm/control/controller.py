@@ -1,9 +1,8 @@
-"""One of several equal controllers: the verbs of the training loop, on this controller's share of the prompts.
+"""The controller: the verbs of the training loop, on this controller's share of the prompts. All controllers are equal.
 
-Consumes: samples and refs from the data plane, drawn through the rendezvous.
-Produces: calls to engines, reward workers and training ranks; a share of each step's metrics.
-Waits for: workers and the other controllers, always with a deadline.
-It holds refs, lengths and rewards. No pixel, token or weight passes through it.
+Consumes: samples and refs from the data plane, drawn through the rendezvous. Produces: calls to engines, reward workers
+and training ranks; a share of each step's metrics. Waits for: workers and the other controllers, always with a
+deadline. It holds refs, lengths and rewards. No pixel, token or weight passes through it.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
 
 
 class Controller:
-    """State of one controller between the verbs."""
+    """One controller, with its state between the verbs."""
 
     def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
         self.index = index
@@ -73,7 +72,7 @@ class Controller:
     # ------------------------------------------------------------------ the loop's frame
 
     def steps(self) -> Iterator[int]:
-        """The steps that are left; each ends with its record handed over and, when due, a checkpoint."""
+        """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
         if self._start.checkpoint is None:
             self._tell(self._start.flaws if self.index == 0 else ())
             self.evaluate()
@@ -86,14 +85,15 @@ class Controller:
             is_last = self.step == self.config.train.steps
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
-            self._report()  # before the checkpoint: what resumes after it finds the step's record
-            self.finish_checkpoint()  # of an earlier step: written while this one ran
+            self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
+            self.finish_checkpoint()  # the checkpoint of an earlier step, which was written during this one
             if is_last or _is_due(self.step, self.config.checkpoint.every):
                 self.checkpoint()
 
     @contextmanager
     def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[PhaseEntry]:
-        """Every role in its state of `phase`; ends when all controllers are through. Adds to `time/<clock>_s`."""
+        """Bring every role into its state of `phase`. The block ends when all controllers are finished. Adds to
+        `time/<clock>_s`."""
         self._with.phase = name = clock or str(phase)
         started_s = time.time()
         with self._meter.timed(f"time/{name}_s"):
@@ -109,7 +109,8 @@ class Controller:
     # ------------------------------------------------------------------ the loop's verbs
 
     def generate(self) -> list[ScoredGroup]:
-        """This controller's share of a full batch: prompts drawn, answered `group_size` times each, and scored.
+        """Return this controller's share of a full batch: prompts drawn, `group_size` responses sampled for each, and
+        scored.
 
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
@@ -120,7 +121,7 @@ class Controller:
         return filled.kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
-        """[my replica] what its ranks train, balanced over all controllers' samples."""
+        """Return for each of my replicas what its ranks train, balanced over all controllers' samples."""
         train, normalize_std = self.config.train, self.config.algorithm.normalize_std
         mine = [
             PlannedGroup(
@@ -149,7 +150,7 @@ class Controller:
         return list(plan.replicas)
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
-        """Train my replicas' ranks; afterwards the step's rollouts may go."""
+        """Train my replicas' ranks. Afterwards the step's rollouts are released."""
         calls = [
             (name, rank.update.remote(plan))
             for replica, plan in zip(self._with.my_replicas, plans)
@@ -162,15 +163,15 @@ class Controller:
         self._client.release([group.group.ref for group in groups])
 
     def publish(self) -> None:
-        """Give the engines the trained weights: ranks make them readable on this host, engines read them."""
+        """Give the engines the trained weights: ranks make them readable on this host, and engines read them."""
         path = f"{self._team.weights_dir}/policy"
         mine = [part for part in self._with.on_my_ranks("publish", path, self.step) if part]
         published = Published.of(self.step, path, [part for parts in self._with.meet(mine) for part in parts])
         self._with.on_engines(self._with.my_engines, "update_weights", published)
-        self._with.meet(None)  # nobody publishes again before every engine has taken this version
+        self._with.meet(None)  # no controller publishes again before every engine has taken this version
 
     def evaluate(self) -> None:
-        """Mean reward of greedy answers to the held-out prompts."""
+        """Measure the mean reward of greedy responses to the held-out prompts."""
         with self.phase(Phase.ROLLOUT, clock="eval") as entered:
             prompts, notices = self._prompts.load_eval()
             self._tell(notices)
@@ -184,7 +185,7 @@ class Controller:
         self._meter.add_sum("eval/num_samples", len(groups))
 
     def checkpoint(self) -> None:
-        """Save the run so that it can go on from exactly here."""
+        """Save the run, so that it can continue from exactly here."""
         with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
             self._with.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
@@ -195,7 +196,7 @@ class Controller:
             self.finish_checkpoint()
 
     def finish_checkpoint(self) -> None:
-        """Make the checkpoint that ranks are writing, if any, count."""
+        """Commit the checkpoint that ranks are writing, if there is one."""
         if self._saving is None:
             return
         state, self._saving = self._saving, None
@@ -215,7 +216,7 @@ class Controller:
             self._tell_usage()
 
     def resume(self) -> None:
-        """Load the checkpoint that the run starts from, and give the engines its weights."""
+        """Load the checkpoint from which the run starts, and give the engines its weights."""
         if self._start.checkpoint is None:
             return
         self._with.phase = "resume"
@@ -225,7 +226,7 @@ class Controller:
         self._meter.take()
 
     def abort(self, reason: str) -> None:
-        """Tell the other controllers that this one cannot go on."""
+        """Tell the other controllers that this one has failed."""
         self._with.ask("abort", self.index, reason)
 
     # ------------------------------------------------------------------ helpers
@@ -242,7 +243,7 @@ class Controller:
             self._with.ask("put_record", {"kind": "quarantine", "step": self.step, **notice})
 
     def _report(self) -> None:
-        """Merge all controllers' numbers into the step's record; controller 0 hands it over."""
+        """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
         self._with.phase = "report"
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:
@@ -267,7 +268,7 @@ class Controller:
         self._with.ask("put_record", {"kind": "step", "step": self.step, **record})
 
     def _tell_usage(self) -> dict[str, float]:
-        """Hand over who held which device, and why cells moved; returns the metrics of it."""
+        """Hand over which role held which device, and why cells moved; return the metrics of it."""
         usage = self._with.ask_coordinator("take_report")
         phases, self._phases = self._phases, []
         for decision in usage.decisions:

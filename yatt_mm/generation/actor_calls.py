@@ -1,4 +1,5 @@
-"""Whom a controller talks to: its ranks and engines, the rendezvous, the coordinator. Always with a deadline."""
+"""The calls of one controller to other actors: its ranks and engines, the rendezvous, the coordinator. Always with a
+deadline."""
 
 from __future__ import annotations
 
@@ -16,23 +17,23 @@ class ActorCalls:
 
     def __init__(self, index: int, config: Config, team: Team) -> None:
         self.step = 0
-        """Of the run; in errors and meetings."""
+        """The step of the run, for errors and meetings."""
         self.phase = "start"
-        """What the controller is doing; in errors and meetings."""
+        """What the controller is doing, for errors and meetings."""
         self._index = index
         self._team = team
         self._deadline_s = config.controllers.deadline_s
         self._sequence = 0
         num = config.controllers.num
         self.my_engines = range(index, len(team.engines), num)
-        """Engines of the policy are divided among the controllers."""
+        """This controller's engines of the policy; engines are divided among the controllers."""
         self.my_replicas = range(index, team.num_replicas, num)
-        """So are the data-parallel replicas."""
+        """This controller's data-parallel replicas, divided in the same way."""
         judges = [(name, e) for name, engines in team.judges.items() for e in range(len(engines))]
         self._my_judges = judges[index::num]
 
     def on_my_ranks(self, method: str, *arguments: object) -> list[Any]:
-        """[rank] answers of all ranks of my replicas."""
+        """Return the answers of all ranks of my replicas."""
         calls = [
             (name, getattr(rank, method).remote(*arguments))
             for replica in self.my_replicas
@@ -41,14 +42,14 @@ class ActorCalls:
         return self.wait(calls, method)
 
     def on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
-        """[engine] answers of engines of the policy."""
+        """Return the answers of engines of the policy."""
         calls = [
             (self._team.engine_name(e), getattr(self._team.engines[e], method).remote(*arguments)) for e in engines
         ]
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
     def on_my_judges(self, method: str, *arguments: object) -> list[Any]:
-        """[engine] answers of my share of the judges' engines."""
+        """Return the answers of my share of the judges' engines."""
         calls = [
             (self._team.judge_name(judge, e), getattr(self._team.judges[judge][e], method).remote(*arguments))
             for judge, e in self._my_judges
@@ -56,15 +57,15 @@ class ActorCalls:
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
     def wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
-        """[call] answers to `(worker's name, call)` pairs."""
+        """Return the answers to `(worker's name, call)` pairs."""
         return wait_all(calls, what=f"{what} of step {self.step}", deadline_s=self._deadline_s)
 
     def meet(self, value: Any) -> list[Any]:
-        """[C] what every controller brought to this meeting."""
+        """Return [C] the values that all controllers brought to this meeting."""
         return self.meet_for("gather", value)
 
     def meet_for(self, method: str, *values: Any) -> Any:
-        """The result of a meeting of all controllers."""
+        """Call a meeting method of the rendezvous and return its result, which all controllers get."""
         key = MeetingKey(
             step=self.step, phase=self.phase, restart_count=self._team.restart_count, sequence=self._sequence
         )
@@ -72,14 +73,14 @@ class ActorCalls:
         return self.ask(method, key, self._index, *values)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """The rendezvous's answer."""
+        """Call a method of the rendezvous and return its answer."""
         return self._ask("the rendezvous", self._team.rendezvous, method, *arguments)
 
     def ask_coordinator(self, method: str, *arguments: Any) -> Any:
-        """The coordinator's answer."""
+        """Call a method of the coordinator and return its answer."""
         return self._ask("the coordinator", self._team.coordinator, method, *arguments)
 
     def _ask(self, name: str, actor: Any, method: str, *arguments: Any) -> Any:
         call = getattr(actor, method).remote(*arguments)
-        deadline_s = self._deadline_s * 1.5  # they have deadlines of their own, and say more
+        deadline_s = self._deadline_s * 1.5  # the coordinator's own deadlines end earlier and say more
         return wait_all([(name, call)], what=method, deadline_s=deadline_s)[0]

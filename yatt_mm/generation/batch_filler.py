@@ -1,4 +1,5 @@
-"""How a controller comes by its share of a step's batch: in a stream, in turns with judges, or in rounds of all."""
+"""How a controller fills its share of a step's batch: in a stream, in turns with judges, or in rounds of all
+prompts."""
 
 from __future__ import annotations
 
@@ -34,12 +35,12 @@ class EnterPhase(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilledBatch:
-    """A batch, as one controller sees it."""
+    """A full batch, from one controller's view."""
 
     kept: list[ScoredGroup]
-    """My groups of it, in the run's order."""
+    """This controller's groups of the batch, in the run's order."""
     judged: list[ScoredGroup]
-    """All groups that I had judged."""
+    """All groups of this controller that were judged."""
     outcome: RoundOutcome
     num_rounds: int
 
@@ -60,7 +61,7 @@ class BatchFiller:
         enter_phase: EnterPhase,
         tell: Callable[[Sequence[Mapping[str, Any]]], None],
     ) -> None:
-        """`tell` hands over notices of samples that were set aside."""
+        """`tell` hands over notices of samples that were skipped."""
         self._controller = controller
         self._config = config
         self._team = team
@@ -71,16 +72,16 @@ class BatchFiller:
         self._enter_phase = enter_phase
         self._tell = tell
         self._carried: dict[int, GroupWork] = {}
-        """Position -> what the last stream cut off, and the next one goes on with."""
+        """From position to the groups that the last stream cut off and the next one continues."""
 
     def fill(self) -> FilledBatch:
-        """This controller's share of a full batch."""
+        """Return this controller's share of a full batch."""
         if self._config.rollout.deterministic:
             return self._in_rounds(self._all_at_once)
         return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
 
     def context(self, entered: PhaseEntry, name: str) -> PhaseContext:
-        """What the stages of a phase work with; `name`: of the phase, unique in the run."""
+        """Return the context for the stages of a phase; `name` of the phase is unique in the run."""
         pending = PendingCalls(
             deadline_s=self._config.controllers.deadline_s,
             on_progress=lambda: self._team.rendezvous.seen.remote(self._controller),
@@ -97,7 +98,7 @@ class BatchFiller:
         )
 
     def _in_a_stream(self) -> FilledBatch:
-        """Groups go from stage to stage, each at its own pace."""
+        """Let groups go from stage to stage, each at its own speed."""
         with self._enter_phase(self._phase, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             context = self.context(entered, f"step {self._with.step}")
@@ -107,7 +108,7 @@ class BatchFiller:
         return FilledBatch(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
     def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
-        """All answer, all judge, and once more for what the batch still lacks."""
+        """Sample all responses, judge all, and repeat with what the batch still needs."""
         judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
             name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
@@ -123,7 +124,7 @@ class BatchFiller:
         return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
 
     def _in_turn(self, name: str) -> list[GroupWork]:
-        """A round's groups: those that are answered first, all judged afterwards."""
+        """Return a round's groups: the first groups with all responses, judged afterwards."""
         with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             stream = Streaming(self.context(entered, name), self._sampling, self._load, self._carried)
@@ -132,7 +133,7 @@ class BatchFiller:
         return self._judged(works, name)
 
     def _all_at_once(self, name: str) -> list[GroupWork]:
-        """A round's groups: every prompt that was dealt out, answered and then judged."""
+        """Return a round's groups: every prompt that was dealt out, with responses, then judged."""
         prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
             works = answer(self.context(entered, name), prompts, self._sampling, num_samples=num_samples)
@@ -141,12 +142,13 @@ class BatchFiller:
         return self._judged(works, name) if self._config.judges_in_turn else works
 
     def _judged(self, works: Sequence[GroupWork], name: str) -> list[GroupWork]:
-        """With all devices judging."""
+        """Judge groups while all devices judge."""
         with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
             return judge(self.context(entered, name), works, self._meter)
 
     def _next_prompts(self) -> list[Prompt]:
-        """This controller's share of a round's prompts, their patches made; unreadable media are replaced."""
+        """Return this controller's share of a round's prompts, with their patches made; media that cannot be decoded
+        are replaced."""
         self._with.phase = "prompts"
         prompts: list[Prompt] = []
         bad: list[int] = []
@@ -160,7 +162,7 @@ class BatchFiller:
                 return prompts
 
     def _load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """Prompts, their patches made, and notices of those whose media cannot be read."""
+        """Return prompts with their patches made, and notices of those whose media cannot be decoded."""
         with self._meter.timed("time/prompts_s"):
             return self._prompts.load(slots)
 

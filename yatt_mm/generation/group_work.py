@@ -1,4 +1,4 @@
-"""A group on its way through a controller's generation phase, and what all stages of that way need."""
+"""A group on its way through the stages of a generation phase, and the context that all stages share."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from yatt_mm.protocol.control import Prompt, ScoredGroup, Team
 from yatt_mm.protocol.rollout import GroupRef
 
 CHUNK_SIZE = 8
-"""Groups per call where nobody waits for each single one."""
+"""Groups per call where no caller waits for single groups."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GroupWork:
-    """One group."""
+    """One group on its way through the stages."""
 
     prompt: Prompt
     group: GroupRef | None = None
-    """The answers as far as they are there."""
+    """The responses so far."""
     num_parts: int = 0
-    """How often its answers were begun or gone on with."""
+    """How many times its responses were begun or continued."""
     rewards: list[float] = field(default_factory=list)
-    """[G] so far."""
+    """[G] the rewards so far."""
     num_errors: int = 0
     scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """[judge][G] verdicts so far."""
+    """[judge][G] the scores so far."""
 
     @property
     def is_answered(self) -> bool:
-        """True when no answer was cut off."""
+        """True when no response was cut off."""
         return self.group is not None and "abort" not in self.group.finish_reasons
 
     def scored(self) -> ScoredGroup:
-        """Once it has its rewards."""
+        """Return the group with its rewards, when it has them."""
         assert self.group is not None
         return ScoredGroup(
             prompt=self.prompt, group=self.group, rewards=tuple(self.rewards), num_errors=self.num_errors
@@ -48,7 +48,7 @@ class GroupWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PhaseContext:
-    """Who works, with whom, in which phase."""
+    """What all stages of one phase of one controller share."""
 
     controller: int
     config: Config
@@ -56,19 +56,20 @@ class PhaseContext:
     client: Client
     pending: PendingCalls
     name: str
-    """Of the phase, in errors and in the names of objects; unique in a run."""
+    """The name of the phase, in errors and in the names of objects; unique in a run."""
     number: int
-    """Of the phase at the coordinator."""
+    """The coordinator's number of the phase."""
     awake: Mapping[str, tuple[int, ...]]
-    """[pool] engines that were awake as the phase began."""
+    """[pool] the engines that were awake when the phase began."""
 
     @property
     def is_deterministic(self) -> bool:
-        """Every engine gets all controllers' requests of a phase as one batch."""
+        """True if every engine gets all controllers' requests of a phase as one batch."""
         return self.config.rollout.deterministic
 
     def shares(self, pool: str, works: Iterable[GroupWork]) -> dict[int, list[GroupWork]]:
-        """[engine] its part in a deterministic phase, by the run's order alone. Every engine has an entry."""
+        """Return for each engine its groups in a deterministic phase, by the run's order alone. Every engine has an
+        entry."""
         engines = self.awake[pool]
         shares: dict[int, list[GroupWork]] = {engine: [] for engine in engines}
         for work in works:
@@ -89,26 +90,27 @@ class EngineQueue:
         self._chunk_size = chunk_size
         self._waiting: deque[GroupWork] = deque()
         self._ended: list[Ended] = []
-        """What the coordinator has not been told yet."""
+        """Ended requests of which the coordinator does not know yet."""
         self._is_asking = False
 
     def add(self, works: Iterable[GroupWork]) -> None:
-        """Requests that want an engine."""
+        """Add requests that need an engine."""
         self._waiting.extend(works)
         self._context.pending.soon(self._tell)
 
     def clear(self) -> None:
-        """Give up what waits."""
+        """Drop the waiting requests."""
         self._waiting.clear()
         self._context.pending.soon(self._tell)
 
     def finish(self, engine: int, count: int, *, num_ended: int) -> None:
-        """An engine has given back `count` requests, of which `num_ended` are done and the others were cut off."""
+        """Note that an engine has given back `count` requests: `num_ended` are finished and the others were cut off."""
         self._ended.append((engine, count, num_ended))
         self._context.pending.soon(self._tell)
 
     def _tell(self) -> None:
-        """What waits and what has ended, in one call; with a wish for engines where there is none yet."""
+        """Tell the coordinator in one call what waits and what has ended, and ask for engines if no such call is
+        open."""
         context = self._context
         ended, self._ended = self._ended, []
         news = (context.number, self._pool, context.controller, len(self._waiting), ended)
@@ -131,6 +133,6 @@ class EngineQueue:
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:
-    """31 bits that depend on the run's seed, the prompt's place in it and what they are for."""
+    """Return 31 bits that depend on the run's seed, the prompt's place in the run, and the purpose."""
     text = f"{run_seed} {prompt.slot.epoch} {prompt.slot.index} {purpose}".strip()
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF

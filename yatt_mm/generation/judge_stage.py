@@ -1,4 +1,4 @@
-"""The third stage of a generation phase: reward models judge answered groups.
+"""The third stage of a generation phase: judges score groups.
 
 Refs and texts go out, scores come back.
 """
@@ -29,7 +29,7 @@ class JudgeStage:
         self._queues = {judge: self._queue_of(judge, chunk_size) for judge in context.team.judges}
 
     def add(self, works: Sequence[GroupWork]) -> None:
-        """Groups that the reward function has scored."""
+        """Take groups that the reward function has scored."""
         weight = self._context.config.reward.weight
         for work in works:
             self._meter.add_mean("reward/function_mean", sum(work.rewards), len(work.rewards))
@@ -67,7 +67,7 @@ class JudgeStage:
         interrupted = [work for work, verdicts in zip(works, judged, strict=True) if verdicts is None]
         through = []
         for work, verdicts in zip(works, judged):
-            if verdicts is None:  # the engine fell asleep: another judges
+            if verdicts is None:  # the engine was put to sleep: another one judges
                 continue
             work.scores[judge] = verdicts.scores
             _count(self._meter, judge, verdicts)
@@ -82,7 +82,7 @@ class JudgeStage:
             self._queues[judge].add(interrupted)
 
     def _add_up(self, work: GroupWork) -> None:
-        """In the order of the config, so that the sum has the same bits whoever judged first."""
+        """Add the scores up in the order of the config, so that the sum has the same bits in any order of judging."""
         for judge in self._queues:
             weight = self._context.config.reward.judges[judge].weight
             work.rewards = [reward + weight * score for reward, score in zip(work.rewards, work.scores[judge])]

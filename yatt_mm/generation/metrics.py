@@ -1,4 +1,4 @@
-"""Numbers of one step: sums, counts and maxima that add up over controllers. No torch."""
+"""The metrics of one step: sums, counts and maxima that are added up over controllers. No torch."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ from yatt_mm.protocol.training import MovedMemory, UpdateReport
 
 @dataclass(slots=True)
 class StepMeter:
-    """What one controller collects during a step; `merge` makes the step's record of all of them."""
+    """The metrics that one controller collects during a step. `merge` makes the step's record from all of them."""
 
     sums: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
-    """Weight behind each mean; a name without a count is a plain sum."""
+    """The weight behind each mean. A name without a count is a plain sum."""
     maxima: dict[str, float] = field(default_factory=dict)
 
     def add_sum(self, name: str, value: float) -> None:
-        """Sum over time and controllers."""
+        """Add to a sum over time and controllers."""
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def add_mean(self, name: str, total: float, count: float) -> None:
-        """Mean over time and controllers: `total` over `count` things."""
+        """Add to a mean over time and controllers: `total` over `count` items."""
         self.add_sum(name, total)
         self.counts[name] = self.counts.get(name, 0.0) + count
 
     def add_max(self, name: str, value: float) -> None:
-        """Largest over time and controllers."""
+        """Keep the largest value over time and controllers."""
         self.maxima[name] = max(self.maxima.get(name, value), value)
 
     @contextmanager
     def timed(self, name: str) -> Iterator[None]:
-        """Add the seconds of a block; over controllers the slowest counts."""
+        """Add the seconds of a block. Over controllers the slowest one counts."""
         started = time.perf_counter()
         try:
             yield
@@ -47,18 +47,18 @@ class StepMeter:
             self.add_time(name, time.perf_counter() - started)
 
     def add_time(self, name: str, seconds: float) -> None:
-        """Sum over time; over controllers the slowest counts."""
+        """Add seconds. Over controllers the slowest one counts."""
         self.maxima[name] = self.maxima.get(name, 0.0) + seconds
 
     def take(self) -> StepMeter:
-        """What was collected since the last call; begins anew."""
+        """Return what was collected since the last call, and begin anew."""
         taken = StepMeter(sums=self.sums, counts=self.counts, maxima=self.maxima)
         self.sums, self.counts, self.maxima = {}, {}, {}
         return taken
 
 
 def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
-    """One record out of the meters of all controllers; means without a single count are left out."""
+    """Return one record from the meters of all controllers. Means without a single count are left out."""
     total = StepMeter()
     for meter in meters:
         for name, value in meter.sums.items():
@@ -77,7 +77,7 @@ def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
 
 
 def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int) -> None:
-    """What the answers of one step were like."""
+    """Add the metrics of one step's responses."""
     for group in groups:
         rewards, lengths = group.rewards, group.group.lengths
         meter.add_mean("reward/mean", sum(rewards), len(rewards))
@@ -90,7 +90,7 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int) ->
 
 
 def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> None:
-    """How a step's batch was filled; told by one controller, since all know the same."""
+    """Add how a step's batch was filled. One controller adds it, because all know the same."""
     meter.add_sum("sampling/num_prompts_used", outcome.num_prompts_used)
     meter.add_sum("sampling/num_groups", len(outcome.kept))
     meter.add_sum("sampling/num_rejected", outcome.num_rejected)
@@ -99,7 +99,7 @@ def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> No
 
 
 def add_update(meter: StepMeter, report: UpdateReport) -> None:
-    """What one training rank reported of a step."""
+    """Add what one training rank reported of a step."""
     meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
     meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
     meter.add_mean("train/resolves_frac", float(report.resolved_bytes > 0), 1)
@@ -115,7 +115,7 @@ def add_update(meter: StepMeter, report: UpdateReport) -> None:
 
 
 def add_moves(meter: StepMeter, moves: Sequence[MovedMemory]) -> None:
-    """What one change of the training ranks' state took: bytes of all ranks, seconds of the slowest."""
+    """Add what one change of the training ranks' state took: bytes of all ranks, seconds of the slowest."""
     meter.add_sum("train/released_bytes", sum(moved.released_bytes for moved in moves))
     meter.add_sum("train/restored_bytes", sum(moved.restored_bytes for moved in moves))
     meter.add_time("train/release_s", max((moved.release_s for moved in moves), default=0.0))
@@ -123,12 +123,12 @@ def add_moves(meter: StepMeter, moves: Sequence[MovedMemory]) -> None:
 
 
 def add_judges(meter: StepMeter, metrics: Sequence[Mapping[str, float]]) -> None:
-    """What engines of the judges told of themselves."""
+    """Add the metrics of the judges' engines."""
     meter.add_sum("genrm/ipc_bytes", sum(of_one["ipc_bytes"] for of_one in metrics))
     meter.add_sum("genrm/bytes_moved", sum(of_one["moved_bytes"] for of_one in metrics))
 
 
 def resident_bytes() -> int:
-    """Resident memory of this process, shared pages included."""
+    """Return the resident memory of this process, shared pages included."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")

@@ -1,4 +1,4 @@
-"""Calls under way, and what happens as each of them ends: the event loop of a controller's generation phase."""
+"""The event loop of a controller's generation phase: pending calls, and what happens when each of them ends."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from yatt_mm.common.ray_calls import fetch
 
 POLL_S = 1.0
 SIGN_OF_LIFE_S = 1.0
-"""Between two of them, at least."""
+"""The shortest time between two signs of life."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class PendingCalls:
     """
 
     def __init__(self, *, deadline_s: float, on_progress: Callable[[], object]) -> None:
-        """`on_progress` is called as answers come in, if not for each: a sign of life."""
+        """`on_progress` is called while answers arrive, though not for each one: it is a sign of life."""
         self._deadline_s = deadline_s
         self._on_progress = on_progress
         self._told_s = float("-inf")
@@ -53,15 +53,15 @@ class PendingCalls:
     ) -> None:
         """Call `handle` with the answer of `name` once it is there.
 
-        `handle_loss` is asked first when there will be none; True means that it has seen to it. Without `is_progress`
-        the call is one that bounds itself, and its answer does not put the deadline of the others off.
+        If the call fails, `handle_loss` is called first; True if it handled the failure. Without `is_progress` the call
+        has its own time limit, and its answer does not extend the deadline of the others.
         """
         if is_progress and not self._is_working:
             self._last_s = time.monotonic()
         self._calls[call] = _Call(name=name, what=what, handle=handle, handle_loss=handle_loss, is_progress=is_progress)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Call it once when the answers that are there now have been handled: what they have in common goes out as one.
+        """Call `action` once after the present answers have been handled, so that their messages go out as one.
 
         A call to an actor costs about a millisecond on either side, whatever it says.
         """
@@ -75,7 +75,7 @@ class PendingCalls:
     def run(self, is_over: Callable[[], bool], *, on_late: Callable[[], bool] = lambda: False) -> None:
         """Handle answers until `is_over`.
 
-        `on_late` is asked when nothing has ended for too long; True means that it has done something about it.
+        `on_late` is called when nothing has ended for too long; True if it did something about it.
 
         Raises:
             WorkerError: a worker failed, or nothing has ended for `deadline_s`.

@@ -1,4 +1,5 @@
-"""Samples of the data plane as prompts: fields read, patches made by the node, unreadable media set aside."""
+"""Makes prompts from samples of the data plane: it reads their fields, lets the node make the patches, and skips
+samples whose media cannot be decoded."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class PromptSource:
         self._eval_prompts: list[Prompt] | None = None
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """Training prompts of the slots, and a notice for each one that had to be left out."""
+        """Return the training prompts of the slots, and a notice for each one that was left out."""
         samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
         donors = samples
         if self._answer_of is not None:
@@ -45,12 +46,12 @@ class PromptSource:
         return self._prompts(slots, samples, donors)
 
     def prefetch(self, slots: Sequence[Slot]) -> None:
-        """Have the node begin with the patches of slots that will be loaded later. Waits for no patch."""
+        """Let the node begin with the patches of slots that will be loaded later. Waits for no patch."""
         samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
         prefetch_media(self._client, [ref for sample in samples for ref in sample.media], self._recipes)
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """This controller's share of the held-out prompts; notices come with a fresh run's first call only."""
+        """Return this controller's share of the held-out prompts. Notices come only with a fresh run's first call."""
         if self._eval_prompts is not None:
             return self._eval_prompts, []
         slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]
@@ -76,7 +77,7 @@ class PromptSource:
         return prompts, notices
 
     def _prompt(self, slot: Slot, sample: Sample, donor: Sample, made: Sequence[Ref | BadMedia]) -> Prompt:
-        """Raises ValueError with the reason why a sample cannot be used."""
+        """Return the prompt of a sample. Raises ValueError with the reason why a sample cannot be used."""
         for bad in (*sample.bad, *donor.bad, *(medium for medium in made if isinstance(medium, BadMedia))):
             raise ValueError(bad.reason)
         media = [medium for medium in made if isinstance(medium, Ref)]
@@ -108,7 +109,7 @@ class PromptSource:
 
 
 def bad_media_error(shard: str, key: str, reason: str) -> DataError:
-    """What ends a run with `data.on_bad_media=fail`."""
+    """Return the error that ends a run with `data.on_bad_media=fail`."""
     return DataError(
         f"bad sample {key or '(none)'} in {shard}: {reason}; repair it, or set data.on_bad_media=quarantine to go "
         "on without it"

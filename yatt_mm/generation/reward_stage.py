@@ -1,4 +1,4 @@
-"""The second stage of a generation phase: reward workers apply the reward function to answered groups."""
+"""The second stage of a generation phase: reward workers apply the reward function to groups with responses."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from yatt_mm.generation.group_work import GroupWork, PhaseContext
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
-"""How often the rewards of a call are asked for when reward workers die."""
+"""How many times the rewards of a call are asked for when reward workers die."""
 
 
 class RewardStage:
-    """Consumes: answered groups.  Produces: the same with the function's rewards."""
+    """Consumes: groups with all responses.  Produces: the same groups with the function's rewards."""
 
     def __init__(self, context: PhaseContext, on_scored: Callable[[list[GroupWork]], None]) -> None:
         self._context = context
         self._on_scored = on_scored
         self._next_worker = context.controller
         self._busy: dict[int, int] = {}
-        """[reward worker] calls that it has."""
+        """[reward worker] the number of its calls."""
 
     def add(self, works: Sequence[GroupWork], *, num_attempts: int = 1) -> None:
-        """Groups to score, in one call."""
+        """Send groups to a reward worker, in one call."""
         context, workers = self._context, self._context.team.reward_workers
         worker = self._next_worker % len(workers)
         self._next_worker += 1
@@ -38,7 +38,7 @@ class RewardStage:
             self._on_scored(list(works))
 
         def ask_again(error: WorkerError) -> bool:
-            """When the worker died: Ray restarts it."""
+            """Ask again when the worker died, because Ray restarts it."""
             self._busy[worker] -= 1
             if not isinstance(error.__cause__, ray.exceptions.RayActorError) or num_attempts == MAX_ATTEMPTS:
                 return False
@@ -54,7 +54,7 @@ class RewardStage:
         )
 
     def restart_late(self) -> bool:
-        """End workers that do not answer: their calls fail, and are asked again. False when there are none."""
+        """End workers that do not answer. Their calls fail, and are asked again. Return False when there are none."""
         late = [worker for worker, num_calls in self._busy.items() if num_calls]
         for worker in late:
             ray.kill(self._context.team.reward_workers[worker], no_restart=False)

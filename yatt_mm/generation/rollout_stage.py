@@ -1,4 +1,5 @@
-"""The first stage of a generation phase: engines of the policy answer prompts, and go on with what was cut off."""
+"""The first stage of a generation phase: engines of the policy sample responses, and continue those that were cut
+off."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ POOL = str(Role.ROLLOUT)
 
 
 class RolloutStage:
-    """Consumes: prompts.  Produces: answered groups, as each call to an engine ends."""
+    """Consumes: prompts.  Produces: groups with all responses, as each call to an engine ends."""
 
     def __init__(
         self,
@@ -29,16 +30,16 @@ class RolloutStage:
         self._on_answered = on_answered
         self._queue = EngineQueue(context, POOL, self._send, chunk_size=chunk_size)
         self._sent: dict[int, list[PromptTask]] = {}
-        """[engine] tasks that it has."""
+        """[engine] the tasks that it has."""
         self._is_stopping = False
 
     @property
     def num_sent(self) -> int:
-        """Groups that engines have."""
+        """The number of groups that engines have."""
         return sum(map(len, self._sent.values()))
 
     def add(self, works: Sequence[GroupWork]) -> None:
-        """Groups to answer; those that have all their answers pass through."""
+        """Take groups that need responses. Groups that have all responses pass through."""
         answered = [work for work in works if work.is_answered]
         unanswered = [work for work in works if not work.is_answered]
         if self._context.is_deterministic:
@@ -50,7 +51,8 @@ class RolloutStage:
             self._on_answered(answered)
 
     def stop(self) -> None:
-        """Cut everything off: what waits is not sent, what engines have comes back with the tokens that it has."""
+        """Cut everything off: waiting groups are not sent, and engines give groups back with the tokens that they
+        have."""
         self._is_stopping = True
         self._queue.clear()
         for engine, tasks in self._sent.items():
@@ -85,7 +87,7 @@ class RolloutStage:
             return
         if answered:
             self._on_answered(answered)
-        if len(answered) < len(works):  # the engine fell asleep: others go on
+        if len(answered) < len(works):  # the engine was put to sleep: other engines continue
             self._queue.add([work for work in works if not work.is_answered])
 
     def _task(self, work: GroupWork) -> PromptTask:

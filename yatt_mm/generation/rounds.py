@@ -1,4 +1,4 @@
-"""A controller's generation phases where everybody works through the same list: answer and score it, or judge it.
+"""Generation phases in rounds: all controllers work through one list, and sample and score it, or judge it.
 
 `yatt_mm.generation.streaming` is the other way: groups flow from stage to stage, and further prompts come in.
 """
@@ -19,7 +19,7 @@ from yatt_mm.protocol.rollout import SamplingSettings
 def answer(
     context: PhaseContext, prompts: Sequence[Prompt], sampling: SamplingSettings, *, num_samples: int
 ) -> list[GroupWork]:
-    """[prompt] answered and scored groups, in the run's order.
+    """Return the groups of the prompts with responses and rewards, in the run's order.
 
     Raises:
         WorkerError: an engine or a reward worker failed or was late.
@@ -33,7 +33,7 @@ def answer(
 
 
 def judge(context: PhaseContext, works: Sequence[GroupWork], meter: StepMeter) -> list[GroupWork]:
-    """The groups with the judges' scores in their rewards, in the run's order.
+    """Return the groups with the judges' scores added to their rewards, in the run's order.
 
     Raises:
         WorkerError: an engine of a judge failed or was late.
@@ -45,10 +45,10 @@ def judge(context: PhaseContext, works: Sequence[GroupWork], meter: StepMeter) -
 
 
 def in_order(works: Sequence[GroupWork]) -> list[GroupWork]:
-    """By their place in the run's order of prompts."""
+    """Sort groups by their place in the run's order of prompts."""
     return sorted(works, key=lambda work: work.prompt.slot.position)
 
 
 def scored(works: Sequence[GroupWork]) -> list[ScoredGroup]:
-    """What training and metrics want of them."""
+    """Return the part of the groups that training and metrics need."""
     return [work.scored() for work in works]

@@ -1,8 +1,8 @@
-"""Prompts answered as a stream: every group goes to the next stage at once, and further prompts come in.
+"""Generation phases as a stream: every group goes to the next stage at once, and further prompts come in.
 
-Consumes: prompts as the rendezvous deals them out.  Produces: the groups of the batch that are this controller's.
-Waits for: its own calls, and the news that the batch is full.
-When it is full, what is still under way is cut off, and dropped or carried over into the next step.
+Consumes: prompts as the rendezvous deals them out.  Produces: this controller's groups of the batch. Waits for: its own
+calls, and the news that the batch is full. When the batch is full, groups in flight are cut off, and dropped or carried
+over into the next step.
 """
 
 from __future__ import annotations
@@ -37,22 +37,23 @@ class Streaming:
         *,
         judging_for: StepMeter | None = None,
     ) -> None:
-        """`carried`: what the last stream cut off, by position; emptied as it is gone on with.
+        """`carried`: the groups that the last stream cut off, by position; each is removed when it continues.
 
-        `judging_for` takes what is measured of judges; without it groups have landed when they are answered and scored.
+        `judging_for` collects the metrics of judges. Without it groups are finished when they have responses and
+        rewards.
         """
         self.landed: list[ScoredGroup] = []
         """All groups that came to the end, kept or not."""
         self.notices: list[dict[str, Any]] = []
-        """Prompts that could not be had."""
+        """Notices of prompts that could not be made."""
         self._context = context
         self._load_prompts = load_prompts
         self._carried = carried
         self._works: dict[int, GroupWork] = {}
         self._answered: list[GroupWork] = []
-        """Not on their way to be scored yet."""
+        """Groups with all responses that were not sent to the reward workers yet."""
         self._news: list[tuple[int, bool | None]] = []
-        """What has landed and the rendezvous does not know."""
+        """Finished groups of which the rendezvous does not know yet."""
         self._outcome: RoundOutcome | None = None
         rule = context.config.sampling_rule()
         self._restarts = rule.tail is Tail.RESTART
@@ -71,11 +72,12 @@ class Streaming:
         )
 
     def run(self, slots: Sequence[Slot]) -> tuple[list[GroupWork], RoundOutcome]:
-        """From this controller's first prompts to the full batch: (kept groups in the run's order, how it was filled).
+        """Run the stream from this controller's first prompts to the full batch. Return (kept groups in the run's
+        order, how it was filled).
 
         Raises:
             WorkerError: a worker failed or was late.
-            PhaseAbortedError: another controller did.
+            PhaseAbortedError: another controller failed or was late.
         """
         pending = self._context.pending
         self._await_full()
@@ -87,7 +89,7 @@ class Streaming:
         return in_order(self._keep(self._outcome)), self._outcome
 
     def _take(self, slots: Sequence[Slot]) -> None:
-        """Begin with these prompts, or go on with them."""
+        """Begin with these prompts, or continue them."""
         works = [self._carried.pop(slot.position) for slot in slots if slot.position in self._carried]
         have = {work.prompt.slot.position for work in works}
         prompts, notices = self._load_prompts([slot for slot in slots if slot.position not in have])
@@ -138,7 +140,7 @@ class Streaming:
             self._await_full()
 
     def _keep(self, outcome: RoundOutcome) -> list[GroupWork]:
-        """The groups to train on; of the others what is carried over is kept for the next step."""
+        """Return the groups to train on, and keep carried-over groups for the next step."""
         kept, carried = set(outcome.kept), set(outcome.carried)
         for position, work in self._works.items():
             is_useless = position not in kept and (position not in carried or self._restarts)

@@ -194,16 +194,18 @@ class Judge:
         return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 
     async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
-        """Return what the judge wrote for each vote: None if it was late, finish reason "abort" if the engine slept."""
+        """Return what the judge wrote for each vote, or None if the engine was late.
+
+        Not as a batch, the finish reason is "abort" if the engine was asleep.
+        """
         if not as_batch:
             return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))
         try:
             try:
                 groups = await self.engine.generate_batch(await self._requests(votes, attempt))
             except MediaDroppedError:
-                groups = await self.engine.generate_batch(
-                    await self._requests(votes, attempt)
-                )  # the second attempt sends the media again
+                # the second attempt sends the media again
+                groups = await self.engine.generate_batch(await self._requests(votes, attempt))
         except EngineTimeoutError as error:
             self._note_late(error, attempt)
             return [None] * len(votes)
@@ -240,9 +242,7 @@ class Judge:
                 media=tuple(medium_of(ref, next(views)) for ref in vote.media),
                 seeds=(sample_seed(vote.seed, attempt),),
                 max_tokens=self._spec.num_sampled,
-                temperature=1.0
-                if words
-                else self._spec.temperature or 1.0,  # scored words need the unchanged distribution
+                temperature=1.0 if words else self._spec.temperature or 1.0,  # 1.0 keeps the distribution of the words
                 greedy=not self._spec.temperature and not words,
                 scored_token_ids=words,
             )

@@ -71,8 +71,9 @@ class RemoteJudgeActor:
         return await self._judge.judge(tasks)
 
     async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Return verdicts like `judge`, once all controllers have sent their tasks. A repeated batch may get other
-        numbers.
+        """Return verdicts like `judge`, once all controllers have sent their tasks.
+
+        A batch that is repeated may get other verdicts, because a server does not promise the same numbers again.
 
         Waits for: the tasks of all other controllers, then the batch.
 

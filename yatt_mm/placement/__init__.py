@@ -5,4 +5,6 @@ how many cells rollout and GenRM get; the simulator calls the same function. `re
 measured into the policy's input. `engine_pool.py` counts the requests of each engine, and `device_ledger.py` refuses
 states in which two roles would share a device. `engine_time.py` and `judge_idle.py` measure load, and `usage_report.py`
 collects metrics and decisions for the controllers.
+
+May import: common, protocol.
 """

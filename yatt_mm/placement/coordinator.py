@@ -34,8 +34,8 @@ class PhaseEntry:
     awake: Mapping[str, tuple[int, ...]]
     """[pool] Indices of the engines that take requests."""
     moved: tuple[Any, ...]
-    """What each training rank moved when it changed its state (`yatt_mm.protocol.training.Moved`); ranks that reported
-    nothing are left out."""
+    """Reports of the training ranks that moved memory when they changed their state
+    (`yatt_mm.protocol.training.Moved`)."""
 
 
 class Coordinator:
@@ -131,8 +131,7 @@ class Coordinator:
     async def acquire(
         self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()
     ) -> list[int]:
-        """Wait for and return engines for at least one of `count` requests of a controller: one engine index per
-        request.
+        """Wait for engines for a controller's `count` requests; return at least one: one engine index per request.
 
         The list is empty if the controller has called `want` with 0 in the meantime, or if phase `number` is over.
         `ended`: see `want`.
@@ -149,8 +148,7 @@ class Coordinator:
                 del self._acquiring[pool, controller]
 
     async def want(self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()) -> None:
-        """Note that `count` requests of a controller wait now, and that engines have given back the requests in
-        `ended`.
+        """Note that `count` requests of a controller wait now, and that engines gave back the requests in `ended`.
 
         Does nothing if phase `number` is over.
         """

@@ -73,10 +73,9 @@ class EnginePool:
             self._waiting.pop(controller, None)
 
     def grant(self, controllers: Collection[int], *, now_s: float) -> dict[int, list[int]]:
-        """Return [controller] engines for waiting requests of these controllers, one per request, until no engine has
-        room.
+        """Return [controller] engines for the waiting requests of these controllers: one engine per request.
 
-        The engine with the fewest requests comes first, and the controllers take turns.
+        Stops when no engine has room. The engine with the fewest requests comes first, and the controllers take turns.
         """
         self._advance(now_s)
         granted: dict[int, list[int]] = {}

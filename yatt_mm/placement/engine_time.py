@@ -1,4 +1,4 @@
-"""How much time a role's engines were awake and busy, and how much work that was. Pure arithmetic.
+"""Time in which a role's engines were awake and busy, and the work that this means. Pure arithmetic.
 
 The pools of a run and the fleets of the simulator both measure these times. Both compute the work for the placement
 policy from them.

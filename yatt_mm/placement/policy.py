@@ -74,8 +74,8 @@ class RoleLoad:
     """The measured load of one role."""
 
     busy_frac: float
-    """From 0 to 1: the share of the role's cell time that was filled with work (see `yatt_mm.placement.engine_time`),
-    in the last phase (STEP) or so far in this phase (GENERATION)."""
+    """Number from 0 to 1: the share of the role's cell time that was filled with work (see
+    `yatt_mm.placement.engine_time`), in the last phase (STEP) or so far in this phase (GENERATION)."""
     held_s: float
     """Cell-seconds that the role had in that time, busy or not."""
     num_running: int = 0

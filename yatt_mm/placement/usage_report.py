@@ -18,7 +18,7 @@ from yatt_mm.protocol.placement_model import STATES, Phase, Placement, Role, Sta
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsageReport:
-    """What happened on the devices since the last report."""
+    """The report of what happened on the devices since the last report."""
 
     metrics: Mapping[str, float]
     decisions: tuple[Mapping[str, Any], ...]

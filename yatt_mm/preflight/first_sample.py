@@ -1,4 +1,5 @@
-"""Whether a data set's first sample has the fields that the config names: a wrong name would fail for every sample."""
+"""Checks that a data set's first sample has the fields that the config names. A wrong name would fail for every
+sample."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from yatt_mm.config.run_config import Config
 
 
 def check_first_sample(client: Client, config: Config, key: str, name: str) -> None:
-    """Look for question and answer, and in `data.train` for what judges' templates name.
+    """Check question and answer, and in `data.train` the fields that judges' templates name.
 
     Raises:
         ConfigError: with the key of the config that names a field which is not there.

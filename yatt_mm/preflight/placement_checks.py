@@ -1,4 +1,4 @@
-"""Whether the engines have the devices that they need, and partial colocation what it divides."""
+"""Checks that the engines have the devices that they need, and that partial colocation can divide them."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from yatt_mm.protocol.placement_model import Engines
 
 
 def check_placement(config: Config) -> None:
-    """Every engine has its devices, and what decides by the clock is not to be deterministic.
+    """Check that every engine has its devices, and that nothing that depends on time is to be deterministic.
 
     Raises:
-        ConfigError: it cannot work like that.
+        ConfigError: the placement cannot work.
     """
     if config.is_partial:
         _check_cells(config)
@@ -51,7 +51,7 @@ def _check_room(keys: str, pools: Iterable[Engines], config: Config) -> None:
 
 
 def _check_cells(config: Config) -> None:
-    """Devices pass from one role to the other as whole engines of both."""
+    """Check that devices move from one role to the other as whole engines of both."""
     section = config.placement
     sizes = {"rollout.tp": config.rollout.tp} | {
         f"reward.judges.{name}.tp": engines.tp for name, engines in config.judges.items() if engines.tp

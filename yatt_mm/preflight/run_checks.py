@@ -1,4 +1,4 @@
-"""What can be known to be wrong before anything heavy starts: model folder, layout, shards, reward function."""
+"""Checks before anything heavy starts: model folder, layout, shards, reward function."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from yatt_mm.rewards.loading import load_reward_function
 
 
 def check_run(config: Config) -> None:
-    """Everything below, in the order in which a user would want to hear of it.
+    """Run all checks of this module, in the order in which a user would want to see the errors.
 
     Raises:
         ConfigError: with what was found, what was wanted, and what to change.
@@ -57,10 +57,10 @@ def check_run(config: Config) -> None:
 
 
 def check_model(config: Config) -> dict[str, Any]:
-    """The model's config.json, after checking that it can be trained in the layout and to the length asked for.
+    """Return the model's config.json, after checking that the model can be trained in this layout and to this length.
 
     Raises:
-        ConfigError: no such folder, another family, an impossible layout, or more tokens than the model has positions.
+        ConfigError: no such folder, an unknown family, an impossible layout, or more tokens than the model's positions.
     """
     hf_config = _check_folder("model.path", config.model.path)
     _check_positions("rollout", config.rollout.max_model_len, hf_config)
@@ -73,7 +73,7 @@ def check_model(config: Config) -> dict[str, Any]:
 
 
 def check_media(config: Config, key: str, path: str) -> None:
-    """What a model's folder and `data.video` say of videos, taken together.
+    """Check that a model's folder and `data.video` agree about videos.
 
     Raises:
         ConfigError: they contradict each other.
@@ -85,7 +85,7 @@ def check_media(config: Config, key: str, path: str) -> None:
 
 
 def check_judges(config: Config) -> None:
-    """Their folders, templates, patterns and labels.
+    """Check the judges' folders, templates, patterns and labels.
 
     Raises:
         ConfigError: one of them cannot be used.
@@ -130,7 +130,7 @@ def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:
 
 
 def _check_folder(key: str, path: str) -> dict[str, Any]:
-    """The config.json of a model folder of a known family."""
+    """Return the config.json of a model folder of a known family."""
     folder = Path(path)
     file = folder / "config.json"
     if not file.is_file():
@@ -154,7 +154,8 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
 
 
 def check_shards(key: str, pattern: str) -> None:
-    """At least one file, all of one known format, and every tar begins like one; the node looks into the others.
+    """Check that the pattern matches files of one known format, and that every tar begins like a tar. The node checks
+    the other formats.
 
     Raises:
         ConfigError: nothing matches, or a file cannot be read.

@@ -1,4 +1,4 @@
-"""What a user chooses about the optimizer's updates. Free of torch: controllers send it to training ranks."""
+"""The settings of the optimizer. Free of torch, because controllers send them to training ranks."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdamSettings:
-    """AdamW, and its learning rate over the run."""
+    """AdamW and its learning rate over the run."""
 
     lr: float
     weight_decay: float
-    """Not applied to biases and norms."""
+    """The weight decay. Biases and norms have none."""
     betas: tuple[float, float]
     clip_grad: float
-    """Largest norm of the global gradient; 0 leaves it as it is."""
+    """The largest norm of the global gradient; 0 turns clipping off."""
     warmup_steps: int = 0
-    """Updates over which the learning rate rises linearly to `lr`."""
+    """The number of updates over which the learning rate rises linearly to `lr`."""
     total_updates: int = 0
-    """Updates of the whole run, over which the learning rate falls linearly; 0 keeps it."""
+    """The number of updates of the whole run, over which the learning rate falls linearly; 0 keeps it constant."""
     lr_final_frac: float = 1.0
-    """Share of `lr` that the last update has."""
+    """The share of `lr` that the last update has."""
     offload_frac: float = 0.0
-    """Share of the state that stays, and is updated, in host memory. Needs a GPU."""
+    """The share of the optimizer state that stays, and is updated, in host memory. Needs a GPU."""
 
     def lr_at(self, num_updates: int) -> float:
-        """Learning rate of the update that follows `num_updates` others."""
+        """Return the learning rate of the update that follows `num_updates` others."""
         progress = min(1.0, num_updates / (self.total_updates - 1)) if self.total_updates > 1 else 0.0
         warm = min(1.0, (num_updates + 1) / max(1, self.warmup_steps))
         return self.lr * warm * (1 - (1 - self.lr_final_frac) * progress)

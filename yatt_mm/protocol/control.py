@@ -1,4 +1,4 @@
-"""What a controller is given at its start, and the values that travel between its verbs. No torch."""
+"""The start values of a controller, and the values that travel between its verbs. No torch."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from yatt_mm.protocol.rollout import GroupRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One prompt of the run, as drawn."""
+    """One prompt of the run, as drawn from the order."""
 
     position: int
-    """How many prompts had been drawn before it; its identity within the run."""
+    """How many prompts had been drawn before it. It identifies the prompt within the run."""
     epoch: int
     index: int
-    """Sample number within the data set."""
+    """The sample number within the data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A question with its media, ready to be answered."""
+    """A question with its media, ready for an engine."""
 
     slot: Slot
     question: str
     answer: str
     fields: Mapping[str, Any]
     media: tuple[Ref, ...]
-    """Derived refs (uint8 patches), in the order in which they stand in the prompt."""
+    """Derived refs (uint8 patches), in the order of the prompt."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoredGroup:
-    """A prompt's finished answers and their rewards."""
+    """A prompt's finished responses and their rewards."""
 
     prompt: Prompt
     group: GroupRef
     rewards: tuple[float, ...]
-    """[G]"""
+    """[G] one reward per response."""
     num_errors: int
 
 
@@ -54,53 +54,54 @@ class RunStart:
     """Where the controllers begin."""
 
     step: int
-    """Steps done."""
+    """The number of finished steps."""
     checkpoint: str | None
-    """Folder of the training ranks' state to load, or None for a fresh run."""
+    """The folder with the training ranks' state to load, or None for a fresh run."""
     train_set: str
-    """Name of the training set at the data plane."""
+    """The name of the training set at the data plane."""
     eval_set: str
     num_train: int
     num_eval: int
     flaws: tuple[Mapping[str, Any], ...] = ()
-    """Notices of what was already unusable when the shards were indexed (torn shards, members that cannot be read)."""
+    """Notices of shards and members that could not be indexed (torn shards, members that cannot be read)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Team:
-    """The actors of a run, as handles, and what everybody must agree on."""
+    """The actors of a run, as handles, and the settings that all of them share."""
 
     rendezvous: Any
     coordinator: Any
     engines: tuple[Any, ...]
     reward_workers: tuple[Any, ...]
     judges: Mapping[str, tuple[Any, ...]]
-    """Engines of every reward model that is a judge, by its name."""
+    """The engines of every judge, by the judge's name."""
     ranks: tuple[Any, ...]
     """[world] training ranks in the order of their rank numbers."""
     parallel: Parallel
     operations: Operations
-    """What training on the model takes: updates are balanced by it."""
+    """The operations of training on the model; they balance the updates."""
     placement: Placement
     dataplane_uri: str
     recipes: MediaRecipes
-    """How the model wants its media made."""
+    """How the model's media are made."""
     weights_dir: str
-    """Folder in shared memory through which weights are published."""
+    """The folder in shared memory through which weights are published."""
     checkpoints: Checkpoints
     export_dir: str
-    """Where the trained Hugging Face folder goes."""
+    """The folder for the trained model in Hugging Face format."""
     restart_count: int
     run_id: str
-    """Unlike that of any other run: the names of its objects in a data plane that several runs share begin with it."""
+    """A name that no other run has. The names of the run's objects begin with it, because several runs may share a data
+    plane."""
 
     @property
     def num_replicas(self) -> int:
-        """Data-parallel size."""
+        """The data-parallel size."""
         return self.parallel.dp
 
     def ranks_of(self, replica: int) -> list[tuple[str, Any]]:
-        """(name, handle) of every rank of a data-parallel replica (Megatron-core's order: tp, cp, dp, pp)."""
+        """Return (name, handle) of every rank of a data-parallel replica (Megatron-core's order: tp, cp, dp, pp)."""
         inner = self.parallel.tp * self.parallel.cp
         return [
             (f"training rank {rank}", handle)
@@ -109,9 +110,9 @@ class Team:
         ]
 
     def engine_name(self, engine: int) -> str:
-        """How errors call an engine."""
+        """Return the name of an engine in errors."""
         return f"engine {engine}"
 
     def judge_name(self, judge: str, engine: int) -> str:
-        """How errors call an engine of a judge."""
+        """Return the name of a judge's engine in errors."""
         return f"engine {engine} of judge {judge}"

@@ -1,4 +1,4 @@
-"""What controllers and judges say to each other: refs, texts and numbers. Imported in controllers: no torch."""
+"""The messages between controllers and judges: refs, texts and numbers. Imported in controllers: no torch."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from yatt_mm.protocol.verdicts import LabelScore, Verdict, YesNo
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeSpec:
-    """How a judge is asked, wherever it runs."""
+    """How a judge is asked, on engines of the run or on a remote server."""
 
     name: str
-    """Names the judge in metrics and errors."""
+    """The judge's name in metrics and errors."""
     template: JudgeTemplate = field(default_factory=JudgeTemplate)
     verdict: Verdict = field(default_factory=YesNo)
     max_tokens: int = 256
-    """Of the judge's own answer; with `YesNo` one token is enough and with `LabelScore` none, whatever stands here."""
+    """The most tokens of the judge's own text. `YesNo` needs one token and `LabelScore` none, so both ignore this."""
     temperature: float = 0.0
-    """0 takes the most likely token: a second attempt then says the same, and is not made."""
+    """0 takes the most likely token. A second attempt would then give the same, and is not made."""
     num_votes: int = 1
-    """Verdicts per answer, whose mean counts; above 1 only with a temperature."""
+    """Verdicts per response; their mean counts. Above 1 only with a temperature."""
     max_attempts: int = 2
-    """How often a verdict is asked for while it cannot be read, or the judge fails."""
+    """How many times a verdict is asked for while it cannot be read, or the judge fails."""
     threshold: float | None = None
-    """Answers whose votes have at least this mean get 1, others 0; None gives the mean itself."""
+    """Responses whose votes have at least this mean get 1, others 0. None gives the mean itself."""
     score_on_failure: float = 0.0
-    """What an answer gets whose verdict could not be had."""
+    """The score of a response without a verdict."""
     video: VideoSampling = field(default_factory=VideoSampling)
-    """What is taken of the policy's videos for it."""
+    """How the policy's videos are sampled for the judge."""
 
     def __post_init__(self) -> None:
         if self.num_votes > 1 and not self.temperature:
@@ -54,18 +54,18 @@ class JudgeSpec:
 
     @property
     def is_sure(self) -> bool:
-        """True when asking again would give the same."""
+        """True when asking again would give the same verdict."""
         return not self.temperature or isinstance(self.verdict, YesNo | LabelScore)
 
     @property
     def num_sampled(self) -> int:
-        """Most tokens that the judge's own answer takes."""
+        """The most tokens that the judge samples."""
         if isinstance(self.verdict, LabelScore):
             return 0
         return 1 if isinstance(self.verdict, YesNo) else self.max_tokens
 
     def score_of(self, votes: Sequence[float]) -> float:
-        """Of an answer with these readable votes: their mean, or what `threshold` makes of it."""
+        """Return the score of a response with these readable votes: their mean, or 0 or 1 with a `threshold`."""
         if not votes:
             return self.score_on_failure
         mean = sum(votes) / len(votes)
@@ -74,32 +74,33 @@ class JudgeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteSpec:
-    """A server that judges, and how patient to be with it."""
+    """A remote server that judges, with the limits of its requests."""
 
     url: str
-    """Up to and with the version: `http://host:8000/v1`."""
+    """The address up to and including the version: `http://host:8000/v1`."""
     model: str
-    """Its name there."""
+    """The model's name at the server."""
     api_key: str | None = field(default=None, repr=False)
-    """Sent with every request; never written anywhere."""
+    """The key that is sent with every request; it is never written anywhere."""
     deadline_s: float
-    """Of one request."""
+    """The deadline of one request, in seconds."""
     max_requests: int
-    """Under way at the same time."""
+    """The most requests at the same time."""
     call_timeout_s: float
-    """Of one call for verdicts, its requests, their queue and their repetitions together."""
+    """The timeout of one call for verdicts, in seconds: all its requests, their queue and their repetitions
+    together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JudgeTask:
-    """A finished group and what its answers are judged by."""
+    """A finished group, with what a judge needs to judge its responses."""
 
     group: GroupRef
     question: str
     answer: str
     fields: Mapping[str, Any]
     seed: int
-    """Every vote's seed follows from it and the vote's place."""
+    """Every vote's seed follows from this one and the vote's place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,8 +110,8 @@ class JudgedGroup:
     scores: tuple[float, ...]
     """[G] in [0, 1], any number where they are logits, or `score_on_failure`."""
     num_retried: int
-    """Verdicts that were asked for again."""
+    """The number of verdicts that were asked for again."""
     num_failed: int
-    """Answers without any verdict."""
+    """The number of responses without any verdict."""
     num_tokens: int = 0
-    """Tokens that the judge wrote; 0 where a server does not tell."""
+    """The tokens that the judge sampled; 0 where a server does not report them."""

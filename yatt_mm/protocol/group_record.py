@@ -1,8 +1,8 @@
-"""One group of samples as bytes: one Arrow IPC stream, stored as one object of the data plane.
+"""The record of one group as bytes: one Arrow IPC stream, stored as one object of the data plane.
 
-Readable by any Arrow client: one record batch with one row per sample; what belongs to the whole group (the
-prompt) is in the schema's metadata. Knows neither torch nor vLLM: trainers, reward workers and people read
-it. Left out: rewards and advantages, which others add and keep elsewhere.
+Any Arrow client can read it: one record batch with one row per sample; the prompt, which belongs to the whole group, is
+in the schema's metadata. It needs neither torch nor vLLM, because trainers, reward workers and people read it. Rewards
+and advantages are not in it.
 """
 
 import json
@@ -16,7 +16,7 @@ FORMAT = b"yatt_mm.group.1"
 
 
 class RecordError(ValueError):
-    """Bytes that are no group record of this version."""
+    """The bytes are not a group record of this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class SampleRecord:
     policy_versions: np.ndarray
     """[T] int64 version of the weights that gave each token."""
     text: str
-    """The response without special tokens: what a reward function reads."""
+    """The response without special tokens, for the reward function."""
     finish_reason: str
     """"stop" (end of sequence), "length" (max_tokens) or "abort"."""
 
@@ -40,12 +40,12 @@ class GroupRecord:
     """A prompt and its samples."""
 
     prompt_token_ids: np.ndarray
-    """[P] int64 ids that the engine was given, image pads expanded: the trainer uses exactly these."""
+    """[P] int64 ids that the engine was given, image placeholders expanded. The trainer uses exactly these."""
     samples: tuple[SampleRecord, ...]
 
 
 def encode(record: GroupRecord) -> pa.Buffer:
-    """The record as an Arrow IPC stream."""
+    """Return the record as an Arrow IPC stream."""
     prompt = np.ascontiguousarray(record.prompt_token_ids, dtype=np.int64)
     schema = _SCHEMA.with_metadata({b"format": FORMAT, b"prompt_token_ids": json.dumps(prompt.tolist()).encode()})
     samples = record.samples
@@ -63,7 +63,8 @@ def encode(record: GroupRecord) -> pa.Buffer:
 
 
 def decode(data: np.ndarray) -> GroupRecord:
-    """The record in `data` ([N] uint8, such as a data plane's view); its arrays are copies and keep no lease.
+    """Return the record in `data` ([N] uint8, such as a view of the data plane). Its arrays are copies and keep no
+    lease.
 
     Raises RecordError when the bytes are something else.
     """

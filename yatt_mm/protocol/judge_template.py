@@ -1,7 +1,7 @@
-"""What a judge is asked: a text with places for the question, the answer given, and the sample's fields.
+"""The text that a judge gets: a template with places for the question, the response, and the sample's fields.
 
 Media come before the text, as in the policy's prompts. A classifier reads a conversation: the text is the user's turn,
-and what is judged the assistant's, unless the text names it. Imported in controllers: no torch.
+and the response is the assistant's turn, unless the text names it. Imported in controllers: no torch.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Answer given: {response}
 Is the answer right? Say yes or no."""
 
 CONVERSATION = "{question}"
-"""What a classifier is shown before the answer."""
+"""The text that a classifier gets before the response."""
 
 PLACES = ("question", "response", "answer")
 
@@ -27,11 +27,11 @@ class JudgeTemplate:
 
     text: str = DEFAULT
     needs_response: bool = True
-    """False where the answer may follow as a turn of its own."""
+    """False where the response may follow as its own turn."""
 
     @property
     def names_response(self) -> bool:
-        """Whether what is judged stands in the text."""
+        """True if the text contains the response."""
         return any(name == "response" for _, name, _, _ in string.Formatter().parse(self.text))
 
     def __post_init__(self) -> None:
@@ -52,7 +52,8 @@ class JudgeTemplate:
             raise ValueError("the template does not name {response}; a judge must see what it judges")
 
     def fill(self, *, question: str, response: str, answer: str, fields: Mapping[str, Any]) -> str:
-        """The user's turn for the judge. Raises ValueError where the sample lacks a field that the template names."""
+        """Return the user's turn for the judge. Raises ValueError where the sample lacks a field that the template
+        names."""
         try:
             return self.text.format(question=question, response=response, answer=answer, fields=fields)
         except KeyError as error:
@@ -60,6 +61,6 @@ class JudgeTemplate:
 
 
 def _is_field(name: str) -> bool:
-    """`fields[name]` and no more: nothing that reaches into objects."""
+    """Return True for `fields[name]` and nothing more, so that a template cannot reach into objects."""
     inside = name.removeprefix("fields[").removesuffix("]")
     return name == f"fields[{inside}]" and inside != "" and not set(inside) & set("[].")

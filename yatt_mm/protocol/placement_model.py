@@ -1,8 +1,9 @@
-"""Which role may use which device, and in which state. Pure data and its rules; the coordinator carries it out.
+"""The placement: which role may use which device, and in which state. Pure data and rules; the coordinator carries them
+out.
 
-Full colocation: every role on every device, in turns. Partial colocation: while prompts are answered and judged, the
-devices are divided into those of rollout and those of GenRM; training has all of them afterwards. What passes from one
-to the other is a *cell*: the devices of the largest engine, which hold whole engines of the policy and of every judge.
+Full colocation: every role uses every device, in turns. Partial colocation: in the generation phase the devices are
+divided between rollout and GenRM, and afterwards training has all of them. A *cell* moves between the two as one unit:
+the devices of the largest engine, which hold whole engines of the policy and of every judge.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from itertools import chain
 
 
 class Role(StrEnum):
-    """A part that needs devices."""
+    """A part of the run that needs devices."""
 
     ROLLOUT = "rollout"
     GENRM = "genrm"
@@ -22,7 +23,7 @@ class Role(StrEnum):
 
 
 class State(StrEnum):
-    """How much of a device a role may hold."""
+    """How much of a device a role holds."""
 
     ASLEEP = "asleep"
     WEIGHTS_ONLY = "weights_only"
@@ -30,18 +31,18 @@ class State(StrEnum):
 
 
 MEMORY = (State.ASLEEP, State.WEIGHTS_ONLY, State.AWAKE)
-"""In the order of what they hold."""
+"""The states in the order of the memory that they hold."""
 
 
 class Phase(StrEnum):
-    """A stretch of a step."""
+    """A part of a step."""
 
     ROLLOUT = "rollout"
-    """All devices answer prompts."""
+    """All devices sample responses."""
     JUDGE = "judge"
-    """All devices judge answers; only where there are generative reward models, in full colocation."""
+    """All devices judge responses. Only with generative reward models, in full colocation."""
     GENERATION = "generation"
-    """Some devices answer, the others judge; partial colocation only."""
+    """Some devices sample responses, the others judge. Partial colocation only."""
     TRAIN = "train"
     PUBLISH = "publish"
 
@@ -57,18 +58,18 @@ STATES: Mapping[Phase, Mapping[Role, State]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """What is put to sleep and woken as one: an engine, or a training rank."""
+    """An engine or a training rank: it is put to sleep and woken up as one."""
 
     role: Role
     pool: str
-    """`rollout`, `train`, or the judge's name: engines that do the same work."""
+    """`rollout`, `train`, or the judge's name: the engines that do the same work."""
     index: int
-    """Of the engine in its pool, or the rank."""
+    """The number of the engine in its pool, or the rank."""
     devices: tuple[int, ...]
-    """None of a judge that is a server elsewhere."""
+    """The devices; none for a judge that is a remote server."""
 
     def __str__(self) -> str:
-        """How errors call it."""
+        """Return the name that errors use."""
         if self.role is Role.TRAIN:
             return f"training rank {self.index}"
         return f"engine {self.index}" + (f" of judge {self.pool}" if self.role is Role.GENRM else "")
@@ -80,15 +81,15 @@ class Placement:
 
     units: tuple[Unit, ...]
     cells: tuple[tuple[int, ...], ...] = ()
-    """[cell] devices that go to rollout or to GenRM together; empty in full colocation."""
+    """[cell] the devices that go to rollout or to GenRM together; empty in full colocation."""
 
     @property
     def is_partial(self) -> bool:
-        """True when rollout and GenRM work side by side."""
+        """True when rollout and GenRM work at the same time."""
         return bool(self.cells)
 
     def of_role(self, role: Role) -> tuple[Unit, ...]:
-        """Its units."""
+        """Return the units of a role."""
         return tuple(unit for unit in self.units if unit.role is role)
 
     def pools(self) -> dict[str, tuple[Unit, ...]]:
@@ -97,15 +98,16 @@ class Placement:
         return {name: tuple(unit for unit in self.units if unit.pool == name) for name in names}
 
     def devices(self, role: Role) -> tuple[tuple[int, ...], ...]:
-        """[unit of the role] device numbers."""
+        """Return for each unit of the role its device numbers."""
         return tuple(unit.devices for unit in self.of_role(role))
 
     def in_cell(self, cell: int, role: Role) -> tuple[Unit, ...]:
-        """The role's units on the devices of a cell."""
+        """Return the role's units on the devices of a cell."""
         return tuple(unit for unit in self.of_role(role) if unit.devices and set(unit.devices) <= set(self.cells[cell]))
 
     def wanted(self, phase: Phase, rollout_cells: Iterable[int] = ()) -> dict[Unit, State]:
-        """[unit] its state in a phase; `rollout_cells` answer in `GENERATION`, all others judge."""
+        """Return the state of each unit in a phase. In `GENERATION` the cells in `rollout_cells` sample, all others
+        judge."""
         states = {unit: STATES[phase][unit.role] for unit in self.units}
         if phase is Phase.GENERATION:
             answering = {device for cell in rollout_cells for device in self.cells[cell]}
@@ -123,16 +125,17 @@ class Engines:
 
     num: int
     tp: int = 1
-    """Devices of each; 0 where they are servers elsewhere."""
+    """The devices of each engine; 0 for remote servers."""
 
     @property
     def num_devices(self) -> int:
-        """Of all of them."""
+        """The devices of all engines."""
         return self.num * self.tp
 
 
 def full_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, Engines]) -> Placement:
-    """One training rank on every device; engines on the first devices, all judges' engines one after another."""
+    """Return the placement with one training rank on every device; engines use the first devices, all judges' engines
+    one after another."""
     first, units_of_judges = 0, []
     for name, engines in judges.items():
         units_of_judges.append(_units(Role.GENRM, name, engines, first=first))
@@ -147,9 +150,10 @@ def full_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, 
 
 
 def partial_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, Engines]) -> Placement:
-    """Every device has a training rank and a place in an engine of the policy, and in one of each judge.
+    """Return the placement in which every device has a training rank, a place in an engine of the policy, and one in an
+    engine of each judge.
 
-    Judges that are servers elsewhere take no device and no part in the division.
+    Judges that are remote servers use no device and are not part of the division.
     """
     size = cell_size(rollout, judges.values())
     return Placement(
@@ -163,12 +167,12 @@ def partial_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[st
 
 
 def cell_size(rollout: Engines, judges: Iterable[Engines]) -> int:
-    """Devices of a cell: those of the largest engine."""
+    """Return the devices of a cell: those of the largest engine."""
     return max(engines.tp for engines in (rollout, *judges))
 
 
 def _units(role: Role, pool: str, engines: Engines, *, first: int = 0) -> list[Unit]:
-    """One after another, from device `first` on."""
+    """Return the units of a pool, one after another, from device `first` on."""
     return [
         Unit(role=role, pool=pool, index=index, devices=tuple(range(begin, begin + engines.tp)))
         for index, begin in enumerate(first + index * engines.tp for index in range(engines.num))

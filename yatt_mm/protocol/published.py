@@ -1,4 +1,5 @@
-"""Where engines find a published policy: what controllers pass from training ranks to engines. No torch here."""
+"""Where engines find a published policy: the message that controllers pass from training ranks to engines. No torch
+here."""
 
 from __future__ import annotations
 
@@ -13,31 +14,31 @@ broadcast over NCCL (gloo on the CPU)."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceSegment:
-    """A whole model in a GPU's memory, which other processes on the same GPU may map."""
+    """A whole model in a GPU's memory, which other processes on the same GPU can map."""
 
     gpu: str
-    """UUID of the GPU."""
+    """The UUID of the GPU."""
     index: bytes = field(repr=False)
-    """Names, dtypes, shapes and places, as in a segment's file."""
+    """Names, dtypes, shapes and offsets, in the form of a segment file's index."""
     handle: tuple[bytes, int, int, bytes, int, bytes, bool] = field(repr=False)
-    """What CUDA and torch's allocator need to map the memory: opaque."""
+    """What CUDA and torch's allocator need to map the memory; opaque here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightStream:
-    """A whole model on its way from training rank 0 to everybody who receives it."""
+    """A whole model that training rank 0 sends to every receiver."""
 
     host: str
     port: int
-    """Of the store in which the members meet."""
+    """The port of the store in which the members meet."""
     key: str
-    """Of this publish alone."""
+    """A key that only this publish uses."""
     num_members: int
-    """The sender, and each process of an engine that holds a model."""
+    """The sender, and each engine process that holds a model."""
     deadline_s: float
-    """Of every wait."""
+    """The deadline of every wait, in seconds."""
     index: bytes = field(repr=False)
-    """Names, dtypes, shapes and places, as in a segment's file."""
+    """Names, dtypes, shapes and offsets, in the form of a segment file's index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,7 @@ class Published:
 
     @classmethod
     def of(cls, version: int, path: str, parts: Iterable[DeviceSegment | WeightStream]) -> Published:
-        """From what all training ranks gave back."""
+        """Return the published policy from the parts that all training ranks gave."""
         streams, devices = [], []
         for part in parts:
             if isinstance(part, WeightStream):
@@ -63,16 +64,16 @@ class Published:
 
     @property
     def is_lasting(self) -> bool:
-        """True where the weights can be read again later: nobody keeps those in GPU memory and those that were sent."""
+        """True where the weights can be read again later. GPU memory and streams are not kept."""
         return not self.devices and self.stream is None
 
     def update_info(self) -> dict[str, Any]:
-        """As vLLM carries it to its workers."""
+        """Return the values in the form that vLLM carries to its workers."""
         return asdict(self)
 
 
 def segment_on(gpu: str, devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The published segment that lies on a GPU. Raises ValueError where no training rank has one there."""
+    """Return the published segment on a GPU. Raises ValueError where no training rank has one there."""
     for segment in devices:
         if segment["gpu"] == gpu:
             return segment

@@ -1,4 +1,4 @@
-"""What controllers and reward workers say to each other. Imported in controllers: no torch."""
+"""The messages between controllers and reward workers. Imported in controllers: no torch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from yatt_mm.protocol.rollout import GroupRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardTask:
-    """A finished group and what its answers are judged by."""
+    """A finished group, with what the reward function needs to score its responses."""
 
     group: GroupRef
     answer: str
@@ -21,7 +21,7 @@ class RewardTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRewards:
-    """Scores of one group."""
+    """The rewards of one group."""
 
     rewards: tuple[float, ...]
     """[G] finite."""

@@ -1,4 +1,4 @@
-"""What controllers and rollout workers say to each other: names, lengths and refs, never a pixel or a token.
+"""The messages between controllers and rollout workers: names, lengths and refs, never a pixel or a token.
 
 Imported in controllers, so it must stay free of torch, vllm and PIL.
 """
@@ -15,16 +15,16 @@ class SamplingSettings:
     """How the tokens of one phase are sampled."""
 
     max_tokens: int
-    """Upper bound on the response, in tokens, the end-of-turn token included."""
+    """The most tokens of a response, the end-of-turn token included."""
     temperature: float = 1.0
     """Divides the logits; the trainer applies the same value."""
     greedy: bool = False
-    """True takes the most likely token (evaluation); seeds and temperature are then without effect."""
+    """True takes the most likely token (evaluation); seeds and temperature then have no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PromptTask:
-    """One prompt to be answered `num_samples` times (a group)."""
+    """One prompt for which `num_samples` responses (a group) are sampled."""
 
     slot: int
     """Position of the prompt in the run's global order; names the group within a step."""
@@ -36,32 +36,34 @@ class PromptTask:
     seed: int
     """Sample i is drawn with a seed that depends on (seed, i) alone."""
     name: str
-    """Name of the plain object that the rollout worker writes; no other attempt has the same."""
+    """The name of the plain object that the rollout worker writes. No other attempt has the same name."""
     partial: Ref | None = None
-    """What an earlier attempt at this group wrote: its finished samples are kept, those that were cut off go on."""
+    """The record of an earlier attempt at this group: its finished samples are kept, and samples that were cut off
+    continue."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRef:
-    """A group as an attempt left it: where its tokens lie, and what a scheduler needs to know about them."""
+    """The result of an attempt at a group: where its tokens are, and what a scheduler needs to know about them."""
 
     slot: int
     ref: Ref
-    """Plain object: the Arrow record of `yatt_mm.protocol.group_record`."""
+    """The plain object: the Arrow record of `yatt_mm.protocol.group_record`."""
     media: tuple[Ref, ...]
     num_prompt_tokens: int
     """Length of the prompt with the placeholders of its media expanded."""
     lengths: tuple[int, ...]
-    """[G] sampled tokens per sample, of all attempts."""
+    """[G] sampled tokens per sample, over all attempts."""
     policy_versions: tuple[tuple[int, int], ...]
-    """[G] lowest and highest policy version among a sample's tokens; the engine's where it has none."""
+    """[G] lowest and highest policy version among a sample's tokens; for a sample without tokens the engine's
+    version."""
     finish_reasons: tuple[str, ...]
-    """[G] `stop`, `length` or `abort`: cut off, possibly before its first token."""
+    """[G] `stop`, `length`, or `abort` for a sample that was cut off, possibly before its first token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """What an engine is made from, as far as the config decides it."""
+    """The settings of an engine that the config decides."""
 
     model_dir: str
     dtype: str
@@ -72,12 +74,12 @@ class EngineSpec:
     max_videos_per_prompt: int
     deadline_s: float
     scope: str
-    """Of the data plane: what the engine stores is in it, and goes with the run."""
+    """The scope of the data plane for the engine's objects, which end with the run."""
     durable: bool
-    """What it stores outlives the data plane's node."""
+    """True if the engine's objects survive the death of the data plane's node."""
     tp: int = 1
-    """Devices over which its tensors are cut."""
+    """The devices over which its tensors are cut."""
     num_labels: int | None = None
-    """Of a sequence classifier; None for a model that generates."""
+    """The number of labels of a sequence classifier; None for a model that generates."""
     cores: tuple[int, ...] = ()
-    """The processor cores to which everything of the engine is pinned; none leaves it to the kernel."""
+    """The processor cores for all threads of the engine; none leaves the choice to the kernel."""

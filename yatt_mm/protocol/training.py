@@ -1,4 +1,4 @@
-"""What controllers and training ranks say to each other, besides plans. Imported in controllers: no torch."""
+"""The messages between controllers and training ranks, without the plans. Imported in controllers: no torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSpec:
-    """What a training rank is made from."""
+    """The settings of a training rank."""
 
     model_dir: str
     dtype: str
@@ -34,18 +34,18 @@ class TrainSpec:
     overlap_grad_reduce: bool
     """True sums gradients over replicas during the backward pass."""
     carrier: Carrier
-    """How weights reach the engines."""
+    """How weights travel to the engines."""
     num_receivers: int
-    """Processes that hold a model of the engines, where they are sent to them."""
+    """The number of engine processes that receive a model, where the weights are sent."""
     deadline_s: float
-    """Of every wait for those."""
+    """The deadline of every wait for them, in seconds."""
     cores: tuple[int, ...] = ()
-    """The processor cores to which the rank is pinned; none leaves it to the kernel."""
+    """The processor cores of the rank; none leaves the choice to the kernel."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedMemory:
-    """What one change of a rank's state took: memory of its device that it gave up or took back."""
+    """What one change of a rank's state released or took back of its device's memory."""
 
     released_bytes: int = 0
     restored_bytes: int = 0
@@ -55,22 +55,23 @@ class MovedMemory:
 
 @dataclass(slots=True, kw_only=True)
 class UpdateReport:
-    """What one rank has to say about one step."""
+    """The report of one rank about one step."""
 
     is_loss_rank: bool
     """True on one rank per data-parallel replica: only its numbers count."""
     loss_metrics: dict[str, float] = field(default_factory=dict)
     """Parts of global sums: add them over the replicas."""
     grad_norm: float = 0.0
-    """Mean over the step's updates of the norm before clipping, of the global gradient."""
+    """The norm of the global gradient before clipping, averaged over the step's updates."""
     difference_sum: float = 0.0
     difference_max: float = 0.0
     num_compared: int = 0
-    """Tokens over which engine and trainer were compared: those of the weights at the start of the step."""
+    """The number of tokens over which engine and trainer were compared: those sampled with the weights at the start of
+    the step."""
     num_stale: int = 0
     """Trained tokens that an older policy sampled."""
     resolved_bytes: int = 0
-    """Pixels that this rank resolved."""
+    """The bytes of pixels that this rank resolved."""
     seconds: float = 0.0
 
     def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
@@ -80,7 +81,8 @@ class UpdateReport:
         self.grad_norm += grad_norm / num_minibatches
 
     def add_difference(self, differences: np.ndarray, *, num_stale: int) -> None:
-        """Add |engine - trainer| log-probabilities of one sample's tokens that are not stale, and how many are."""
+        """Add |engine - trainer| log-probabilities of one sample's tokens that are not stale, and the number of stale
+        ones."""
         self.num_stale += num_stale
         if len(differences):
             self.difference_sum += float(differences.sum())

@@ -1,6 +1,6 @@
-"""From what a judge says, or how it labels, to a score: four ways, each pure. Imported in controllers: no torch.
+"""Reads scores from a judge's verdicts, in four ways, each a pure class. Imported in controllers: no torch.
 
-A verdict that cannot be read is None; who asked decides whether to ask again.
+A verdict that cannot be read is None; the caller decides whether to ask again.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 MAX_WORDS = 20
-"""Tokens of whose probabilities vLLM and OpenAI's protocol tell (`max_logprobs`, `top_logprobs`)."""
+"""The most tokens whose probabilities vLLM and OpenAI's protocol return (`max_logprobs`, `top_logprobs`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YesNo:
-    """The probability of yes among yes and no as the first token: no text is read, and no luck is involved."""
+    """The score is the probability of yes among yes and no as the first token. No text is read, and sampling plays no
+    role."""
 
     yes: tuple[str, ...] = ("yes", "Yes", " yes", " Yes")
-    """Texts that mean yes; those that are a single token of the judge's tokenizer count."""
+    """Texts that mean yes. Only those count that are a single token of the judge's tokenizer."""
     no: tuple[str, ...] = ("no", "No", " no", " No")
 
     def __post_init__(self) -> None:
@@ -37,7 +38,7 @@ class YesNo:
             )
 
     def score(self, logprobs_yes: Sequence[float], logprobs_no: Sequence[float]) -> float | None:
-        """p(yes) / (p(yes) + p(no)) in [0, 1]; None where the judge holds both for impossible."""
+        """Return p(yes) / (p(yes) + p(no)) in [0, 1]; None where the judge gives both a probability of zero."""
         yes, no = (math.fsum(map(math.exp, values)) for values in (logprobs_yes, logprobs_no))
         total = yes + no
         return yes / total if total > 0 and math.isfinite(total) else None
@@ -45,12 +46,13 @@ class YesNo:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegexScore:
-    """A number that a regular expression captures, over `scale`; the last match counts, after all reasoning."""
+    """The score is a number that a regular expression captures, divided by `scale`. The last match counts, after all
+    reasoning."""
 
     pattern: str
-    """With one group around the number."""
+    """A regular expression with one group around the number."""
     scale: float = 1.0
-    """The best number that the template asks for; it becomes 1."""
+    """The best number that the template asks for; it becomes the score 1."""
 
     def __post_init__(self) -> None:
         try:
@@ -62,14 +64,15 @@ class RegexScore:
         _check_scale(self.scale)
 
     def score(self, text: str) -> float | None:
-        """In [0, 1]; None where nothing matches, or what matches is no number in 0..scale."""
+        """Return the score in [0, 1]; None where nothing matches, or the match is not a number in 0..scale."""
         found = re.findall(self.pattern, text, flags=re.DOTALL)
         return _scaled(found[-1], self.scale) if found else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JsonScore:
-    """A field of the last JSON object in the text, over `scale`; true and false count as 1 and 0 of it."""
+    """The score is a field of the last JSON object in the text, divided by `scale`; true and false count as scale and
+    0."""
 
     field: str = "score"
     scale: float = 1.0
@@ -78,7 +81,7 @@ class JsonScore:
         _check_scale(self.scale)
 
     def score(self, text: str) -> float | None:
-        """In [0, 1]; None where there is no such object, or its field is no number in 0..scale."""
+        """Return the score in [0, 1]; None where there is no JSON object, or its field is not a number in 0..scale."""
         found = None
         for value in _objects(text):
             if self.field in value:
@@ -90,15 +93,16 @@ class JsonScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LabelScore:
-    """What a sequence classifier gives one of its labels: nothing is said, so nothing is read."""
+    """The score is what a sequence classifier gives to one of its labels. No text is sampled or read."""
 
     label: int = 0
-    """Its row in the head."""
+    """The label's row in the head."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
-    """What is made of the logit: nothing (reward models in the sense of Bradley and Terry), or a probability."""
+    """The function of the logit: none (reward models in the sense of Bradley and Terry), or a probability."""
 
     def score(self, logits: Sequence[float]) -> float | None:
-        """Of one logit per label; in [0, 1] with an activation, any number without. None where it is not finite."""
+        """Return the score from one logit per label: in [0, 1] with an activation, any number without. None where it is
+        not finite."""
         score = logits[self.label]
         if self.activation == "sigmoid":
             score = 0.5 * (1.0 + math.tanh(0.5 * score))
@@ -122,20 +126,20 @@ def _scaled(value: object, scale: float) -> float | None:
         return None
     try:
         number = float(value)
-    except (ValueError, OverflowError):  # an int of JSON may be beyond any float
+    except (ValueError, OverflowError):  # an int of JSON may be larger than any float
         return None
     return number / scale if 0.0 <= number <= scale else None
 
 
 def _objects(text: str) -> list[dict[str, object]]:
-    """Every JSON object that begins somewhere in the text and is not inside another one."""
+    """Return every JSON object that begins somewhere in the text and is not inside another one."""
     decoder = json.JSONDecoder()
     objects: list[dict[str, object]] = []
     place = text.find("{")
     while place >= 0:
         try:
             value, end = decoder.raw_decode(text, place)
-        except (ValueError, RecursionError):  # no JSON, or an int longer than Python reads
+        except (ValueError, RecursionError):  # not JSON, or an int longer than Python reads
             end = place + 1
         else:
             objects.append(value)

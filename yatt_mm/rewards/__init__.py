@@ -1,1 +1,4 @@
-"""Reward functions and the workers that run them."""
+"""Reward functions (`functions.py`), how the configured one is loaded, and the worker processes that call it.
+
+May import: common, dataplane.client, protocol.
+"""

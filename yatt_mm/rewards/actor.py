@@ -1,4 +1,5 @@
-"""The Ray side of a reward worker. Importing this is light: what resolves refs loads in the actor's process."""
+"""The Ray actor of a reward worker. Importing this is cheap: the code that resolves refs loads in the actor's
+process."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class RewardActor:
-    """Body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
+    """The body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
 
     def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
         from yatt_mm.rewards.worker import RewardWorker
@@ -21,5 +22,5 @@ class RewardActor:
         )
 
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
-        """Rewards of the groups, in order."""
+        """Return the rewards of the groups, in order."""
         return self._worker.score(tasks)

@@ -1,6 +1,7 @@
-"""Reward functions. One is a plain function (response, answer, fields) -> float, named in `reward.function`.
+"""The reward functions of the project. A reward function is a plain function (response, answer, fields) -> float, named
+in `reward.function`.
 
-`fields` is the sample's JSON member as a whole. What cannot be parsed scores 0.
+`fields` is the sample's whole JSON member. A response that cannot be parsed scores 0.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from typing import Any
 
 
 def exact_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """1.0 when the response, stripped of surrounding white space, is the answer."""
+    """Return 1.0 when the response, stripped of surrounding white space, is the answer."""
     return float(response.strip() == answer.strip())
 
 
 def regex_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """1.0 when what `fields["pattern"]` captures in the response is the answer.
+    """Return 1.0 when the text that `fields["pattern"]` captures in the response is the answer.
 
     The pattern (default: the last number in the text) must have one group; its last match counts.
     """

@@ -1,4 +1,4 @@
-"""Find the reward function that the config names."""
+"""Loads the reward function that the config names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
 
 
 def load_reward_function(path: str) -> RewardFunction:
-    """The function behind `module:name`.
+    """Return the function behind `module:name`.
 
     Raises:
         ConfigError: it cannot be imported, is not a function, or does not take three arguments.

@@ -1,4 +1,4 @@
-"""Body of a reward worker: resolves finished groups and calls the reward function on their texts."""
+"""The body of a reward worker: it resolves finished groups and calls the reward function on their texts."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ class RewardWorker:
     """Scores groups, one call at a time."""
 
     def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
-        """`timeout_s` for calls to the data plane, `deadline_s` for the function, per response."""
+        """`timeout_s` is for calls to the data plane, `deadline_s` for the function, per response."""
         self._name = function
         self._function = load_reward_function(function)
         self._deadline_s = deadline_s
         self._reader = Reader(dataplane_uri, timeout_s=timeout_s)
 
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
-        """Rewards of the groups, in order.
+        """Return the rewards of the groups, in order.
 
-        A response on which the function raises, takes longer than the deadline, or gives no finite number scores 0
-        and is counted.
+        A response scores 0 and is counted if the function raises, takes longer than the deadline, or gives no finite
+        number.
         """
         views = self._reader.resolve([task.group.ref for task in tasks])
         return [self._score_group(task, group_record.decode(view)) for task, view in zip(tasks, views)]
@@ -45,7 +45,7 @@ class RewardWorker:
         try:
             with _time_limit(self._deadline_s):
                 reward = float(self._function(text, task.answer, task.fields))
-        except Exception as error:  # the function is the user's: nothing it does may end the run
+        except Exception as error:  # the function is the user's: no error in it may end the run
             logger.warning("%s raised %r on the response %r; scored 0", self._name, error, text[:200])
             return None
         if not math.isfinite(reward):
@@ -56,7 +56,8 @@ class RewardWorker:
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block when it takes longer. Only in a process's main thread, as Ray's is."""
+    """Raise TimeoutError inside the block when it takes longer. It works only in a process's main thread, which Ray
+    uses."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise TimeoutError(f"it took longer than {seconds:g} s (reward.deadline_s)")

@@ -6,4 +6,7 @@ requests, sleep, weight updates, deadlines. `engine_types.py` holds the engine's
 joins what several attempts sampled for one group. `engine_process.py`, `vllm_backend.py` and `vllm_environment.py`
 start vLLM; `plugin.py` and `weight_transfer.py` run inside vLLM's processes. The judges' engines (`yatt_mm.genrm`) use
 this room too.
+
+May import: common, dataplane.client, dataplane.core, dataplane.media, models, models.recipes, models.weights, protocol,
+weights.
 """

@@ -21,9 +21,8 @@ R = TypeVar("R")
 class _Batch(Generic[T, R]):
     """The tasks of one phase and their results."""
 
-    # [controller] its tasks by their place in the run's order
-
     tasks: dict[int, Mapping[int, T]] = field(default_factory=dict)
+    """[controller] Its tasks by their place in the run's order."""
     is_met: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when all controllers have sent their tasks."""
     done: asyncio.Event = field(default_factory=asyncio.Event)

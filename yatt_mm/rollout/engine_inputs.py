@@ -103,7 +103,7 @@ class InputBuilder:
             if num > self._most[kind]:
                 raise ValueError(
                     f"a prompt has {num} {kind}s and rollout.max_{kind}s_per_prompt is {self._most[kind]}: "
-                    "raise it, or leave such samples out"
+                    "raise it, or leave these samples out of the data set"
                 )
 
     def _item(self, medium: Medium) -> MultiModalKwargsItem | None:
@@ -157,8 +157,7 @@ class InputBuilder:
         return ranges
 
     def _placeholder(self, token_ids: list[int], medium: Medium, start: int) -> tuple[PlaceholderRange, int]:
-        """Return the first range at or after `start` that the medium fills, and the position after its last
-        placeholder.
+        """Return the first range that the medium fills at or after `start`, and the position after it.
 
         If every frame has its own span, the range begins with the opening token of the first span, by which vLLM finds
         the frames, and a mask marks the tokens in it that belong to the video.

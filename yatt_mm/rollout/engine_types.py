@@ -74,11 +74,12 @@ class EngineConfig:
     """True: read the weights again on every wake-up, even if the engine kept them while it was asleep, as on the
     CPU."""
     start_timeout_s: float = 300.0
-    """How long the start of the engine may take."""
+    """Timeout of the engine's start."""
     answer_timeout_s: float = 600.0
-    """How long the engine may finish nothing while it has samples to compute. One weight update may take as long."""
+    """Seconds in which an engine with samples to compute must finish at least one; also the timeout of a weight
+    update."""
     shutdown_timeout_s: float = 20.0
-    """How long ending the engine's processes may take."""
+    """Timeout for ending the engine's processes."""
 
     @classmethod
     def of(cls, spec: EngineSpec, *, name: str = "rollout") -> EngineConfig:
@@ -143,7 +144,7 @@ class GenerateRequest:
     prompt_token_ids: Sequence[int]
     """Token ids as the model will read them, with one placeholder per image or video token."""
     media: tuple[Medium, ...] = ()
-    """In the order of their placeholders in the prompt."""
+    """The prompt's images and videos, in the order of their placeholders."""
     seeds: tuple[int, ...] = (0,)
     """One seed per sample of the group."""
     max_tokens: int

@@ -1,17 +1,17 @@
-"""What vLLM loads in each of its processes (entry point group vllm.general_plugins): our weight transfer, our models.
+"""The vLLM plugin of yatt-mm (entry point group vllm.general_plugins): weight transfer and classifiers.
 
-Only names them: the modules behind are imported by the worker that wants them.
+vLLM calls `register` in each of its processes. Only names are registered: the process that needs a module imports it.
 """
 
 BACKEND = "yatt_shm"
 """Name of the weight-transfer engine that reads shared-memory segments."""
 
 CLASSIFIERS = ("InternVLForSequenceClassification", "Qwen2_5_VLForSequenceClassification")
-"""Classes of `classifier_models`, which vLLM has no like of."""
+"""Names of the classes in `classifier_models`, which vLLM 0.32 does not have."""
 
 
 def register() -> None:
-    """Make `yatt_shm` and the classifiers known to this process; vLLM may call it more than once."""
+    """Register `yatt_shm` and the classifiers in this process. vLLM may call it more than once."""
     from vllm import ModelRegistry
     from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 

@@ -1,6 +1,7 @@
-"""A question and the sizes of its media as the token ids that engine and trainer both use.
+"""The prompt template: turns a question and the sizes of its media into token ids.
 
-The ids are those of the Hugging Face processor for the same media. Left out: several turns and system prompts.
+Engine and trainer both use these ids. They are equal to those of the Hugging Face processor for the same media. Left
+out: system prompts, and conversations of several turns.
 """
 
 from collections.abc import Sequence
@@ -14,19 +15,20 @@ from yatt_mm.rollout.engine_types import MediaTokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediumSize:
-    """What a prompt must know of a medium."""
+    """The size of a medium, as far as a prompt needs it."""
 
     kind: MediaKind = "image"
     num_tokens: int
+    """Number of placeholder tokens."""
     timestamps: tuple[float, ...] = ()
-    """Of a video, in seconds, one per t of its grid."""
+    """Seconds, one per temporal step of a video's grid; empty for images."""
 
 
 class PromptTemplate:
-    """The model folder's chat template and tokenizer."""
+    """Makes prompts with the chat template and the tokenizer of a model folder."""
 
     def __init__(self, tokenizer: Any, tokens: MediaTokens) -> None:
-        """Raises ValueError where the tokenizer lacks the marks that the family sets around images."""
+        """Raises ValueError if the tokenizer lacks the tokens that the family writes around images."""
         self._tokenizer = tokenizer
         self._tokens = tokens
         self._marks = [_single_token(tokenizer, mark) for mark in tokens.image_marks]
@@ -34,11 +36,12 @@ class PromptTemplate:
         self._encode = lru_cache(maxsize=4096)(self._encode_text)
 
     def token_ids(self, question: str, media: Sequence[MediumSize], *, response: str | None = None) -> list[int]:
-        """The prompt's ids with each medium's placeholder repeated as often as the medium has tokens.
+        """Return the prompt's token ids; each medium's placeholder is repeated once per token of the medium.
 
-        media: in the order in which they stand in the prompt (before the question).
-        response: the whole turn of the assistant; None ends where that is to be generated.
-        Raises ValueError when the prompt does not come out with one placeholder per medium.
+        media: in the order in which they appear in the prompt (before the question).
+        response: the assistant's whole turn; None ends the prompt where the assistant's turn begins.
+
+        Raises ValueError if the chat template does not write one placeholder per medium.
         """
         kinds = tuple(medium.kind for medium in media)
         template = self._template(question, kinds, response)
@@ -57,6 +60,7 @@ class PromptTemplate:
         return expanded
 
     def _expanded(self, medium: MediumSize) -> list[int]:
+        """Return all tokens of one medium: its placeholders, with the marks or times that the family needs."""
         token = self._tokens.of(medium.kind)
         assert token is not None
         if medium.kind == "image":
@@ -71,6 +75,7 @@ class PromptTemplate:
         return expanded
 
     def _tokenise(self, question: str, kinds: tuple[MediaKind, ...], response: str | None) -> tuple[int, ...]:
+        """Return the prompt's token ids with one placeholder per medium, as the chat template writes it."""
         content = [*({"type": kind} for kind in kinds), {"type": "text", "text": question}]
         turns = [{"role": "user", "content": content}]
         if response is not None:
@@ -83,15 +88,16 @@ class PromptTemplate:
 
 
 def _single_token(tokenizer: Any, mark: str) -> int:
+    """Return the id of a mark. Raises ValueError if it is not a single token."""
     ids: list[int] = tokenizer(mark, add_special_tokens=False)["input_ids"]
     if len(ids) != 1:
         raise ValueError(
-            f"the tokenizer has no token {mark!r} (it makes {len(ids)} of it), which stands beside images of this "
-            "family; model.path must hold the tokenizer that belongs to the model"
+            f"the tokenizer splits {mark!r} into {len(ids)} tokens, but this family needs it as one token next to "
+            "images; put the tokenizer that belongs to the model into model.path"
         )
     return ids[0]
 
 
 def _words(kinds: Sequence[str]) -> str:
-    """Two images and a video, say: `image, image, video`."""
+    """Return kinds as text, for example `image, image, video`."""
     return ", ".join(kinds) or "nothing"

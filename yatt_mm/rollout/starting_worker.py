@@ -1,4 +1,4 @@
-"""A worker whose start takes long, inside an actor that may be told to end at any moment of it."""
+"""A holder for a worker whose start takes long, in an actor that may be shut down during that start."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ W = TypeVar("W")
 
 
 class StartingWorker(Generic[W]):
-    """Holds the worker once it is there."""
+    """Starts a worker, holds it, and ends it, also during its start."""
 
     def __init__(self, name: str) -> None:
-        """`name`: of the actor, in errors."""
+        """`name`: what errors call the actor."""
         self._name = name
         self._start: asyncio.Task[W] | None = None
 
     async def start(self, starting: Coroutine[Any, Any, W]) -> None:
-        """Unblocked by: the worker, its failure, or `end`."""
+        """Start the worker and wait for it. Unblocked by: the started worker, its failure, or `end`."""
         self._start = asyncio.create_task(starting)
         await self._start
 
     @property
     def worker(self) -> W:
-        """RuntimeError before it has started."""
+        """The started worker. Raises RuntimeError if it has not started."""
         if self._start is None or not self._start.done():
             raise RuntimeError(f"{self._name} has not been started")
         return self._start.result()
 
     async def end(self, shutdown: Callable[[W], Awaitable[None]]) -> None:
-        """Shut the worker down, also in the middle of its start."""
+        """Cancel the start if it is under way, else call `shutdown` with the worker."""
         if self._start is None:
             return
         self._start.cancel()

@@ -1,25 +1,29 @@
-"""Times of videos as the engine must be told them, so that it gives tokens the positions that the trainer gives.
+"""Frame distances of videos for the engine, adjusted so that vLLM and the trainer compute the same token positions.
 
-Both multiply the number of a frame by its distance in seconds and a constant of the model, and round down: transformers
-and the trainer in float32, vLLM in float64. Where a product is nearly whole they would differ by one.
+Both multiply the frame number by the distance in seconds and by a constant of the model, and round down. transformers
+and the trainer compute in float32, vLLM in float64. If a product is almost an integer, the two would differ by one.
 """
 
 import numpy as np
 
 NEXT = 1e-15
-"""Relative step beyond a bound that two float64 products do not round back over it."""
+"""Relative step away from a bound: large enough that the rounding of two float64 products does not undo it."""
 
 
 def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> float:
-    """`seconds`, or a value next to it for which float64 products round down to the positions that float32 ones do.
+    """Return `seconds`, or a value close to it with which float64 gives the same positions as float32.
 
-    There is none where float32 rounds neighbouring frames in opposite directions (about 1 video in 400 of random
-    lengths and rates): then one for which the fewest frames differ, by one position. Of equals the nearest.
+    `seconds`: distance of two frames. `num_steps`: number of frames.
+
+    No value gives all positions if float32 rounds neighbouring frames in opposite directions (about 1 video in 400 of
+    random lengths and rates). Then the value with the fewest different frames is returned; these differ by one
+    position. Among equally good values, the value closest to `seconds` is returned.
     """
     steps = np.arange(1, num_steps)
     wanted = (steps.astype(np.float32) * np.float32(tokens_per_second * seconds)).astype(np.int64)
 
     def num_wrong(value: float) -> int:
+        """Return the number of frames that get another position in float64 than in float32."""
         return int(((steps * (value * tokens_per_second)).astype(np.int64) != wanted).sum())
 
     if not num_wrong(seconds):

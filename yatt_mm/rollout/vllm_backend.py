@@ -1,7 +1,8 @@
-"""vLLM's side of the frontend: its configuration, sampling parameters, outputs.
+"""Calls and types of vLLM's frontend: engine arguments, sampling parameters, outputs.
 
-Imports vLLM at its top, as only `inputs` does beside it; `Engine.start` imports it inside the prepared environment
-(`environment.spawning`). Left out: when to call what, deadlines and caches, which is `engine`'s.
+Only this module, `engine_inputs` and the modules that vLLM itself loads import vLLM at their top.
+`EngineProcess.launch` imports it inside the prepared environment (`vllm_environment.spawning`). Left out: the order of
+calls, deadlines and caches, which are in `vllm_engine`.
 """
 
 from collections.abc import Sequence
@@ -34,18 +35,20 @@ __all__ = [
 ]
 
 FREE_FRAC = 0.01
-"""Of a GPU must be free at the start, or vLLM gives up: little, since its cache has a size and others hold some."""
+"""Share of a GPU's memory that must be free at the start, or vLLM fails. It is small, because `kv_cache_bytes` sets the
+size of the cache, and other roles hold memory on the same GPU."""
 
 
 def is_cpu() -> bool:
-    """Whether engines of this process compute on the CPU."""
+    """Return True if the engines of this process compute on the CPU."""
     return bool(current_platform.is_cpu())
 
 
 def sleep_level(llm: AsyncLLM, *, can_reload: bool) -> int:
-    """How deep an engine sleeps: 0 frees nothing, 1 moves weights to host memory, 2 drops what can be read again.
+    """Return vLLM's sleep level: 0 frees nothing, 1 moves the weights to host memory, 2 drops weights.
 
-    Quantised weights are not in the files in the form that computes, so they are kept.
+    `can_reload`: the weights can be read again. Quantised weights are never dropped, because the files do not contain
+    them in the form in which they are used.
     """
     if is_cpu():
         return 0
@@ -53,17 +56,19 @@ def sleep_level(llm: AsyncLLM, *, can_reload: bool) -> int:
 
 
 def start_llm(config: EngineConfig) -> AsyncLLM:
-    """Start an engine; blocks until it is ready. Must run inside `environment.spawning`.
+    """Start vLLM and wait until it is ready. Must run inside `vllm_environment.spawning`.
 
-    The executor is given as a class: vLLM 0.32 replaces the name "uni" on the CPU by a process of its own for the
-    worker, which costs another import of torch and vLLM and gains nothing for one thread-bound worker. Prompts are
-    never chunked on the CPU: after each chunk vLLM 0.32 rewinds the sample's generator, which torch's CPU generators
-    cannot do, and the engine dies.
+    The executor is given as a class, because vLLM 0.32 on the CPU replaces the name "uni" by a separate process for the
+    worker. That process would import torch and vLLM again, and one worker gains nothing from it. Prompts are never
+    chunked on the CPU: after each chunk vLLM 0.32 rewinds the sample's random generator, but torch's CPU generators
+    cannot be rewound, and the engine dies.
     """
     max_num_batched_tokens = config.max_num_batched_tokens
     if is_cpu():
         vllm_environment.run_eagerly()
-        max_num_batched_tokens = max(max_num_batched_tokens, config.max_model_len)  # prompts stay whole, see above
+        max_num_batched_tokens = max(
+            max_num_batched_tokens, config.max_model_len
+        )  # prompts are not chunked, see the docstring
         _register_loaded_model(config)
     args = AsyncEngineArgs(
         model=config.model_dir,
@@ -94,9 +99,9 @@ def start_llm(config: EngineConfig) -> AsyncLLM:
 
 
 def _register_loaded_model(config: EngineConfig) -> None:
-    """Spare vLLM the process in which it would import the model's class only to look at it.
+    """Register the model's class already imported, so that vLLM starts no extra process to inspect it.
 
-    The class is imported here anyway, and on the CPU importing it initialises no device.
+    The class is imported in this process anyway, and on the CPU its import initialises no device.
     """
     plugin.register()
     hf_config = read_config(Path(config.model_dir))
@@ -107,21 +112,21 @@ def _register_loaded_model(config: EngineConfig) -> None:
 
 
 def params_of(request: GenerateRequest, sample: int) -> SamplingParams | PoolingParams:
-    """What vLLM is told of one sample, or of what is to be classified: logits are wanted, no activation."""
+    """Return vLLM's parameters of one sample; for a classifier (`max_tokens` 0), logits without an activation."""
     if request.max_tokens == 0:
         return PoolingParams(task="classify", use_activation=False)
     return _sampling_params(request, sample)
 
 
 def _sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
-    """Exactly the distribution that the trainer assumes: temperature and nothing else."""
+    """Return sampling parameters with the distribution that the trainer assumes: a temperature and nothing else."""
     return SamplingParams(
         max_tokens=request.max_tokens - len(request.tokens_begun(sample)),
         temperature=0.0 if request.greedy else request.temperature,
         top_p=1.0,
         top_k=0,
         seed=None if request.greedy else request.seeds[sample],
-        logprobs=len(request.scored_token_ids),  # of these, and always the sampled token's own
+        logprobs=len(request.scored_token_ids),  # for the scored tokens; vLLM always adds the sampled token
         logprob_token_ids=list(request.scored_token_ids) or None,
         output_kind=RequestOutputKind.FINAL_ONLY,
         detokenize=False,
@@ -129,13 +134,13 @@ def _sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
 
 
 def logprobs_of(output: CompletionOutput) -> tuple[float, ...]:
-    """[T] log-probability of each sampled token."""
+    """Return [T] the log-probability of each sampled token."""
     rows = cast(list[dict[int, Logprob]], output.logprobs)
     return tuple(row[token].logprob for token, row in zip(output.token_ids, rows, strict=True))
 
 
 def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Log-probability of each of the tokens as the first of the response; () where no token was sampled."""
+    """Return the log-probability of each token as the first of the response; () if no token was sampled."""
     if not token_ids or not output.token_ids:
         return ()
     first = cast(list[dict[int, Logprob]], output.logprobs)[0]
@@ -143,11 +148,11 @@ def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tu
 
 
 def versions_of(output: CompletionOutput) -> tuple[int, ...]:
-    """[T] version of the weights that gave each token."""
+    """Return [T] the version of the weights that sampled each token."""
     spans = output.weight_versions or []
     return tuple(int(span.version) for span in spans for _ in range(span.start, span.end))
 
 
 def label_logits_of(output: PoolingRequestOutput) -> tuple[float, ...]:
-    """[num_labels] what the head gave; () where the request was aborted."""
+    """Return [num_labels] the logits of the head; () if the request was aborted."""
     return tuple(output.outputs.data.flatten().tolist())

@@ -1,8 +1,8 @@
-"""One vLLM engine: its frontend in the calling process, its core in one process of its own.
+"""One vLLM engine: generate, sleep, wake up, update weights. Its frontend is in this process, its core in another.
 
-What it adds to vLLM: ready engine inputs whose media cross to the core once, batches that are the same bit for bit
-when they are given again, weight updates that leave no stale cache, deadlines on every wait, and an end that leaves
-nothing behind. Left out: templates, tokenising and refs (`worker`), and what vLLM itself is told (`backend`).
+It adds to vLLM: inputs whose media are sent to the core once, batches that give the same bits when they are repeated,
+weight updates that leave no stale cache, a timeout on every wait, and a shutdown that leaves no process and no file.
+Left out: prompt templates, tokenising and refs (`worker`), and the arguments of vLLM (`vllm_backend`).
 """
 
 import asyncio
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 class VllmEngine:
-    """Made by `start`; every method belongs to the event loop that started it.
+    """A running vLLM engine. `start` makes it; call its methods only in the event loop that started it.
 
     Consumes: requests with views of media.  Produces: sampled responses.
-    Waits for: vLLM's core process, never longer than the config says.  Unblocked by: its outputs, or its death.
+    Waits for: vLLM's core process, never longer than the config allows.  Unblocked by: its outputs, or its death.
     """
 
     def __init__(self, config: EngineConfig, launched: EngineProcess) -> None:
@@ -63,7 +63,14 @@ class VllmEngine:
 
     @classmethod
     async def start(cls, config: EngineConfig) -> "VllmEngine":
-        """Start vLLM. What was started is ended again when that fails or takes longer than the config allows."""
+        """Start vLLM and return the engine, awake.
+
+        If the start fails or takes longer than the config allows, everything that was started is ended again.
+
+        Raises:
+            EngineTimeoutError: the start took too long.
+            EngineError: the start failed.
+        """
         launched = EngineProcess()
         try:
             async with asyncio.timeout(config.start_timeout_s):
@@ -73,7 +80,7 @@ class VllmEngine:
             await asyncio.to_thread(launched.end, config.shutdown_timeout_s)
             if isinstance(error, TimeoutError):
                 message = f"engine {config.name} did not start within {config.start_timeout_s:g} s"
-                raise EngineTimeoutError(f"{message}; its log tells how far it came") from error
+                raise EngineTimeoutError(f"{message}; its log shows how far the start came") from error
             if isinstance(error, Exception):
                 raise EngineError(f"engine {config.name} did not start from {config.model_dir}: {error}") from error
             raise
@@ -81,72 +88,78 @@ class VllmEngine:
 
     @property
     def num_ipc_bytes(self) -> int:
-        """Bytes of media that were sent to the core process so far."""
+        """Bytes of media that were sent to the core process since the start."""
         return self._inputs.num_ipc_bytes
 
     @property
     def num_in_flight(self) -> int:
-        """Samples that are being computed or wait for it."""
+        """Number of samples that are being computed or wait in the core."""
         return self._flights.num_samples
 
     @property
     def normalizes_on_device(self) -> bool:
-        """Whether the engine takes uint8 patches; else the frontend rescales and normalises them."""
+        """True if the engine takes uint8 patches; else the frontend rescales and normalises them."""
         return self._inputs.normalizes_on_device
 
     @property
     def media_tokens(self) -> MediaTokens:
-        """How the model writes media into its prompts."""
+        """The tokens with which the model writes media into its prompts."""
         tokens: MediaTokens = self._inputs.tokens
         return tokens
 
     @property
     def tokenizer(self) -> Any:
-        """The Hugging Face tokenizer of the model's folder."""
+        """The Hugging Face tokenizer of the model folder."""
         return self._llm.get_tokenizer()
 
     async def generate(self, request: GenerateRequest, cut: Cut | None = None) -> list[Sampled]:
-        """The group's samples, in the order of its seeds, computed together with whatever else is in flight.
+        """Return the group's samples, in the order of its seeds. Other requests may be computed at the same time.
 
-        When the `cut` is made, or the engine falls asleep, the samples under way end with the tokens that they have
-        and finish reason "abort". The request's media are let go as soon as they were sent.
+        If the `cut` is made or the engine falls asleep, samples under way end with the tokens that they have and finish
+        reason "abort". The engine drops the request's views of media as soon as they are sent.
 
         Raises:
-            EngineAsleepError: the engine sleeps, or fell asleep before the request was sent.
-            MediaDroppedError: the core had dropped media that it had been sent before: the same request, made once
-                more, sends them again.
+            EngineAsleepError: the engine is asleep, or fell asleep before the request was sent.
+            MediaDroppedError: the core had dropped media that were sent to it earlier. Make the same request once more;
+                it sends them again.
         """
         self._check_usable()
         async with self._flights.together() as flights, self._progress(f"a group of {len(request.seeds)}"):
             async with self._sending:
-                self._check_usable()  # it may have fallen asleep meanwhile
+                self._check_usable()  # it may have fallen asleep in the meantime
                 await self._flights.send(request, flights, cut)
             del request
             return await self._flights.collect(flights[0], self._waits.note_progress)
 
     async def abort(self, cuts: Iterable[Cut]) -> None:
-        """Make the cuts: their groups end now, wherever they are on their way; `generate` returns them."""
+        """Make the cuts: their groups end now, and `generate` returns them with the tokens that they have.
+
+        Samples that were not sent yet come back without a token.
+        """
         self._check_usable(asleep_is_fine=True)
         for cut in cuts:
             cut.is_made = True
         await self._flights.abort_cut()
 
     async def generate_batch(self, requests: Sequence[GenerateRequest]) -> list[list[Sampled]]:
-        """All requests' groups, computed as one batch: the same list gives the same bits, whatever came before.
+        """Return the groups of all requests, computed as one batch: the same list always gives the same bits.
 
-        The core is paused while the requests enter it in order, and starts with empty prefix and encoder caches, so
-        that neither arrival times nor history decide what is computed together. Needs an engine with nothing in
-        flight; raises EngineError otherwise, and MediaDroppedError as `generate` does.
+        The core is paused while the requests enter it in order, and it starts with empty prefix and encoder caches. So
+        neither arrival times nor earlier requests decide what is computed together.
+
+        Raises:
+            EngineError: the engine has other samples in flight.
+            EngineAsleepError, MediaDroppedError: see `generate`.
         """
         self._check_usable()
         if self.num_in_flight:
             raise EngineError(
                 f"engine {self.config.name} has {self.num_in_flight} samples in flight; a deterministic batch needs "
-                "an idle engine: await what was started first"
+                "an idle engine: wait for the other samples first"
             )
         async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
-                self._check_usable()  # it may have fallen asleep meanwhile
+                self._check_usable()  # it may have fallen asleep in the meantime
                 try:
                     await self._llm.pause_generation(mode="keep", clear_cache=False)
                     await self._forget_computed()
@@ -158,12 +171,13 @@ class VllmEngine:
             return [await self._flights.collect(flight, self._waits.note_progress) for flight in flights]
 
     async def update_weights(self, published: Published) -> None:
-        """Load a published policy, and give its version to every token sampled from now on.
+        """Load a published policy. Every token that is sampled from now on gets its version.
 
-        Samples in flight are held and go on with the new weights. All three caches that hold results of the old
-        weights are emptied before anything is computed: prefix (keys and values), encoder (vision embeddings), and
-        media. An engine that was asleep holds its weights afterwards, until it sleeps again, and still refuses work.
-        One whose update failed is unusable, and says so.
+        Samples in flight are paused and continue with the new weights. Before anything is computed, three caches are
+        emptied: prefix (keys and values), encoder (vision embeddings) and media. An engine that was asleep holds its
+        weights afterwards, until it is put to sleep again, and still refuses requests.
+
+        Raises EngineError if the update fails; the engine is unusable then.
         """
         self._check_usable(asleep_is_fine=True)
         async with self._only_whole(f"its update to version {published.version}"), self._sending:
@@ -177,37 +191,41 @@ class VllmEngine:
                 await self._llm.resume_generation()
         self._source = published
         self.policy_version = published.version
-        self._waits.note_progress()  # what was held meanwhile has its whole time again
+        self._waits.note_progress()  # samples that were paused get their whole time again
 
     async def reset_caches(self) -> None:
-        """Empty the prefix, encoder and media caches: nothing that was computed or sent before is used again."""
+        """Empty the prefix, encoder and media caches, so that no earlier result and no earlier medium is used again."""
         self._check_usable()
         async with self._deadline("a reset of the caches"), self._sending:
             await self._forget_computed()
             await self._llm.reset_mm_cache()
 
     async def sleep(self) -> None:
-        """Give the device back and refuse work; what is in flight ends with finish reason "abort".
+        """Put the engine to sleep: it frees the device and refuses requests.
 
-        Weights that can be read again are dropped, others go to host memory. On the CPU vLLM cannot free its memory:
-        the engine stays resident, says so once, and refuses work all the same.
+        Samples in flight end with finish reason "abort". Weights that can be read again are dropped, others go to host
+        memory. On the CPU vLLM cannot free its memory: the engine stays in memory, logs this once, and still refuses
+        requests.
         """
         if self._state is State.ASLEEP:
             return
         self._check_usable(asleep_is_fine=True)
         level = self._backend.sleep_level(self._llm, can_reload=self._source.is_lasting)
         if not level and not self._has_said_resident:
-            logger.info("engine %s stays resident while asleep: vLLM frees nothing on the CPU", self.config.name)
+            logger.info("engine %s stays in memory while it is asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
         async with self._only_whole("its falling asleep"), self._sending:
             if self.config.num_labels is not None:
-                await self._flights.abort_all()  # vLLM 0.32's frontend breaks where its core ends what is classified
+                await self._flights.abort_all()  # vLLM 0.32's frontend fails if its core aborts classifier requests
             await self._llm.sleep(level=level, mode="abort")
             self._state = State.ASLEEP
             self._must_reload = level == 2 or (self.config.reload_on_wake and self._source.is_lasting)
 
     async def wake_up(self) -> None:
-        """Take the device again and accept work; weights that were dropped are read from where they last came from."""
+        """Wake the engine up: it takes the device and accepts requests.
+
+        Weights that were dropped are read again from the source of the last update.
+        """
         if self._state is State.AWAKE:
             return
         self._check_usable(asleep_is_fine=True)
@@ -219,25 +237,25 @@ class VllmEngine:
             self._state = State.AWAKE
 
     async def shutdown(self) -> None:
-        """End every process that the engine started and remove its files, within the config's deadline."""
+        """End every process that the engine started and remove its files, within `shutdown_timeout_s`."""
         if self._is_shut_down:
             return
         self._is_shut_down = True
         self._stop_watching()
         self._give_up("it was shut down")
         if (handler := self._llm.output_handler) is not None:
-            handler.cancel()  # else it logs the end of the core as a failure
+            handler.cancel()  # else it would log the end of the core as a failure
         del self._llm, self._flights
         await asyncio.to_thread(self._launched.end, self.config.shutdown_timeout_s)
 
     async def _wake_weights(self) -> None:
-        """Take the memory of the weights again, and no other."""
+        """Take the memory of the weights again, but not that of the KV cache."""
         if not self._backend.is_cpu():
             await self._llm.wake_up(tags=["weights"])
         self._state = State.WEIGHTS_ONLY
 
     async def _load(self, published: Published) -> None:
-        """Fill the model with other weights, while nothing is computed."""
+        """Load other weights into the model. Call it only while nothing is computed."""
         from vllm.distributed.weight_transfer.base import WeightTransferUpdateRequest
 
         await self._llm.start_weight_update()
@@ -247,7 +265,7 @@ class VllmEngine:
 
     @asynccontextmanager
     async def _only_whole(self, what: str) -> AsyncIterator[None]:
-        """A change that is whole within the deadline; else the engine is unusable."""
+        """Mark the engine unusable if the block, a change of its state or weights, fails or exceeds its timeout."""
         try:
             async with self._deadline(what):
                 yield
@@ -259,39 +277,44 @@ class VllmEngine:
             raise
 
     async def _forget_computed(self) -> None:
-        """Drop keys, values and vision embeddings; samples that are held while paused are computed again."""
+        """Drop keys, values and vision embeddings. They are computed again for samples that are paused."""
         if not await self._llm.reset_prefix_cache(reset_running_requests=True):
             raise EngineError(f"engine {self.config.name} could not empty its prefix cache")
         await self._llm.reset_encoder_cache()
 
     def _check_usable(self, *, asleep_is_fine: bool = False) -> None:
+        """Check that the engine has not failed and, unless `asleep_is_fine`, that it is awake."""
         if self._failure:
             raise EngineError(f"engine {self.config.name} is unusable: {self._failure}; start another")
         if self._state is not State.AWAKE and not asleep_is_fine:
-            raise EngineAsleepError(f"engine {self.config.name} is asleep; call wake_up before giving it work")
+            raise EngineAsleepError(f"engine {self.config.name} is asleep; call wake_up before sending it requests")
 
     def _on_death(self, pid: int) -> None:
+        """Make the engine unusable because one of its processes died."""
         self._give_up(f"its process {pid} died")
 
     def _give_up(self, reason: str) -> None:
-        """End every wait now: vLLM itself would let them hang."""
+        """Make the engine unusable and end every wait now; in vLLM itself they would wait forever."""
         self._failure = self._failure or reason
         self._waits.end_all()
 
     def _deadline(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Bounds a wait by the clock."""
+        """Limit the block to `answer_timeout_s` by the clock."""
         seconds = self.config.answer_timeout_s
         return self._bounded(self._waits.at_most(seconds), what, f"did not finish {what} within {seconds:g} s")
 
     def _progress(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Bounds a wait by what the engine finishes, since requests queue behind others."""
+        """Limit the time in which the engine finishes nothing.
+
+        Requests may queue behind others, so the clock cannot limit them.
+        """
         seconds = self.config.answer_timeout_s
-        late = f"finished nothing for {seconds:g} s while it had {what} to answer"
+        late = f"finished nothing for {seconds:g} s while it had {what} to compute"
         return self._bounded(self._waits.while_progressing(seconds), what, late)
 
     @asynccontextmanager
     async def _bounded(self, bound: AbstractAsyncContextManager[object], what: str, late: str) -> AsyncIterator[None]:
-        """Names the engine in what ends a wait."""
+        """Turn the end of a limited wait into an error that names the engine and what it was doing."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         try:

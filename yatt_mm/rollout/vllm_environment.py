@@ -1,6 +1,6 @@
-"""Every environment variable that vLLM must find before it is imported or before it starts a process. One place.
+"""Every environment variable that must be set before vLLM is imported or starts a process.
 
-`spawning` puts the environment back when the engine is up: vLLM adds variables of its own (LD_PRELOAD among them)
+`spawning` restores the environment when the engine has started: vLLM itself adds variables (LD_PRELOAD for example)
 that must not reach other children of the calling process.
 """
 
@@ -9,20 +9,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _DEFAULTS = {
-    "VLLM_LOGGING_LEVEL": "ERROR",  # its warnings on the CPU are many and need no action
+    "VLLM_LOGGING_LEVEL": "ERROR",  # on the CPU it prints many warnings that need no action
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each worker of an engine wants a NUMA node to itself
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # else each worker of an engine needs its own NUMA node
     "TOKENIZERS_PARALLELISM": "false",
 }
-"""Hold for the whole process, unless the user set them."""
+"""Set for the whole process, unless the user has set them."""
 
 
 @contextmanager
 def spawning(*, num_threads: int, tmp_dir: str) -> Iterator[None]:
-    """The environment in which vLLM may be imported and an engine be started.
+    """Set the environment in which vLLM may be imported and an engine may be started; restore it afterwards.
 
-    tmp_dir: where sockets and other temporary files of the engine go; whoever made it removes it.
+    num_threads: threads that compute on the CPU.
+    tmp_dir: folder for sockets and other temporary files of the engine; the caller removes it.
     """
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
@@ -33,8 +34,9 @@ def spawning(*, num_threads: int, tmp_dir: str) -> Iterator[None]:
             "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
             "VLLM_RPC_BASE_PATH": tmp_dir,
             "TMPDIR": tmp_dir,
-            "HF_HUB_OFFLINE": "1",  # the folder is local: nothing is to be looked up
-            "JOBLIB_MULTIPROCESSING": "0",  # imported by transformers; its semaphore would outlive a killed engine
+            "HF_HUB_OFFLINE": "1",  # the model folder is local, so nothing is looked up
+            # transformers imports joblib; its semaphore would stay when an engine is killed
+            "JOBLIB_MULTIPROCESSING": "0",
         }
     )
     try:
@@ -46,5 +48,8 @@ def spawning(*, num_threads: int, tmp_dir: str) -> Iterator[None]:
 
 
 def run_eagerly() -> None:
-    """Let no process started from here on compile: on the CPU vLLM's sampler alone would take 10 s at its first use."""
+    """Disable torch.compile in processes that are started from now on.
+
+    On the CPU, vLLM's sampler alone would compile for 10 s at its first use.
+    """
     os.environ["TORCH_COMPILE_DISABLE"] = "1"

@@ -1,8 +1,8 @@
-"""The engine side of publishing: load a segment of this host or of this GPU, a stream, or the model's own folder.
+"""Weight updates inside vLLM: load a segment of this host or of this GPU, a stream, or a model folder.
 
-Runs in vLLM's worker. Layers are reloaded one by one through vLLM's own reload, because on the CPU vLLM packs weights
-after loading and leaves empty parameters behind: a plain `load_weights` into a running model corrupts it.
-Left out: pausing the engine and resetting its caches, which is `Engine.update_weights`' job.
+This module runs in vLLM's worker processes. Layers are reloaded one by one through vLLM's own reload. This is necessary
+because on the CPU vLLM packs weights after loading and leaves empty parameters: a plain `load_weights` into a running
+model would corrupt it. Left out: pausing the engine and emptying its caches, which `VllmEngine.update_weights` does.
 """
 
 from dataclasses import dataclass
@@ -28,47 +28,47 @@ from yatt_mm.weights.segment import MappedSegment, views
 
 @dataclass
 class ShmInitInfo(WeightTransferInitInfo):
-    """Nothing: the path comes with each update."""
+    """Arguments of the initialisation: none, because the path comes with each update."""
 
 
 @dataclass
 class ShmUpdateInfo(WeightTransferUpdateInfo):
-    """One update."""
+    """The arguments of one weight update; the fields are those of `Published`."""
 
     version: int
-    """The policy version that is wanted."""
+    """The policy version to load."""
     path: str
-    """A file of `yatt_mm.weights.segment`, or a model folder, that this host's processes can map."""
+    """A segment file (`yatt_mm.weights.segment`) or a model folder, which the processes of this host can read."""
     devices: list[dict[str, Any]]
-    """Fields of `DeviceSegment`s; where there are any, the one of this GPU is read instead of the file."""
+    """Fields of `DeviceSegment`s. If there are any, the segment of this GPU is read instead of `path`."""
     stream: dict[str, Any] | None
-    """Fields of a `WeightStream`; where there is one, it is received instead."""
+    """Fields of a `WeightStream`. If it is given, the stream is received instead of everything else."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
-    """Maps the segment and hands its views to the model's own weight loader."""
+    """vLLM's weight-transfer engine `yatt_shm`: gives views of published tensors to the model's own weight loader."""
 
     init_info_cls = ShmInitInfo
     update_info_cls = ShmUpdateInfo
     _segment: MappedSegment | None = None
 
     def init_transfer_engine(self, init_info: ShmInitInfo) -> None:
-        """Nothing to connect to."""
+        """Do nothing: there is no connection between updates."""
 
     def start_weight_update(self) -> None:
-        """Prepare the layers for being loaded again."""
+        """Prepare the layers so that they can be loaded again."""
         if self.device.type == "cpu":
             _pack_experts_again(self.model)
         initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the tensors of one segment."""
+        """Load the tensors of one update, and wait until the device has them."""
         self.receive_weights(self.parse_update_info(update_info))
         if self.device.type != "cpu":
             torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: ShmUpdateInfo) -> None:
-        """Copy from the stream, GPU memory or the mapped files into the model."""
+        """Copy the tensors into the model: from the stream, GPU memory, a model folder or a segment."""
         model = cast(Any, self.model)
         if update_info.stream:
             name = f"{self.model_config.served_model_name} (process {self.parallel_config.rank})"
@@ -84,23 +84,27 @@ class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):
             model.load_weights(iter(self._segment))
 
     def finish_weight_update(self) -> None:
-        """Bring the layers into the form that computes. Raises SegmentError where the trainer wrote meanwhile."""
+        """Bring the layers into the form in which they compute.
+
+        Raises SegmentError if the trainer wrote into the segment in the meantime.
+        """
         finalize_layerwise_reload(self.model, self.model_config)
         for embeds in getattr(self.model, "deepstack_input_embeds", None) or ():
-            embeds.zero_()  # neither parameter nor buffer: what deep sleep leaves in it nobody else clears (vLLM 0.32)
+            embeds.zero_()  # vLLM 0.32 does not clear it after a deep sleep: it is no parameter and no buffer
         if self._segment:
             self._segment.check_unchanged()
             self._segment = None
 
     def shutdown(self) -> None:
-        """Nothing is held between updates."""
+        """Do nothing: no memory and no connection is held between updates."""
 
 
 def _pack_experts_again(model: torch.nn.Module) -> None:
-    """Let the next load pack the experts' weights as the first one did.
+    """Make the next load pack the experts' weights like the first load.
 
-    vLLM 0.32 packs them for the CPU's kernel only while it makes that kernel. A layer that has its kernel would get
-    weights as they stand in the checkpoint, and the kernel would read them in the wrong order: no error, wrong answers.
+    vLLM 0.32 packs them for the CPU kernel only when it makes that kernel. A layer that already has its kernel would
+    get weights in the checkpoint's order, and the kernel would read them in the wrong order. The results would be
+    wrong, without any error.
     """
     for layer in model.modules():
         if isinstance(layer, RoutedExperts) and isinstance(layer.quant_method, UnquantizedFusedMoEMethod):

@@ -1,8 +1,8 @@
-"""The body of a rollout actor: templates, tokenises, resolves refs, samples, and stores what it sampled.
+"""The rollout worker: makes prompts, resolves their media, samples responses, and stores the groups.
 
 Consumes: `PromptTask`s (refs, no pixels).  Produces: one plain object of the data plane per group, and its `GroupRef`.
-Waits for: the data plane and the engine, each within the spec's deadline.  Unblocked by: their answers or their end.
-Left out: Ray and the meeting of controllers (`actor`).
+Waits for: the data plane and the engine, each within the spec's deadline.  Unblocked by: their replies or their end.
+Left out: Ray (`actor`), and waiting for the tasks of all controllers (`batch_barrier`).
 """
 
 import asyncio
@@ -35,16 +35,20 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NUM_IO_THREADS = 8
-"""Calls to the data plane that may be under way at the same time."""
+"""Number of calls to the data plane that may be under way at the same time."""
 
 
 class RolloutWorker:
-    """An engine and its connections to the data plane."""
+    """An engine of the policy, with its connections to the data plane."""
 
     def __init__(
         self, engine: VllmEngine, client: Client, reader: Reader, *, scope: str | None = None, durable: bool = False
     ) -> None:
-        """`scope` is open at the node, and kept open by `client` among others; `durable` as of `Client.put`."""
+        """Make a worker around a started engine.
+
+        `scope`: the scope of the stored groups; it is open at the node, and `client` helps to keep it open. `durable`:
+        see `Client.put`.
+        """
         self.engine = engine
         self._durable = durable
         self._scope = scope
@@ -53,14 +57,14 @@ class RolloutWorker:
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
         self._in_hand: set[Cut] = set()
-        """One per group that `generate` is at work on."""
+        """One cut per group that `generate` is working on."""
         self._num_groups = 0
         self._num_tokens = 0
         self._num_resent = 0
 
     @classmethod
     async def start(cls, spec: EngineSpec, dataplane_uri: str) -> "RolloutWorker":
-        """Connect, and start the engine."""
+        """Connect to the data plane, start the engine, and return the worker."""
         client = Client(dataplane_uri, timeout_s=spec.deadline_s)
         reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
         try:
@@ -73,19 +77,22 @@ class RolloutWorker:
             raise
 
     def generate(self, task: PromptTask, sampling: SamplingSettings) -> Coroutine[Any, Any, GroupRef]:
-        """Answer one task, from where its `partial` ended, together with whatever else the engine is doing.
+        """Sample the responses of one task, store the group, and return its ref. Continues the task's `partial`.
 
-        Samples that `abort` or the engine's sleep cut off come back with the tokens that they have; so does the whole
-        group where the engine is asleep already. The task is in hand from the call on, before the first await.
+        The engine may compute other requests at the same time. Samples that `abort` or the engine's sleep cuts off keep
+        the tokens that they have; if the engine is already asleep, this applies to the whole group. `abort` knows the
+        task from the call on, even before the coroutine is awaited.
         """
         cut = Cut(name=task.name)
         self._in_hand.add(cut)
         return self._generate(task, sampling, cut)
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
-        """Answer all tasks as one batch, from where their `partial`s ended: the same list gives the same bits.
+        """Sample the responses of all tasks as one batch, store the groups, and return their refs, in order.
 
-        Raises EngineAsleepError where the engine is asleep; `abort` does not reach a batch.
+        Continues the tasks' `partial`s. The same list always gives the same bits. `abort` has no effect on a batch.
+
+        Raises EngineAsleepError if the engine is asleep.
         """
         attempts = await asyncio.gather(*(self._begin(task, sampling) for task in tasks))
         unfinished = [attempt for attempt in attempts if attempt.unfinished]
@@ -96,18 +103,18 @@ class RolloutWorker:
         groups = iter(await self._resending(sample) if unfinished else ())
         sampled = [next(groups) if attempt.unfinished else [] for attempt in attempts]
         stored = map(self._store, attempts, sampled)
-        return list(await asyncio.gather(*stored))  # together: the node's disk takes many at the cost of one
+        return list(await asyncio.gather(*stored))  # at the same time: the node's disk writes many for the cost of one
 
     async def abort(self, names: Collection[str]) -> None:
-        """End the groups of these tasks now, with the tokens that they have; names that are not in hand are ignored."""
+        """End the groups of these tasks now, with the tokens that they have. Unknown names are ignored."""
         await self.engine.abort([cut for cut in self._in_hand if cut.name in names])
 
     async def update_weights(self, published: Published) -> None:
-        """Take published weights."""
+        """Load the published weights into the engine."""
         await self.engine.update_weights(published)
 
     def metrics(self) -> dict[str, float]:
-        """Totals since the start."""
+        """Return totals since the start (`policy_version`: the present one)."""
         return {
             "ipc_bytes": self.engine.num_ipc_bytes,
             "num_groups": self._num_groups,
@@ -117,7 +124,7 @@ class RolloutWorker:
         }
 
     async def shutdown(self) -> None:
-        """End the engine and the connections."""
+        """End the engine and close the connections."""
         try:
             await self.engine.shutdown()
         finally:
@@ -126,6 +133,7 @@ class RolloutWorker:
             self._client.close()
 
     def _token_ids(self, task: PromptTask) -> list[int]:
+        """Return the token ids of the task's prompt."""
         return self._template.token_ids(task.question, [size_of(ref) for ref in task.media])
 
     async def _generate(self, task: PromptTask, sampling: SamplingSettings, cut: Cut) -> GroupRef:
@@ -137,6 +145,7 @@ class RolloutWorker:
         return await self._store(attempt, sampled)
 
     async def _begin(self, task: PromptTask, sampling: SamplingSettings) -> Continuation:
+        """Return the attempt at a task, with what its `partial` already has."""
         partial = None
         if task.partial is not None:
             wanted = task.partial
@@ -145,7 +154,7 @@ class RolloutWorker:
         return begin(task, sampling, self._token_ids(task), partial)
 
     async def _sample(self, attempt: Continuation, cut: Cut) -> list[Sampled]:
-        """The unfinished samples' tokens; none where the engine is asleep."""
+        """Return the new tokens of the unfinished samples; no tokens if the engine is asleep."""
 
         async def sample() -> list[Sampled]:
             return await self.engine.generate((await self._requests([attempt])).pop(), cut)
@@ -156,19 +165,22 @@ class RolloutWorker:
             return [ABORTED] * len(attempt.unfinished)
 
     async def _resending(self, sample: Callable[[], Awaitable[T]]) -> T:
-        """Once more where the engine had dropped media.
+        """Call `sample`, and once more if the engine had dropped media.
 
-        The requests are made inside the calls: nothing here keeps their views while the engine computes.
+        `sample` makes the requests itself, so that no views are kept here while the engine computes.
         """
         try:
             return await sample()
         except MediaDroppedError as error:
             self._num_resent += 1
-            logger.warning("%s; done", error)
+            logger.warning("sending media again: %s", error)
         return await sample()
 
     async def _requests(self, attempts: Sequence[Continuation]) -> list[GenerateRequest]:
-        """Requests over leased views: the leases last until the engine has been sent what they show."""
+        """Return engine requests with views of media.
+
+        The views keep their leases until the engine has received the media.
+        """
         refs = [ref for attempt in attempts for ref in attempt.task.media]
         views = iter(await self._call(lambda: self._reader.resolve(refs)))
         return [
@@ -176,6 +188,7 @@ class RolloutWorker:
         ]
 
     async def _store(self, attempt: Continuation, sampled: Sequence[Sampled]) -> GroupRef:
+        """Store the group, joined from earlier and new tokens, and return its ref and lengths."""
         task = attempt.task
         group = attempt.joined(sampled, self._text)
         ref = await self._call(
@@ -199,11 +212,15 @@ class RolloutWorker:
         return str(self.engine.tokenizer.decode(token_ids, skip_special_tokens=True))
 
     def _version_range(self, sample: group_record.SampleRecord) -> tuple[int, int]:
-        """Lowest and highest version; a sample that was cut off before its first token has the current one."""
+        """Return the lowest and the highest policy version of a sample's tokens.
+
+        A sample that was cut off before its first token has the engine's present version.
+        """
         versions = sample.policy_versions
         if not len(versions):
             return self.engine.policy_version, self.engine.policy_version
         return int(versions.min()), int(versions.max())
 
     async def _call(self, function: Callable[[], T]) -> T:
+        """Run a blocking call to the data plane in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._io, function)

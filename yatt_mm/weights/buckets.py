@@ -1,4 +1,7 @@
-"""A model as a stream of buckets: how it is cut, and receiving it. Light: engines' processes import it."""
+"""Buckets: how the tensors of a model are grouped for a broadcast, and how an engine receives them.
+
+The sending side is in `stream_publisher`. This module imports little, because the engines' processes import it.
+"""
 
 from __future__ import annotations
 
@@ -12,13 +15,17 @@ from yatt_mm.weights.segment import Row, view_of
 from yatt_mm.weights.stream_group import StreamGroup, reach
 
 BUCKET_BYTES = 64 * 2**20
-"""Tensors that are broadcast together; a larger tensor has a bucket of its own."""
+"""Size of a bucket, whose tensors are broadcast together; a larger tensor gets a separate bucket."""
 
 
 def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a stream, in memory of its own. `name`: of the receiver, for whom others wait.
+    """Receive a stream: yield (name, tensor) in new memory on `device`.
 
-    Raises StreamError where the sender, or another receiver, is late or went away.
+    `name`: what errors call this receiver.
+
+    Waits for: the sender and all other receivers.  Unblocked by: their data, their end, or the stream's deadline.
+
+    Raises StreamError if the sender or another receiver is late or has gone.
     """
     group = StreamGroup(stream, reach(stream), device, name)
     try:
@@ -33,7 +40,7 @@ def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[t
 
 
 def buckets(index: bytes) -> Iterator[list[Row]]:
-    """Neighbours, up to BUCKET_BYTES: the same for everyone who has the index."""
+    """Yield the buckets: neighbouring tensors of up to BUCKET_BYTES. The same index always gives the same buckets."""
     bucket: list[Row] = []
     for row in map(Row._make, json.loads(index)):
         if bucket and row.offset + row.num_bytes - bucket[0].offset > BUCKET_BYTES:
@@ -45,5 +52,5 @@ def buckets(index: bytes) -> Iterator[list[Row]]:
 
 
 def new_flat(bucket: Sequence[Row], device: torch.device) -> torch.Tensor:
-    """[bytes] room for a bucket."""
+    """Return [bytes] uint8: empty memory for a bucket."""
     return torch.empty(bucket[-1].offset + bucket[-1].num_bytes - bucket[0].offset, dtype=torch.uint8, device=device)

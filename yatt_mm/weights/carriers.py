@@ -1,4 +1,7 @@
-"""Which way weights go from training ranks to engines."""
+"""Carriers: choosing how weights go from the training ranks to the engines.
+
+shm: a segment in shared memory. cuda_ipc: memory of a GPU that both roles use. nccl: a broadcast.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +20,29 @@ class Publisher(Protocol):
     """One training rank's part of publishing."""
 
     def publish(self, version: int) -> DeviceSegment | WeightStream | None:
-        """Make today's weights readable for engines; what they need besides the segment's path. Collective."""
+        """Make the present weights readable for engines; return what they need in addition to the segment's path.
+
+        None if the path is enough. Collective over all training ranks.
+        """
 
     def release(self) -> None:
-        """Every engine has taken what was published."""
+        """End the last publish and free what it holds.
+
+        Call it after every engine has loaded the weights. With nccl it waits until they have received them.
+        """
 
 
 def resolve_carrier(carrier: Carrier, device: torch.device) -> Carrier:
-    """The carrier itself, or with "auto" the one for ranks on this device. Raises ValueError for one that cannot be."""
+    """Return the carrier, with "auto" replaced by the one for ranks on this device.
+
+    Raises ValueError if the carrier does not work on this device.
+    """
     if carrier == "auto":
         return "cuda_ipc" if device.type == "cuda" else "shm"
     if carrier == "cuda_ipc" and device.type != "cuda":
         raise ValueError(
-            f"weights.carrier is cuda_ipc and the training ranks compute on the {device.type}; set weights.carrier=shm "
-            "or leave it at auto"
+            f"weights.carrier is cuda_ipc, but the training ranks compute on the {device.type}; set weights.carrier to "
+            "shm or auto"
         )
     return carrier
 
@@ -38,7 +50,10 @@ def resolve_carrier(carrier: Carrier, device: torch.device) -> Carrier:
 def make_publisher(
     carrier: Carrier, weights: ShardedWeights, path: str, device: torch.device, receivers: Receivers
 ) -> Publisher:
-    """For a resolved carrier; `path` is where a segment in shared memory goes. Collective."""
+    """Return the publisher of a resolved carrier. Collective over all training ranks.
+
+    `path`: the file for a segment in shared memory. `receivers`: the engines' processes, for nccl.
+    """
     if carrier == "cuda_ipc":
         return DevicePublisher(weights, device)
     if carrier == "nccl":

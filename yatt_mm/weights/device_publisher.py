@@ -1,6 +1,6 @@
-"""Publishing to engines on the same GPUs: each rank gathers the whole model in its GPU's memory, engines map it.
+"""Publishing through GPU memory: each rank gathers the whole model on its GPU, and engines on that GPU map it.
 
-The memory is there from `publish` to `release`: both roles must hold no more than weights meanwhile.
+The memory is held from `publish` to `release`. In this time both roles may hold no more than their weights.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from yatt_mm.weights.segment import Layout, views
 
 
 class DevicePublisher:
-    """One training rank's part of publishing; `publish` is collective over all ranks."""
+    """One training rank's part of publishing through GPU memory; `publish` is collective over all ranks."""
 
     def __init__(self, weights: ShardedWeights, device: torch.device) -> None:
         self._weights = weights
@@ -25,9 +25,10 @@ class DevicePublisher:
         self._flat: torch.Tensor | None = None
 
     def publish(self, version: int) -> DeviceSegment:
-        """The model in this GPU's memory, until `release`.
+        """Gather the model in this GPU's memory, and return how engines map it. The memory is held until `release`.
 
-        Raises on every rank where one fails; NonFiniteWeightsError names a tensor.
+        If one rank finds a value that is not finite, all ranks raise: NonFiniteWeightsError there, PublishError
+        elsewhere.
         """
         flat = torch.empty(self._layout.num_bytes, dtype=torch.uint8, device=self._device)
         places = dict(views(flat, self._layout.index))
@@ -41,14 +42,17 @@ class DevicePublisher:
         return DeviceSegment(gpu=gpu, index=self._layout.index, handle=handle)
 
     def release(self) -> None:
-        """Give the memory back; every engine has let go of it."""
+        """Free the memory. Call it when no engine maps it any more."""
         self._flat = None
         if self._device.type == "cuda":
             torch.cuda.ipc_collect()
 
 
 def _check(is_finite: dict[str, torch.Tensor]) -> None:
-    """Waits for the device once."""
+    """Raise NonFiniteWeightsError if a tensor is not finite.
+
+    The flags are copied together, so the device is awaited once.
+    """
     flags = torch.stack(list(is_finite.values())).tolist()
     for name, flag in zip(is_finite, flags, strict=True):
         if not flag:

@@ -1,4 +1,7 @@
-"""Failing together: what one rank cannot do, no rank believes done."""
+"""Failing together: if one training rank cannot do its part of publishing, all ranks raise.
+
+All functions are collective over the default process group of torch.distributed.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,14 @@ T = TypeVar("T")
 
 
 class PublishError(RuntimeError):
-    """Another rank could not publish."""
+    """Another training rank could not publish; the message names it and its error."""
 
 
 def together(act: Callable[[], T]) -> T:
-    """Act on every rank; where one fails, all raise: its own error there, PublishError elsewhere. Collective."""
+    """Call `act` on every rank and return its result. Collective.
+
+    If it fails on one rank, all ranks raise: its own error on that rank, PublishError on the others.
+    """
     error: Exception | None = None
     try:
         result = act()
@@ -31,7 +37,7 @@ def together(act: Callable[[], T]) -> T:
 
 
 def gather(value: T) -> list[T]:
-    """[rank] everyone's value. Collective."""
+    """Return [rank] the values of all ranks. Collective."""
     found: list[T] = [value] * dist.get_world_size()
     dist.all_gather_object(found, value)
     return found

@@ -1,13 +1,14 @@
-"""One file that holds every tensor of a model: how a published policy reaches the processes of a host.
+"""The segment file: one file with every tensor of a model, through which a published policy reaches a host's engines.
 
-The file lies in shared memory (or on disk: the format is the same). It is made once at its final size and written
-in place by every publish: fresh pages cost several times what the copy into warm ones does. Its index is inside, so
-only the path travels:
+The file is in shared memory (the format also works on disk). It is made once at its final size, and every publish
+writes it in place, because copying into new pages costs several times as much as into pages that are already mapped.
+The index is inside the file, so only the path is sent to engines:
 
     magic | sequence | version | index offset | index length | index (JSON) | tensors, each at a multiple of 64
 
-The sequence is odd while somebody writes and grows with every write, so that a reader can tell a torn model from a
-whole one, and one that was written while it read. Left out: writing (`writing`), who makes and removes the path.
+The sequence is odd while a rank writes, and grows with every write. So a reader can tell a complete model from an
+incomplete one, and notices a write that happened while it read. Left out: writing the file (`segment_writer`), and
+making and removing its path.
 """
 
 from __future__ import annotations
@@ -24,9 +25,13 @@ from typing import NamedTuple, Protocol
 import torch
 
 MAGIC = b"YATTSEG2"
+"""The first eight bytes of a segment file, with the version of the format."""
 ALIGNMENT_BYTES = 64
+"""The offset of each tensor is a multiple of this; also the space for the header, so the index starts here."""
 PAGE_BYTES = 4096
+"""The first tensor begins at a multiple of this."""
 HEADER = struct.Struct("<8sQQQQ")
+"""The binary form of `Header`."""
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -42,34 +47,35 @@ DTYPES = {
         torch.bool,
     )
 }
+"""[name] The dtypes that a segment can hold."""
 
 
 class SegmentError(ValueError):
-    """A file that is not a whole weight segment, or not the one that was wanted."""
+    """A file is not a complete weight segment, or has another version than the expected one."""
 
 
 class TensorMeta(Protocol):
-    """A tensor that will be written: `models.weights.export_plan.WeightMeta` is one."""
+    """The description of a tensor that will be written, for example `models.weights.export_plan.WeightMeta`."""
 
     @property
     def name(self) -> str:
-        """Unique in its segment."""
+        """The tensor's name, unique in its segment."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """One of DTYPES."""
+        """The tensor's dtype, one of DTYPES."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the full tensor."""
+        """Shape of the full tensor."""
 
 
 class Header(NamedTuple):
-    """The first bytes of the file, as HEADER packs them; all but the magic are unsigned 64-bit numbers."""
+    """The first bytes of the file, as HEADER packs them. All fields but the magic are unsigned 64-bit numbers."""
 
     magic: bytes
     sequence: int
-    """Odd while the tensors are being written, and after a writer died."""
+    """Odd while the tensors are being written, and after a writer died in the middle of a write."""
     version: int
     """Policy version of the tensors."""
     index_offset: int
@@ -77,43 +83,47 @@ class Header(NamedTuple):
 
     @property
     def is_sealed(self) -> bool:
-        """True where the tensors are whole."""
+        """True if the tensors are complete."""
         return self.sequence % 2 == 0
 
 
 class Row(NamedTuple):
-    """A tensor of the index."""
+    """One tensor in the index."""
 
     name: str
     dtype: str
     shape: Sequence[int]
     offset: int
-    """From the first tensor."""
+    """Bytes from the start of the first tensor."""
 
     @property
     def num_bytes(self) -> int:
-        """Of the tensor, without what aligns the next one."""
+        """Size of the tensor, without the padding that aligns the next one."""
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """Where everything lies in the file of a model: the same for everyone who knows its tensors."""
+    """The places of index and tensors in the file of a model. The same tensors always give the same layout."""
 
     index: bytes
+    """JSON list of `Row`s."""
     num_bytes: int
     """Size of the file."""
 
     @classmethod
     def of(cls, metas: Sequence[TensorMeta]) -> Layout:
-        """Raises ValueError for a name that comes twice or a dtype that a segment cannot hold."""
+        """Return the layout of these tensors, in their order.
+
+        Raises ValueError if a name appears twice, or if a segment cannot hold a dtype.
+        """
         names = [meta.name for meta in metas]
         for meta in metas:
             if str(meta.dtype).removeprefix("torch.") not in DTYPES:
                 raise ValueError(f"tensor {meta.name!r} is {meta.dtype}; a segment holds {', '.join(DTYPES)}")
         if len(set(names)) != len(names):
             twice = next(name for i, name in enumerate(names) if name in names[:i])
-            raise ValueError(f"tensor {twice!r} comes twice; a segment holds each name once")
+            raise ValueError(f"tensor {twice!r} comes twice; a segment needs unique names")
         # offsets count from the first tensor, whose place depends on the length of the index
         rows, offset = [], 0
         for meta in metas:
@@ -124,54 +134,57 @@ class Layout:
         return cls(index=index, num_bytes=_first_tensor(len(index)) + offset)
 
     def header(self, sequence: int, version: int) -> Header:
-        """The file's header."""
+        """Return the file's header with this sequence and version."""
         return Header(MAGIC, sequence, version, ALIGNMENT_BYTES, len(self.index))
 
 
 class MappedSegment:
-    """A segment in this process's memory. Views last until the last of them is collected, whatever becomes of the file.
+    """A segment that is mapped into this process's memory, for reading.
 
-    They show what writers write: take them between a publish and the next, and call `check_unchanged` afterwards.
+    Views stay valid until the last of them is collected, even if the file is removed. They show what writers write in
+    the meantime: use them between two publishes, and call `check_unchanged` afterwards.
     """
 
     def __init__(self, path: str | Path, version: int | None = None) -> None:
-        """Map for reading; writing into a view changes no one else's.
+        """Map the file. Writing into a view changes only this process's copy.
 
-        Raises SegmentError where the file is not a whole segment, or holds another version than the given one.
+        Raises SegmentError if the file is not a complete segment, or holds another version than `version` (if given).
         """
         self.path = Path(path)
         with self.path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             if size < ALIGNMENT_BYTES:
                 raise SegmentError(f"{path} holds {size} bytes; a weight segment has at least {ALIGNMENT_BYTES}")
-            # what is in the first page is written by others too: this mapping is never written to there
+            # this process never writes to the first page, so it still sees what writers change in the header
             self._mapped = mmap.mmap(file.fileno(), size, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
         self.header = self._read_header()
         if version is not None and self.header.version != version:
             raise SegmentError(
-                f"{path} holds the policy of version {self.header.version}, not the wanted {version}: publish it first"
+                f"{path} holds the policy of version {self.header.version}, but version {version} is needed: "
+                "publish it first"
             )
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor as a view, in the order of the index: nothing is copied."""
+        """Yield (name, view) of every tensor, in the order of the index. Nothing is copied."""
         offset, length = self.header.index_offset, self.header.index_length
         yield from views(torch.frombuffer(self._mapped, dtype=torch.uint8), self._mapped[offset : offset + length])
 
     def check_unchanged(self) -> None:
-        """Raises SegmentError where the tensors were written again since this was mapped."""
+        """Raise SegmentError if the tensors were written again since the segment was mapped."""
         found = self._read_header()
         if found != self.header:
             raise SegmentError(
                 f"{self.path} was written while it was read (sequence {self.header.sequence}, now "
-                f"{found.sequence}): what was read is torn; publish only when every reader is done"
+                f"{found.sequence}): what was read is incomplete; publish only when every reader has finished"
             )
 
     def _read_header(self) -> Header:
+        """Return the header as it is now. Raises SegmentError if the segment is not complete."""
         header = Header(*HEADER.unpack_from(self._mapped))
         size = len(self._mapped)
         if header.magic != MAGIC or header.index_offset + header.index_length > size:
             raise SegmentError(
-                f"{self.path} starts with {header.magic!r} and has {size} bytes; wanted a whole segment that starts "
+                f"{self.path} starts with {header.magic!r} and has {size} bytes; a complete segment starts "
                 f"with {MAGIC!r}: write it again"
             )
         if not header.is_sealed:
@@ -182,14 +195,20 @@ class MappedSegment:
 
 
 def read_segment(path: str | Path, version: int | None = None) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a segment as a view, then a check that nobody wrote meanwhile. Raises as `MappedSegment` does."""
+    """Yield (name, view) of every tensor of a segment, then check that no rank wrote in the meantime.
+
+    Raises SegmentError in the cases of `MappedSegment` and `MappedSegment.check_unchanged`.
+    """
     segment = MappedSegment(path, version)
     yield from segment
     segment.check_unchanged()
 
 
 def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of an index, in the bytes of a whole segment. Raises SegmentError where there are too few."""
+    """Yield (name, view) of every tensor of an index, in `flat`, the bytes of a whole segment.
+
+    Raises SegmentError if there are too few bytes.
+    """
     first = _first_tensor(len(index))
     for row in map(Row._make, json.loads(index)):
         if first + row.offset + row.num_bytes > len(flat):
@@ -198,11 +217,11 @@ def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]
 
 
 def view_of(row: Row, flat: torch.Tensor, begin: int) -> torch.Tensor:
-    """A tensor of an index in bytes of which the first has the offset `begin`."""
+    """Return the view of one tensor in `flat`, whose first byte has the offset `begin` from the first tensor."""
     at = row.offset - begin
     return flat[at : at + row.num_bytes].view(DTYPES[row.dtype]).view(torch.Size(row.shape))
 
 
 def _first_tensor(index_length: int) -> int:
-    """Offset of the first tensor: a page of its own."""
+    """Return the offset of the first tensor in the file: the first page boundary after the index."""
     return -(-(ALIGNMENT_BYTES + index_length) // PAGE_BYTES) * PAGE_BYTES

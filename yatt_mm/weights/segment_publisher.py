@@ -1,8 +1,8 @@
-"""Publishing from many training ranks into one segment of each host.
+"""Publishing through shared memory: the training ranks write one segment on each host.
 
-Where all ranks share a host, each copies its own parts straight into the segment: no collective, no gathered copy,
-and every core takes part. Where they do not, the full tensors are gathered everywhere and one rank of each host
-writes them.
+If all ranks are on one host, each copies its own parts directly into the segment: nothing is gathered, and every core
+takes part. If they are on several hosts, the full tensors are gathered on every rank, and one rank of each host writes
+them.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from yatt_mm.weights.segment_writer import SegmentWriter
 
 
 class SegmentPublisher:
-    """One training rank's part of publishing; every method is collective over all ranks."""
+    """One training rank's part of publishing through shared memory; every method is collective over all ranks."""
 
     def __init__(self, weights: ShardedWeights, path: str | Path) -> None:
-        """Makes the segment at `path`, at its full size."""
+        """Make the segment at `path`, at its full size."""
         self._weights = weights
         self._path = Path(path)
         self._path.parent.mkdir(parents=True, exist_ok=True)
         hosts = gather(_host(self._path.parent))
         self._is_first_of_host = hosts.index(hosts[dist.get_rank()]) == dist.get_rank()
         self.is_shared = len(set(hosts)) == 1
-        """True where every rank can reach the same segment."""
+        """True if every rank can reach the same segment."""
         metas = weights.metadata()
         if self._is_first_of_host:
             together(lambda: SegmentWriter.prepare(self._path, metas))
@@ -37,14 +37,15 @@ class SegmentPublisher:
         self._writer = together(lambda: SegmentWriter(self._path, metas))
 
     def publish(self, version: int) -> None:
-        """Write today's weights as a policy version; afterwards engines may read it on every host.
+        """Write the present weights as a policy version. Afterwards engines on every host may read it.
 
-        Raises on every rank where one fails; the segment then stays unsealed. NonFiniteWeightsError names a tensor.
+        If one rank fails, all ranks raise: NonFiniteWeightsError (or its own error) on that rank, PublishError on
+        others. The segment then stays unsealed, so no engine can read it.
         """
         if self._is_first_of_host:
             self._writer.begin()
         if self.is_shared:
-            dist.barrier()  # nobody writes before the segment says so
+            dist.barrier()  # no rank writes before the header says that the segment is being written
             together(self._write_own_parts)
         else:
             together(self._write_everything)
@@ -53,25 +54,27 @@ class SegmentPublisher:
         dist.barrier()
 
     def release(self) -> None:
-        """Nothing: the segment stays, for the next publish and for engines that start later."""
+        """Do nothing: the segment stays, for the next publish and for engines that start later."""
 
     def _write_own_parts(self) -> None:
+        """Copy the parts that this rank holds into the segment."""
         for name, source, place in self._weights.own_parts(self._writer.places):
             copy_finite(name, source, place)
 
     def _write_everything(self) -> None:
+        """Gather every full tensor; the first rank of each host copies it into the host's segment."""
         error: Exception | None = None
         for name, tensor in self._weights:
             if self._is_first_of_host and error is None:
                 try:
                     copy_finite(name, tensor, self._writer.places[name])
                 except FloatingPointError as found:
-                    error = found  # the other ranks still need this one to iterate to the end
+                    error = found  # raised later: gathering needs every rank to iterate to the end
         if error:
             raise error
 
 
 def _host(folder: Path) -> tuple[str, int]:
-    """Equal for processes that see the same files in `folder`: the machine, and what is mounted there."""
+    """Return the host's boot id and the device of `folder`: equal for processes that see the same files in it."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return boot_id, folder.stat().st_dev

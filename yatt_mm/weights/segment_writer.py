@@ -1,4 +1,7 @@
-"""Writing a segment: made once at its size, its pages there before the first copy, rewritten in place ever after."""
+"""Writing a segment file: makes it once at its full size, then rewrites it in place.
+
+All its memory is allocated and mapped before the first copy. The format is in `segment`.
+"""
 
 from __future__ import annotations
 
@@ -15,27 +18,28 @@ from yatt_mm.weights.segment import ALIGNMENT_BYTES, HEADER, Header, Layout, Ten
 
 
 class SegmentWriter:
-    """A segment that this process may write into. Several processes may write different parts at the same time.
+    """A segment that this process can write. Several processes may write different parts at the same time.
 
-    One of them calls `begin` before all, and `seal` after all; in between every reader is refused.
+    One of them calls `begin` before all others write, and `seal` after all have finished. In between, readers get a
+    SegmentError.
     """
 
     def __init__(self, path: str | Path, metas: Sequence[TensorMeta]) -> None:
-        """Map the segment at `path`, which `prepare` made for the same tensors."""
+        """Map the segment at `path`. `prepare` must have made it for the same tensors."""
         self.path = Path(path)
         self._layout = Layout.of(metas)
         with self.path.open("r+b") as file:
-            # page tables for all of it now: a fault for every page costs more than the copy
+            # fill the page tables now: one page fault per page would cost more than the copy
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
             self._mapped = mmap.mmap(file.fileno(), self._layout.num_bytes, flags=flags)
         self.places = dict(views(torch.frombuffer(self._mapped, dtype=torch.uint8), self._layout.index))
-        """Every tensor by its name, as a view of the file."""
+        """[name] The tensor as a writable view of the file."""
 
     @staticmethod
     def prepare(path: str | Path, metas: Sequence[TensorMeta]) -> None:
-        """Make the file, unless there is one for the same tensors. It appears whole, and unsealed.
+        """Make the file, unless it already exists for the same tensors. It appears at its full size, and unsealed.
 
-        Raises OSError where there is no room for it: memory is taken here, never in the middle of a publish.
+        All memory is allocated here, never in the middle of a publish. Raises OSError if there is no room.
         """
         target, layout = Path(path), Layout.of(metas)
         if _is_for(target, layout):
@@ -52,14 +56,14 @@ class SegmentWriter:
             draft.unlink(missing_ok=True)
 
     def begin(self) -> None:
-        """From here on the segment is torn."""
+        """Mark the segment as being written; readers refuse it from now on."""
         header = self._header()
         self._write(header._replace(sequence=header.sequence | 1))
 
     def seal(self, version: int) -> None:
-        """From here on the segment is whole, and holds the policy of this version."""
+        """Mark the segment as complete, with the policy of this version."""
         header = self._header()
-        assert not header.is_sealed, "seal without begin"
+        assert not header.is_sealed, "call begin before seal"
         self._write(header._replace(version=version))
         self._write(header._replace(version=version, sequence=header.sequence + 1))
 
@@ -71,15 +75,19 @@ class SegmentWriter:
 
 
 class _Meta(NamedTuple):
+    """A `TensorMeta` of a tensor that this process holds."""
+
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
 
 def write_segment(path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, version: int = 0) -> Path:
-    """Write tensors that one process has, as a segment of their own or over an equal one; returns the path.
+    """Write tensors of this process as a whole segment, and return its path.
 
-    Raises NonFiniteWeightsError, and leaves the segment unsealed, where a value is not finite.
+    A segment that already exists with the same layout is written in place.
+
+    Raises NonFiniteWeightsError, and leaves the segment unsealed, if a value is not finite.
     """
     named = list(tensors)
     metas = [_Meta(name, tensor.dtype, tuple(tensor.shape)) for name, tensor in named]
@@ -93,6 +101,7 @@ def write_segment(path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]],
 
 
 def _is_for(path: Path, layout: Layout) -> bool:
+    """Return True if there is a segment with this layout at `path`."""
     if not path.exists() or path.stat().st_size != layout.num_bytes:
         return False
     with path.open("rb") as file:

@@ -1,7 +1,8 @@
-"""A group of one sender and some receivers that lasts for one publish: NCCL on GPUs, gloo on the CPU.
+"""A process group of one sender and its receivers, for one publish: NCCL on GPUs, gloo on the CPU.
 
-Members meet in a store on the sender's machine, where each takes the next free number, so that nobody needs to know
-beforehand who comes. No wait is longer than the deadline, and who did not come is told by who did.
+The members meet in a store on the sender's host. Each receiver takes the next free number there, so no list of
+receivers is needed in advance. No wait is longer than the stream's deadline; the error then names the receivers that
+came.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from yatt_mm.protocol.published import WeightStream
 
 
 class StreamError(RuntimeError):
-    """Weights did not get from the sender to a receiver."""
+    """The weights did not reach a receiver."""
 
 
 class StreamGroup:
-    """One member; the sender has number 0."""
+    """One member's part of the group; the sender has number 0."""
 
     def __init__(self, stream: WeightStream, store: dist.Store, device: torch.device, name: str) -> None:
-        """Meet the others. `name`: of this member, empty for the sender. Raises StreamError at the deadline."""
+        """Join the group. `name`: what errors call this member; empty for the sender.
+
+        Waits for: all other members.  Unblocked by: the last member, or the stream's deadline.
+
+        Raises StreamError if a member did not come before the deadline, or if there are too many.
+        """
         self._deadline = timedelta(seconds=stream.deadline_s)
         self._others = f"the receivers of {stream.key}" if not name else f"training rank 0 at {stream.host}"
         space = dist.PrefixStore(stream.key, store)
@@ -34,8 +40,8 @@ class StreamGroup:
             space.set(f"name {number}", name)
         if number >= stream.num_members:
             raise StreamError(
-                f"{name} came as receiver {number} to {stream.key}, which is for {stream.num_members - 1}: it was "
-                "there before, or weights go to more engines than the trainer was told"
+                f"{name} came as receiver {number} to {stream.key}, which is for {stream.num_members - 1}: it "
+                "has joined before, or there are more engines than the trainer was configured for"
             )
         try:
             space.wait([f"name {other}" for other in range(1, stream.num_members)], self._deadline)
@@ -48,21 +54,25 @@ class StreamGroup:
             ) from error
 
     def broadcast(self, flat: torch.Tensor) -> None:
-        """Give `flat` to everybody, or fill it with the sender's. Raises StreamError where one went away or is late."""
+        """Send `flat` to all receivers, or fill it with what the sender sent.
+
+        Raises StreamError if a member has gone or is late.
+        """
         with self._naming_the_others():
             self._group.broadcast(flat, 0, self._deadline).wait(self._deadline)
 
     def finish(self, device: torch.device) -> None:
-        """Wait until everybody is here. Raises StreamError as `broadcast` does."""
+        """Wait until all members have called `finish`. Raises StreamError if a member has gone or is late."""
         with self._naming_the_others():
             self._group.allreduce([torch.zeros(1, device=device)]).wait(self._deadline)
 
     def close(self) -> None:
-        """Leave; members that still wait for this one are told."""
+        """Leave the group; members that still wait for this member get an error."""
         self._group.shutdown()
 
     @contextmanager
     def _naming_the_others(self) -> Iterator[None]:
+        """Turn an error of torch into a StreamError that names the other members."""
         try:
             yield
         except RuntimeError as error:
@@ -72,7 +82,7 @@ class StreamGroup:
 
 
 def reach(stream: WeightStream) -> dist.Store:
-    """The sender's store. Raises StreamError where it does not answer in time."""
+    """Connect to the sender's store. Raises StreamError if it does not answer in time."""
     try:
         return dist.TCPStore(
             stream.host,
@@ -88,7 +98,7 @@ def reach(stream: WeightStream) -> dist.Store:
 
 
 def _make(store: dist.Store, number: int, num_members: int, device: torch.device, deadline: timedelta) -> Any:
-    """A process group outside of torch's global one, of which every process here has another."""
+    """Return a process group outside torch's default group, because ranks and engines have different default groups."""
     if device.type != "cuda":
         return dist.ProcessGroupGloo(store, number, num_members, deadline)
     options = dist.ProcessGroupNCCL.Options()

@@ -1,7 +1,8 @@
-"""Publishing to engines that share no memory with the training ranks: the tensors are broadcast, bucket by bucket.
+"""Publishing by broadcast, bucket by bucket, to engines that share no memory with the training ranks.
 
-Every publish has a group of its own (`group`), so an engine that was started anew just takes part in the next one.
-The ranks are free as soon as the stream is announced; `release` waits until every engine has it.
+Every publish has a separate group (`stream_group`), so an engine that was restarted simply joins the next one.
+`publish` returns as soon as the stream is announced, and a thread sends; `release` waits until every engine has the
+weights.
 """
 
 from __future__ import annotations
@@ -25,18 +26,18 @@ from yatt_mm.weights.stream_group import StreamGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
-    """Who takes the weights."""
+    """The engines' processes that receive the weights."""
 
     host: str
-    """This machine's address, as they reach it."""
+    """The address of the training rank's host, as the receivers reach it."""
     num: int
-    """Processes that hold an engine's model, or a part of it."""
+    """Number of processes that hold an engine's model, or a part of it."""
     deadline_s: float
-    """Of every wait for them."""
+    """Timeout of every wait for the receivers."""
 
 
 class StreamPublisher:
-    """One training rank's part of publishing; `publish` is collective over all ranks."""
+    """One training rank's part of publishing by broadcast; `publish` is collective over all ranks."""
 
     def __init__(self, weights: ShardedWeights, device: torch.device, receivers: Receivers) -> None:
         self._weights = weights
@@ -49,9 +50,10 @@ class StreamPublisher:
         self._num_published = 0
 
     def publish(self, version: int) -> WeightStream | None:
-        """Begin to send; on the first rank what engines need to receive it.
+        """Start to send the present weights. Returns what engines need to receive them on rank 0, None on other ranks.
 
-        Raises on every rank, before anything is sent, where one has a weight that is not finite.
+        If one rank has a weight that is not finite, all ranks raise before anything is sent: NonFiniteWeightsError on
+        that rank, PublishError on others. Raises StreamError if an engine did not take the previous publish in time.
         """
         self.release()
         together(self._check)
@@ -61,16 +63,21 @@ class StreamPublisher:
         return stream
 
     def release(self) -> None:
-        """Wait for what is being sent. Raises StreamError where an engine did not take it in time."""
+        """Wait until every engine has received what is being sent.
+
+        Raises StreamError if one did not receive it in time.
+        """
         if self._sending:
             sending, self._sending = self._sending, None
             sending.result()
 
     def _check(self) -> None:
+        """Check that the weights that this rank holds are finite."""
         for name, tensor in self._weights.held():
             check_finite(name, tensor)
 
     def _announce(self, version: int) -> WeightStream:
+        """Open the store for the receivers if necessary, and return the description of the new stream."""
         if self._store is None:
             timeout = timedelta(seconds=self._receivers.deadline_s)
             self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)
@@ -84,7 +91,10 @@ class StreamPublisher:
         )
 
     def _send(self, stream: WeightStream | None) -> None:
-        """Collective: all ranks iterate to the end, whatever becomes of the stream."""
+        """Gather the tensors, and send them on rank 0.
+
+        Collective: all ranks iterate to the end, even if the stream fails.
+        """
         if self._device.type == "cuda":
             torch.cuda.set_device(self._device)
         tensors = iter(self._weights)
@@ -94,12 +104,13 @@ class StreamPublisher:
                 _send_all(stream, self._store, tensors, self._device)
         finally:
             for _ in tensors:
-                """The other ranks need this one."""
+                """Only iterate: the other ranks need this rank to gather."""
 
 
 def _send_all(
     stream: WeightStream, store: dist.Store, tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
 ) -> None:
+    """Send all tensors to the stream's receivers, and wait until all have them."""
     group = StreamGroup(stream, store, device, name="")
     try:
         for bucket in buckets(stream.index):

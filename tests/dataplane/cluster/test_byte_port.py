@@ -302,8 +302,8 @@ def test_keys_unproven_and_connections_are_bounded(served: Node, monkeypatch: py
     unproven = [socket.create_connection(("127.0.0.1", port)) for _ in range(byte_port.MAX_UNPROVEN)]
     with dialled(port) as refused_one:
         assert is_closed(refused_one)
-    for unproven in unproven:
-        unproven.close()
+    for connection in unproven:
+        connection.close()
     wait_until(lambda: not served._byte_port._open)  # type: ignore[union-attr]
     with dialled(*offered(served.uri)) as connected:
         assert read_frame(connected) == {"node": "a"}

@@ -23,7 +23,7 @@ def tls_flags(server: Issued) -> list[str]:
 
 
 def test_a_node_with_a_certificate_speaks_tls_only(authority: Issued, tmp_path: Path) -> None:
-    server, stranger = issue(tmp_path, "server", authority), issue(tmp_path, "stranger")
+    server, outsider = issue(tmp_path, "server", authority), issue(tmp_path, "outsider")
     with serving(tmp_path / "log", *tls_flags(server)) as served:
         assert served.uri.startswith("grpc+tls://127.0.0.1:")
         known = Credentials(tls_ca=authority.cert_file)
@@ -34,7 +34,7 @@ def test_a_node_with_a_certificate_speaks_tls_only(authority: Issued, tmp_path: 
                 assert reader.resolve(refs)[1][7] == 7
         for credentials, message in (
             (Credentials(), "not signed by a CA that this client knows.*DATAPLANE_TLS_CA"),
-            (Credentials(tls_ca=stranger.cert_file), "not signed by a CA that this client knows"),
+            (Credentials(tls_ca=outsider.cert_file), "not signed by a CA that this client knows"),
         ):
             with Client(served.uri, timeout_s=20, credentials=credentials) as client:
                 with pytest.raises(NodeUnavailableError, match=message):
@@ -46,14 +46,14 @@ def test_a_node_with_a_certificate_speaks_tls_only(authority: Issued, tmp_path: 
 
 def test_a_node_with_a_client_authority_wants_certificates_that_it_signed(authority: Issued, tmp_path: Path) -> None:
     server, friend = issue(tmp_path, "server", authority), issue(tmp_path, "friend", authority)
-    stranger = issue(tmp_path, "stranger", issue(tmp_path, "other-authority"))
+    outsider = issue(tmp_path, "outsider", issue(tmp_path, "other-authority"))
     with serving(tmp_path / "log", *tls_flags(server), "--tls-ca", str(authority.cert_file)) as served:
         shown = Credentials(tls_ca=authority.cert_file, tls_cert=friend.cert_file, tls_key=friend.key_file)
         with Client(served.uri, timeout_s=20, credentials=shown) as client:
             assert client.stat()["num_objects"] == 0
         for credentials in (
             Credentials(tls_ca=authority.cert_file),
-            Credentials(tls_ca=authority.cert_file, tls_cert=stranger.cert_file, tls_key=stranger.key_file),
+            Credentials(tls_ca=authority.cert_file, tls_cert=outsider.cert_file, tls_key=outsider.key_file),
         ):
             with Client(served.uri, timeout_s=20, credentials=credentials) as client:
                 with pytest.raises(NodeUnavailableError, match="wants a client certificate that its --tls-ca signed"):

@@ -85,7 +85,7 @@ def test_tasks_that_make_no_sense_are_refused_by_name(
 ) -> None:
     task = tasks_for(media, "wrong")[0]
     plain = client.put(b"x", name="no patches")
-    with pytest.raises(ValueError, match=r"ref no patches \(plain\) says nothing about its num_tokens"):
+    with pytest.raises(ValueError, match=r"ref no patches \(plain\) has no num_tokens"):
         run(worker.generate(dataclasses.replace(task, media=(plain,)), SAMPLING))
     with pytest.raises(ValueError, match="placeholders for image, image where its media are image"):
         run(worker.generate(dataclasses.replace(task, question="<|image_pad|>?"), SAMPLING))

@@ -108,7 +108,7 @@ def test_a_reader_that_was_overtaken_by_a_writer_is_told(tmp_path: Path) -> None
 
 def test_another_version_than_the_wanted_is_refused(tmp_path: Path) -> None:
     write_segment(tmp_path / "weights", [("w", torch.ones(8))], version=4)
-    with pytest.raises(SegmentError, match="version 4, not the wanted 5"):
+    with pytest.raises(SegmentError, match="version 4, but version 5 is needed"):
         next(read_segment(tmp_path / "weights", 5))
 
 
