@@ -57,7 +57,7 @@ class Trial:
     side: int
     """Pixels of the prompts' square images."""
     words: int
-    """Of the prompts' questions."""
+    """The tokens of the prompts' questions."""
 
 
 def main() -> None:
@@ -93,7 +93,7 @@ def main() -> None:
 
 
 def engine_config(options: argparse.Namespace) -> EngineConfig:
-    """As a run would have it, with room for the longest trial."""
+    """Return the engine's settings of a run, with room for the longest trial."""
     hf_config = read_config(options.model)
     positions = {**hf_config, **hf_config.get("text_config", {})}.get("max_position_embeddings", 4096)
     return EngineConfig(

@@ -152,7 +152,7 @@ def _send(
 
 
 def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:
-    """What the workers say, until they are all dead or nobody said anything for too long."""
+    """Yield the results of the workers until they are all dead, or none sent a result for too long."""
     last = time.monotonic()
     while time.monotonic() - last < STALL_S:
         try:

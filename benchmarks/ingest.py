@@ -5,7 +5,7 @@
 Rate: the same JPEGs of 1 to 2 megapixels, the same decoder, kernel and number of processes (one per core). The plain
 processes know where each picture lies, decode, resize and cut it, and return nothing. Through the node each picture is
 found in its shard, hashed, decoded, resized, cut into shared memory, checksummed, and its ref handed out. Rounds take
-turns, each with pictures that nobody has seen; the median round counts. On a machine that is busy with other things
+turns, each with new pictures; the median round counts. On a machine that is busy with other things
 compare `cpu_s_per_image`, the processor time of all processes of a path.
 
 Memory: `--gib` of such pictures are read in windows: every one is resolved and compared with its digest, one of 32 is

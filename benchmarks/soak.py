@@ -80,7 +80,7 @@ class Soak:
         """Every process that was started, the node's own among them."""
         self._last_stat: dict[str, Any] = {}
         self._orphans: list[str] = []
-        """What killed writers put and nobody will release."""
+        """The objects that killed writers stored and no process will release."""
 
     def run(self, seconds: float, progress: Progress) -> None:
         """All of it, until every worker has ended."""
@@ -170,7 +170,7 @@ class Soak:
     def _kill_node(self) -> None:
         pid = self._node.pid
         self.processes |= family(pid)
-        os.kill(pid, signal.SIGKILL)  # our own child, which nobody has waited for yet
+        os.kill(pid, signal.SIGKILL)  # our own child, which we have not waited for yet
         self.catalog.node_killed()
         self.counts["num_node_kills"] += 1
 

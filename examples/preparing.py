@@ -26,7 +26,7 @@ class Stamp:
     """What lies in a folder; examples add to it."""
 
     version: int
-    """Of the example: what was made by another is made again."""
+    """The version of the example. Data of another version is made again."""
     seed: int
 
 

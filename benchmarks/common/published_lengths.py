@@ -35,7 +35,7 @@ class Prompt:
     """Sizes of a group."""
 
     grid: tuple[int, int, int]
-    """Of its image, in patches."""
+    """The grid of its image, in patches."""
     num_text: int
     """Prompt tokens beside the image's."""
     lengths: tuple[int, ...]

@@ -27,7 +27,7 @@ class Usage:
 
 
 class FuzzedNode:
-    """A node as a child whose log is kept, and which nobody restarts."""
+    """A node as a child process whose log is kept. It is not restarted when it dies."""
 
     def __init__(self, folder: Path) -> None:
         write_shard(folder / "good-000.tar", {f"{at:03d}": encode(noise(at)) for at in range(8)})

@@ -29,7 +29,7 @@ class Case:
 
     label: str
     shapes: tuple[tuple[int, ...], ...]
-    """Of each object; all are uint8."""
+    """The bytes of each object; all are uint8."""
     seed: int = 0
 
     @property

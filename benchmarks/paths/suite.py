@@ -18,7 +18,7 @@ KIB, MIB = 1 << 10, 1 << 20
 NODE_BYTES = 1 << 30
 QUICK_NODE_BYTES = 64 << 20
 PATCH_VALUES = 1176
-"""Of one patch of a Qwen-VL: 14 x 14 pixels, 3 colours, 2 frames."""
+"""The bytes of one patch of a Qwen-VL: 14 x 14 pixels, 3 colours, 2 frames."""
 
 
 def cases(*, quick: bool) -> list[Case]:

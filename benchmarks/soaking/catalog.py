@@ -65,7 +65,8 @@ class Catalog:
         self._live = {name: put for name, put in self._live.items() if put.is_durable}
 
     def writer_ended(self, writer: str) -> list[str]:
-        """Its scopes close and what is in them goes; gives the rest of what it put, to be released by somebody else."""
+        """Close the scopes of a dead writer with their objects; return its other objects, which another process must
+        release."""
         scoped = self._scoped.pop(writer, set())
         own = [name for name, put in self._live.items() if put.writer == writer and not put.is_durable]
         orphans = [name for name in own if name not in scoped]
@@ -90,7 +91,7 @@ class Catalog:
         return [f"{len(found)} objects were missing", *found[:MAX_NAMED]] if found else []
 
     def durable(self) -> list[dict[str, Any]]:
-        """Refs of every durable object that nobody released."""
+        """Return the refs of every durable object that was not released."""
         return [put.ref for name, put in self._puts.items() if put.is_durable and name not in self._gone]
 
     def all_names(self) -> list[str]:

@@ -153,7 +153,7 @@ def _check_directory(directory: Path) -> None:
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise BadRequestError(
             f"--directory {directory} belongs to user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):04o}; "
-            f"wanted user {os.geteuid()} and nobody else who may write: chmod 700 it, or choose another"
+            f"wanted user {os.geteuid()} and no other user who may write: chmod 700 it, or choose another"
         )
 
 

@@ -33,7 +33,7 @@ class MetricsServer:
     def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
         if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
             raise BadRequestError(
-                f"--metrics-port on {host} would show this node's counts to whoever reaches it; add --token-file, "
+                f"--metrics-port on {host} would show this node's counters to every client that reaches it; add --token-file, "
                 "--tls-ca or --insecure"
             )
         try:

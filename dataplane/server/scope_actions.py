@@ -29,7 +29,7 @@ def keep_open(
     it is finished."""
     owner = take(body, "scopes", "owner", str)
     if not 16 <= len(owner) <= 128:
-        raise BadRequestError(f"scopes.owner has {len(owner)} characters; wanted 16 to 128 that nobody else uses")
+        raise BadRequestError(f"scopes.owner has {len(owner)} characters; wanted 16 to 128 that no other client uses")
     is_final = False
     services.scope_owners.arrive(owner)
     try:
@@ -56,7 +56,7 @@ def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> d
     is_kept = take(body, "open_scope", "keep", bool, default=False)
     owner = take(body, "open_scope", "owner", str, default="")
     if not owner and not is_kept:
-        raise BadRequestError('open_scope without "owner" needs "keep": true; nobody would ever close it otherwise')
+        raise BadRequestError('open_scope without "owner" needs "keep": true; otherwise no client would ever close it')
     services.store.scopes.open(name, quota_bytes, is_kept=is_kept, owner=owner)
     if owner:
         services.scope_owners.expect(owner)

@@ -18,16 +18,16 @@ class StoreAllocation:
     """The allocator of a store. It shares the store's lock and object table; leases of `session` keep objects in place
     while they are spilled."""
 
-    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier, session: str) -> None:
-        self._residents = residents
-        self._room = room
+    def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskTier, session: str) -> None:
+        self._table = table
+        self._lock = lock
         self._disk = disk
         self._session = session
 
     def allocate(self, sizes: Sequence[int], deadline: float, scope: str | None) -> list[Slab]:
         """See `Store.allocate_many`."""
         wanted = sum(map(slab_bytes, sizes))
-        capacity = self._residents.allocator.capacity
+        capacity = self._table.allocator.capacity
         if wanted > capacity:
             what = "an object" if len(sizes) == 1 else f"{len(sizes)} objects"
             raise OutOfSpaceError(
@@ -39,20 +39,20 @@ class StoreAllocation:
             while to_write := self._fill(slabs, sizes, deadline, scope):
                 self._disk.spill(to_write, self._session)
         except BaseException:
-            with self._room:
+            with self._lock:
                 for slab in slabs:
-                    self._residents.give_up(slab)
-                self._room.changed()
+                    self._table.give_up(slab)
+                self._lock.changed()
             raise
         return slabs
 
     def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
         """Append slabs until there is one for each size, or return the objects that must be written to disk first."""
         wanted = sum(map(slab_bytes, sizes))
-        with self._room:
+        with self._lock:
             were_seen = bool(slabs)
             while len(slabs) < len(sizes):
-                opened = self._residents.scopes.find(scope) if scope is not None else None
+                opened = self._table.scopes.find(scope) if scope is not None else None
                 if opened is not None:
                     opened.check_ever_fits(wanted)
                 found = self._find_place(sizes[len(slabs)], opened)
@@ -65,14 +65,14 @@ class StoreAllocation:
                     continue
                 nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
                 while slabs:
-                    self._residents.give_up(slabs.pop())
-                if were_seen:  # without waiting callers there is nobody to wake; waking others anyway would never end
-                    self._room.changed()
+                    self._table.give_up(slabs.pop())
+                if were_seen:  # without waiting callers nothing must be woken; waking others anyway would never end
+                    self._lock.changed()
                 were_seen = False
                 shortage = partial(self._describe_shortage, nbytes)
                 if opened is not None and not has_room:
                     shortage = partial(opened.describe_shortage, wanted)
-                self._room.wait(deadline, shortage, self._residents.spill.paused_until)
+                self._lock.wait(deadline, shortage, self._table.spill.paused_until)
         return []
 
     def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
@@ -81,20 +81,20 @@ class StoreAllocation:
         wanted = slab_bytes(nbytes)
         if scope is not None and not scope.has_room(wanted):
             return None
-        offset = self._residents.allocator.allocate(nbytes)
+        offset = self._table.allocator.allocate(nbytes)
         if offset is None:
-            return self._residents.make_room(nbytes, self._session)
+            return self._table.make_room(nbytes, self._session)
         if scope is not None:
             scope.used_bytes += wanted
         return Slab(offset, nbytes, scope)
 
     def _describe_shortage(self, nbytes: int) -> str:
-        residents, allocator = self._residents, self._residents.allocator
+        table, allocator = self._table, self._table.allocator
         return (
             f"no room for {format_bytes(nbytes)}: wanted_bytes={slab_bytes(nbytes)} "
             f"free_bytes={allocator.capacity - allocator.used_bytes} "
-            f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={residents.leased_bytes} "
-            f"scoped_bytes={residents.scoped_bytes} held_bytes={residents.held_bytes} "
-            f"evictable_bytes={residents.room_bytes} budget_bytes={allocator.capacity}; release plain objects, "
-            f"drop views, close scopes, or start the node with more --memory{residents.spill.describe()}"
+            f"largest_free_bytes={allocator.largest_free_bytes} leased_bytes={table.leased_bytes} "
+            f"scoped_bytes={table.scoped_bytes} held_bytes={table.held_bytes} "
+            f"evictable_bytes={table.room_bytes} budget_bytes={allocator.capacity}; release plain objects, "
+            f"drop views, close scopes, or start the node with more --memory{table.spill.describe()}"
         )

@@ -28,9 +28,9 @@ log = logging.getLogger(__name__)
 class DiskTier:
     """The part of a store that uses the disk. It shares the store's lock and object table."""
 
-    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskFiles | None, segment: Segment) -> None:
-        self._residents = residents
-        self._room = room
+    def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskFiles | None, segment: Segment) -> None:
+        self._table = table
+        self._lock = lock
         self._disk = disk
         self._segment = segment
 
@@ -42,9 +42,9 @@ class DiskTier:
         """
         if self._disk is None:
             raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
-        with self._room:
-            if not self._residents.reserve_file(ref.nbytes):
-                spill = self._residents.spill
+        with self._lock:
+            if not self._table.reserve_file(ref.nbytes):
+                spill = self._table.spill
                 raise OutOfSpaceError(
                     f"the spill budget has no room for {ref.name}: wanted_bytes={ref.nbytes} "
                     f"spilled_bytes={spill.used_bytes} spill_budget_bytes={spill.budget_bytes}; release objects, or "
@@ -53,14 +53,14 @@ class DiskTier:
         try:
             return self._disk.write_durable(ref, digest, data, slab.scope)
         except BaseException:
-            with self._room:
-                self._residents.spill.used_bytes -= charge_bytes(ref.nbytes)
+            with self._lock:
+                self._table.spill.used_bytes -= charge_bytes(ref.nbytes)
             raise
 
     def discard(self, slab: Slab, file: DiskFile) -> None:
         """Remove a durable file whose object was not sealed."""
-        with self._room:
-            self._residents.spill.used_bytes -= file.charge_bytes
+        with self._lock:
+            self._table.spill.used_bytes -= file.charge_bytes
         if self._disk is not None:
             self._disk.discard(file, slab.scope)
 
@@ -83,30 +83,30 @@ class DiskTier:
 
     def let_go(self, entries: Iterable[Entry], scope: Scope | None) -> None:
         """Undo `keep` for objects that are not kept after all."""
-        with self._room:
+        with self._lock:
             for entry in entries:
                 if not (entry.is_held if scope is None else scope in entry.scopes):
-                    self._residents.spill.let_go(entry, scope)
+                    self._table.spill.let_go(entry, scope)
 
     def recover(self) -> set[str]:
         """Take over the durable objects of earlier nodes in this directory. Return the clients whose scopes hold
         them."""
         owners: set[str] = set()
-        with self._room:
+        with self._lock:
             if self._disk is None:
                 return owners
             for found in self._disk.recover():
-                if found.ref.name in self._residents.entries:  # a second file of a name was never acknowledged
+                if found.ref.name in self._table.entries:  # a second file of a name was never acknowledged
                     log.warning("%s has two files; the younger one, %s, goes", found.ref.name, found.file.path)
                     self._disk.forget(found.file)
                     continue
                 scopes = []
                 for state in found.scopes:
-                    scope = self._residents.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
+                    scope = self._table.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
                     scope.owners.update(state["owners"])
                     owners.update(state["owners"])
                     scopes.append(scope)
-                self._residents.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
+                self._table.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)
         return owners
 
     def spill(self, victims: Sequence[Leased], session: str) -> None:
@@ -134,10 +134,10 @@ class DiskTier:
         except ChecksumError as error:
             log.error("%s is lost: %s", entry.ref.name, error)
             self._set_aside(entry.file)
-            with self._room:
+            with self._lock:
                 if not entry.is_dropped:
-                    self._residents.drop(entry)
-                    self._room.changed()
+                    self._table.drop(entry)
+                    self._lock.changed()
             if entry.ref.kind == "plain" or entry.is_held:
                 raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
             return False
@@ -153,14 +153,14 @@ class DiskTier:
             entry.digest = entry.digest or content_digest(data)
             return self._disk.write(entry.ref, entry.digest, data)
         except Exception as error:
-            with self._room:
-                self._residents.spill.failed(error)
+            with self._lock:
+                self._table.spill.failed(error)
             return None
 
     def _end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
-        with self._room:
-            self._residents.end_spill(leased, file, session)
-            self._room.changed()
+        with self._lock:
+            self._table.end_spill(leased, file, session)
+            self._lock.changed()
 
     def map(self, entry: Entry) -> np.ndarray:
         """Return the bytes of a spilled object, read-only."""

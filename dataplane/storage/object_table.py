@@ -111,7 +111,7 @@ class ObjectTable:
         self._enter(entry, scope)
 
     def leave(self, entry: Entry, scope: Scope) -> None:
-        """Take an object out of a scope, and nothing else."""
+        """Take an object out of a scope, and do nothing else."""
         if scope not in entry.scopes:
             return
         self.spill.let_go(entry, scope)
@@ -122,7 +122,8 @@ class ObjectTable:
             self.scoped_bytes -= entry.slab_bytes
 
     def close_scope(self, scope: Scope) -> tuple[int, int]:
-        """Close a scope: number and bytes of the plain objects that ended with it. The others may be evicted again."""
+        """Close a scope; return number and bytes of the plain objects that ended with it. Its other objects may be
+        evicted again."""
         self.scopes.close(scope.name)
         num_dropped = dropped_bytes = 0
         for name in sorted(scope.members):
@@ -140,7 +141,7 @@ class ObjectTable:
     # -- eviction --------------------------------------------------------------------------------------------------
 
     def file(self, entry: Entry) -> None:
-        """Put an entry at the young end of the eviction order, or of that of the files, if it may go from there."""
+        """Put an entry at the young end of the eviction order (or of the order of files), if it may be evicted."""
         name = entry.ref.name
         if self._is_evictable(entry):
             if name not in self._evictable:
@@ -150,27 +151,28 @@ class ObjectTable:
             self.spill.add_losable(entry)
 
     def unfile(self, entry: Entry) -> None:
-        """Take an entry out of these orders."""
+        """Take an entry out of the eviction orders."""
         self.spill.remove_losable(entry)
         if self._evictable.pop(entry.ref.name, None) is not None:
             self.evictable_bytes -= entry.slab_bytes
 
     def refile(self, entry: Entry) -> None:
-        """Something that decides whether an entry may go has changed."""
+        """Put an entry into the right eviction order, after something changed that decides whether it may be
+        evicted."""
         if not self._is_evictable(entry):
             self.unfile(entry)
         self.file(entry)
 
     def make_oldest(self, entry: Entry) -> None:
-        """Nobody wants it any more: let it go first."""
+        """Make an entry the first to be evicted, because no client needs it any more."""
         for order in (self._evictable, self.spill.losable):
             if entry.ref.name in order:
                 order.move_to_end(entry.ref.name, last=False)
 
     def make_room(self, nbytes: int, session: str) -> list[Leased] | None:
-        """Let go of what makes one long enough range, old objects before young ones; None if nothing can be done.
+        """Evict until one free range is long enough, old objects before young ones. Return None if nothing can be done.
 
-        What has to be written to disk first comes back with a lease of `session`; `end_spill` ends it.
+        Objects that must be written to disk first are returned with a lease of `session`; `end_spill` ends the lease.
         """
         victims = self._choose(nbytes)
         to_write = []
@@ -190,7 +192,8 @@ class ObjectTable:
         return to_write if to_write or has_gone else None
 
     def end_spill(self, leased: Leased, file: DiskFile | None, session: str) -> None:
-        """An object was written to `file`, or could not be; it leaves the arena unless somebody wants it there."""
+        """Finish a spill: the object was written to `file`, or could not be. It leaves the arena unless it is needed
+        there."""
         entry = leased.entry
         unleased = self.leases.end([leased.lease], session)
         if file is None or entry.is_dropped or entry.scopes or not unleased:
@@ -200,14 +203,14 @@ class ObjectTable:
                 self.drop(entry)
                 self.num_evicted += 1
             return
-        if entry.file is not None:  # it became durable meanwhile
+        if entry.file is not None:  # the object became durable meanwhile
             self.spill.take_back(entry, file)
         else:
             entry.file = file
         self._leave_arena(entry)
 
     def reserve_file(self, nbytes: int) -> bool:
-        """Room in the spill budget for another file; the oldest that may be lost make it."""
+        """Reserve room in the spill budget for another file. The oldest files that may be lost make room."""
         while not self.spill.reserve(nbytes):
             if not self.spill.losable:
                 return False
@@ -219,17 +222,18 @@ class ObjectTable:
 
     @property
     def leased_bytes(self) -> int:
-        """Bytes of the arena that leases keep."""
+        """The bytes of the arena that leases keep in place."""
         return sum(entry.slab_bytes for entry in self.leases.targets() if entry.slab is not None)
 
     @property
     def held_bytes(self) -> int:
-        """Bytes of objects that stay until somebody releases them."""
+        """The bytes of objects that stay until a client releases them."""
         return sum(entry.slab_bytes for entry in self.entries.values() if entry.is_held and entry.slab)
 
     @property
     def room_bytes(self) -> int:
-        """Of `evictable_bytes` what can go now: it may be lost, has a file, or the disk has room for its file."""
+        """The part of `evictable_bytes` that can go now: it may be lost, has a file, or the disk has room for its
+        file."""
         free = to_write = 0
         takes_bytes = self.spill.takes_bytes
         for entry in self._evictable.values():
@@ -276,7 +280,7 @@ class ObjectTable:
         return not entry.is_held or entry.file is not None or self.spill.disk is not None
 
     def _hand_over(self, slab: Slab, entry: Entry) -> None:
-        """What was reserved for the slab now counts for the object, or not at all if it counted already."""
+        """Count the slab's reserved bytes for the object now, or not at all if the object counted already."""
         scope = slab.scope
         if scope is None:
             return
@@ -294,7 +298,7 @@ class ObjectTable:
         self.unfile(entry)
 
     def _free(self, entry: Entry) -> None:
-        """Its bytes go: nobody can look at them any more."""
+        """Free the bytes of an entry. No reader can see them any more."""
         if entry.slab is not None:
             self.allocator.free(entry.slab.offset, entry.slab.nbytes)
             entry.slab = None

@@ -37,13 +37,13 @@ class Store:
 
     def __init__(self, segment: Segment, disk: DiskFiles | None = None) -> None:
         self.segment = segment
-        self._room = StoreLock()
-        self._residents = ObjectTable(segment.capacity, SpillBudget(disk, self._room.later))
-        self._residents.leases.open_session(INTERNAL_SESSION)
+        self._lock = StoreLock()
+        self._table = ObjectTable(segment.capacity, SpillBudget(disk, self._lock.later))
+        self._table.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
-        self.disk = DiskTier(self._residents, self._room, disk, segment)
-        self._allocation = StoreAllocation(self._residents, self._room, self.disk, INTERNAL_SESSION)
-        self.scopes = StoreScopes(self._residents, self._room, self.disk)
+        self.disk = DiskTier(self._table, self._lock, disk, segment)
+        self._allocation = StoreAllocation(self._table, self._lock, self.disk, INTERNAL_SESSION)
+        self.scopes = StoreScopes(self._table, self._lock, self.disk)
         self._ended: SimpleQueue[int | None] = SimpleQueue()
         self._reclaimer = threading.Thread(target=self._reclaim, name="reclaimer", daemon=True)
         self._reclaimer.start()
@@ -71,9 +71,9 @@ class Store:
 
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
-        with self._room:
-            self._residents.give_up(slab)
-            self._room.changed()
+        with self._lock:
+            self._table.give_up(slab)
+            self._lock.changed()
 
     def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
         """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the existing object
@@ -85,39 +85,39 @@ class Store:
 
     def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
         """Do the same as `seal` for many slabs, each with its ref and its digest. If it raises, nothing was done."""
-        with self._room:
+        with self._lock:
             for slab in slabs:
                 self._check_open(slab)
             sealed = []
             for slab, (ref, digest) in zip(slabs, described, strict=True):
-                entry = self._residents.entries.get(ref.name)
+                entry = self._table.entries.get(ref.name)
                 is_kept = is_held and slab.scope is None
                 if entry is None:
-                    entry = self._residents.publish(slab, ref, is_held=is_kept, digest=digest)
+                    entry = self._table.publish(slab, ref, is_held=is_kept, digest=digest)
                 else:
-                    self._residents.again(slab, entry, is_held=is_kept)
+                    self._table.again(slab, entry, is_held=is_kept)
                 sealed.append(entry)
-            self._room.changed()
+            self._lock.changed()
             return sealed
 
     def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
         """Publish an object if its name is free. If the name is taken, do nothing and return None. `file` has this same
         ref."""
-        with self._room:
+        with self._lock:
             self._check_open(slab)
             entry = self._publish_new(slab, ref, digest, file)
-            self._room.changed()
+            self._lock.changed()
             return entry
 
     def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
         """Do the same as `seal_new` for many slabs, each with its ref and its digest. If it raises, nothing was
         done."""
-        with self._room:
+        with self._lock:
             for slab in slabs:
                 self._check_open(slab)
             pairs = zip(slabs, described, strict=True)
             sealed = [self._publish_new(slab, ref, digest) for slab, (ref, digest) in pairs]
-            self._room.changed()
+            self._lock.changed()
             return sealed
 
     def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
@@ -126,13 +126,13 @@ class Store:
 
         Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
         """
-        with self._room:
+        with self._lock:
             self._check_open(slab)
             if entry.is_dropped or (file is not None and entry.is_durable):
                 return False
             entry.digest = entry.digest or digest
-            self._residents.again(slab, entry, is_held=slab.scope is None, file=file)
-            self._room.changed()
+            self._table.again(slab, entry, is_held=slab.scope is None, file=file)
+            self._lock.changed()
             return True
 
     def view(self, slab: Slab) -> np.ndarray:
@@ -147,8 +147,8 @@ class Store:
 
     def find_all(self, names: Sequence[str]) -> list[Entry | None]:
         """Do the same as `find` for many names."""
-        with self._room:
-            return [self._residents.entries.get(name) for name in names]
+        with self._lock:
+            return [self._table.entries.get(name) for name in names]
 
     def content(self, entry: Entry) -> np.ndarray:
         """Return the bytes of an object, read-only, from the arena or the disk. Hold a lease while you read."""
@@ -160,18 +160,18 @@ class Store:
 
     def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
         """Lease the resident objects among `names`; the others are None."""
-        residents = self._residents
-        with self._room:
-            if not residents.leases.has_session(session):
+        table = self._table
+        with self._lock:
+            if not table.leases.has_session(session):
                 raise StreamLostError(
                     f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
                     "make a new Reader"
                 )
-            entries = [residents.entries.get(name) for name in names]
+            entries = [table.entries.get(name) for name in names]
             found = [entry for entry in entries if entry is not None]
             for entry in found:
-                residents.unfile(entry)
-            numbers = iter(residents.leases.grant_all(found, session))
+                table.unfile(entry)
+            numbers = iter(table.leases.grant_all(found, session))
         granted = [None if entry is None else Leased(entry, next(numbers)) for entry in entries]
         return self._check_files(granted, session)
 
@@ -181,37 +181,37 @@ class Store:
 
     def lease_entry(self, entry: Entry) -> Leased:
         """Return another lease of the node itself on a leased object, even if its name was released."""
-        with self._room:
-            return Leased(entry, self._residents.leases.grant(entry, INTERNAL_SESSION))
+        with self._lock:
+            return Leased(entry, self._table.leases.grant(entry, INTERNAL_SESSION))
 
     def resident(self, prefix: str, limit: int) -> list[Ref]:
         """Return up to `limit` objects that are resident now and whose names begin with `prefix`."""
-        with self._room:
-            found = (entry.ref for name, entry in self._residents.entries.items() if name.startswith(prefix))
+        with self._lock:
+            found = (entry.ref for name, entry in self._table.entries.items() if name.startswith(prefix))
             return list(islice(found, limit))
 
     @property
     def num_leases(self) -> int:
         """The number of leases of all readers and of the node itself."""
-        return len(self._residents.leases)
+        return len(self._table.leases)
 
     def open_session(self, session: str, *, is_reader: bool = True) -> None:
         """Begin a session, of a reader or of the node itself."""
-        with self._room:
+        with self._lock:
             self._num_own_sessions += not is_reader
-            self._residents.leases.open_session(session)
+            self._table.leases.open_session(session)
 
     def end_session(self, session: str) -> None:
         """End a reader's session and every lease that it still has."""
-        with self._room:
-            self._residents.settle(self._residents.leases.end_session(session))
-            self._room.changed()
+        with self._lock:
+            self._table.settle(self._table.leases.end_session(session))
+            self._lock.changed()
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
         """End leases of a session. Numbers of other sessions are ignored."""
-        with self._room:
-            self._residents.settle(self._residents.leases.end(leases, session))
-            self._room.changed()
+        with self._lock:
+            self._table.settle(self._table.leases.end(leases, session))
+            self._lock.changed()
 
     def end_later(self, lease: int) -> None:
         """End an internal lease from a finaliser. Never blocks."""
@@ -223,40 +223,40 @@ class Store:
         A leased object goes when its last lease ends, but its name is free at once.
         """
         count = 0
-        with self._room:
+        with self._lock:
             for name in names:
-                entry = self._residents.entries.get(name)
+                entry = self._table.entries.get(name)
                 if entry is None:
                     continue
                 count += 1
                 if entry.ref.kind == "plain":
-                    self._residents.drop(entry)
+                    self._table.drop(entry)
                 else:
-                    self._residents.let_go(entry)
-                    self._residents.make_oldest(entry)
-            self._room.changed()
+                    self._table.let_go(entry)
+                    self._table.make_oldest(entry)
+            self._lock.changed()
         return count
 
     def stat(self) -> dict[str, int]:
         """Return counts and bytes, all taken at one moment."""
-        residents = self._residents
-        with self._room:
+        table = self._table
+        with self._lock:
             return {
-                "used_bytes": residents.allocator.used_bytes,
+                "used_bytes": table.allocator.used_bytes,
                 "budget_bytes": self.segment.capacity,
-                "largest_free_bytes": residents.allocator.largest_free_bytes,
-                "evictable_bytes": residents.evictable_bytes,
-                "leased_bytes": residents.leased_bytes,
-                "scoped_bytes": residents.scoped_bytes,
-                "num_objects": len(residents.entries),
-                "num_leases": len(residents.leases),
-                "num_readers": residents.leases.num_sessions - self._num_own_sessions,
-                "num_scopes": len(residents.scopes),
-                "num_evicted": residents.num_evicted,
-                "spilled_bytes": residents.spill.used_bytes,
-                "spill_budget_bytes": residents.spill.budget_bytes,
-                "num_spilled": sum(entry.slab is None for entry in residents.entries.values()),
-                "num_durable": sum(entry.is_durable for entry in residents.entries.values()),
+                "largest_free_bytes": table.allocator.largest_free_bytes,
+                "evictable_bytes": table.evictable_bytes,
+                "leased_bytes": table.leased_bytes,
+                "scoped_bytes": table.scoped_bytes,
+                "num_objects": len(table.entries),
+                "num_leases": len(table.leases),
+                "num_readers": table.leases.num_sessions - self._num_own_sessions,
+                "num_scopes": len(table.scopes),
+                "num_evicted": table.num_evicted,
+                "spilled_bytes": table.spill.used_bytes,
+                "spill_budget_bytes": table.spill.budget_bytes,
+                "num_spilled": sum(entry.slab is None for entry in table.entries.values()),
+                "num_durable": sum(entry.is_durable for entry in table.entries.values()),
             }
 
     def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
@@ -278,9 +278,9 @@ class Store:
     # -- private: the lock is held ---------------------------------------------------------------------------------
 
     def _publish_new(self, slab: Slab, ref: Ref, digest: str, file: DiskFile | None = None) -> Entry | None:
-        if ref.name in self._residents.entries:
+        if ref.name in self._table.entries:
             return None
-        return self._residents.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
+        return self._table.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
 
     def _check_open(self, slab: Slab) -> None:
         scope: Scope | None = slab.scope

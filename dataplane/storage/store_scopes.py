@@ -13,34 +13,34 @@ from dataplane.storage.store_lock import StoreLock
 class StoreScopes:
     """The part of a store that handles scopes. It shares the store's lock and object table."""
 
-    def __init__(self, residents: ObjectTable, room: StoreLock, disk: DiskTier) -> None:
-        self._residents = residents
-        self._room = room
+    def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskTier) -> None:
+        self._table = table
+        self._lock = lock
         self._disk = disk
 
     def open(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
         """Open a scope, or join one that is open with the same quota. `owner` keeps it open (see `Scope`)."""
-        with self._room:
-            opened = self._residents.scopes.open(name, quota_bytes, is_kept, owner)
-        disk = self._residents.spill.disk
+        with self._lock:
+            opened = self._table.scopes.open(name, quota_bytes, is_kept, owner)
+        disk = self._table.spill.disk
         if disk is not None:
             disk.update_scope(opened)
 
     def close(self, name: str) -> tuple[int, int]:
         """Close a scope; return number and bytes of the plain objects that ended with it. MissingObjectError if it is
         not open."""
-        with self._room:
-            ended = self._residents.close_scope(self._residents.scopes.find(name))
-            self._room.changed()
+        with self._lock:
+            ended = self._table.close_scope(self._table.scopes.find(name))
+            self._lock.changed()
             return ended
 
     def leave(self, owner: str) -> list[str]:
         """Note that `owner` is gone. Close the scopes that no client keeps open any more, and return their names."""
-        with self._room:
-            orphans = self._residents.scopes.leave(owner)
+        with self._lock:
+            orphans = self._table.scopes.leave(owner)
             for scope in orphans:
-                self._residents.close_scope(scope)
-            self._room.changed()
+                self._table.close_scope(scope)
+            self._lock.changed()
             return [scope.name for scope in orphans]
 
     def join(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
@@ -60,36 +60,36 @@ class StoreScopes:
         kept_in: Scope | None = None
         try:
             while True:
-                with self._room:
+                with self._lock:
                     opened, entries = self._wait_for_room(names, scope, deadline)
-                    left = self._residents.scopes.find(source) if source is not None else None
+                    left = self._table.scopes.find(source) if source is not None else None
                     if opened is not kept_in:  # the scope was closed and opened again
                         kept, kept_in = set(), opened
                     to_keep = [entry for entry in entries if entry.is_durable and entry not in kept]
                     if not to_keep:
                         self._transfer(entries, opened, left)
-                        return [name for name in names if name not in self._residents.entries]
+                        return [name for name in names if name not in self._table.entries]
                 self._disk.keep(to_keep, opened)
                 kept.update(to_keep)
         finally:
             self._disk.let_go(kept, kept_in)
 
     def _wait_for_room(self, names: Sequence[str], scope: str, deadline: float) -> tuple[Scope, list[Entry]]:
-        residents = self._residents
+        table = self._table
         while True:
-            opened = residents.scopes.find(scope)
-            entries = [residents.entries[name] for name in set(names) if name in residents.entries]
+            opened = table.scopes.find(scope)
+            entries = [table.entries[name] for name in set(names) if name in table.entries]
             wanted = sum(entry.slab_bytes for entry in entries if opened not in entry.scopes)
             opened.check_ever_fits(wanted)
             if opened.has_room(wanted):
                 return opened, entries
-            self._room.wait(deadline, partial(opened.describe_shortage, wanted))
+            self._lock.wait(deadline, partial(opened.describe_shortage, wanted))
 
     def _transfer(self, entries: Sequence[Entry], into: Scope, left: Scope | None) -> None:
         for entry in entries:
-            self._residents.join(entry, into)
+            self._table.join(entry, into)
             if left is None:
-                self._residents.let_go(entry)
+                self._table.let_go(entry)
             elif left is not into:
-                self._residents.leave(entry, left)
-        self._room.changed()
+                self._table.leave(entry, left)
+        self._lock.changed()

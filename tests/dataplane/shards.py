@@ -71,7 +71,7 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def segments(pid: int) -> set[Path]:
-    """The segments that a running node maps: those of other nodes on this machine are nobody's business here."""
+    """The segments that a running node maps; other nodes on this machine do not count here."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[5]) for line in lines if "/dev/shm/dataplane-" in line}
 

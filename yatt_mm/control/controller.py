@@ -57,7 +57,7 @@ class Controller:
             controller=index,
             config=config,
             team=team,
-            colleagues=self._with,
+            calls=self._with,
             client=self._client,
             prompts=self._prompts,
             meter=self._meter,
@@ -131,10 +131,10 @@ class Controller:
             )
             for group in groups
         ]
-        everyone = [group for part in self._with.meet(mine) for group in part]
+        all_groups = [group for part in self._with.meet(mine) for group in part]
         parallel = self._team.parallel
         plan = plan_step(
-            everyone,
+            all_groups,
             operations=self._team.operations,
             num_replicas=self._team.num_replicas,
             num_minibatches=train.num_minibatches,

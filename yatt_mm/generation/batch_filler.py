@@ -54,7 +54,7 @@ class BatchFiller:
         controller: int,
         config: Config,
         team: Team,
-        colleagues: ActorCalls,
+        calls: ActorCalls,
         client: Client,
         prompts: PromptSource,
         meter: StepMeter,
@@ -65,7 +65,7 @@ class BatchFiller:
         self._controller = controller
         self._config = config
         self._team = team
-        self._with = colleagues
+        self._with = calls
         self._client = client
         self._prompts = prompts
         self._meter = meter

@@ -35,7 +35,7 @@ class PhaseEntry:
     """[pool] Indices of the engines that take requests."""
     moved: tuple[Any, ...]
     """Reports of the training ranks that moved memory when they changed their state
-    (`yatt_mm.protocol.training.Moved`)."""
+    (`yatt_mm.protocol.training.MovedMemory`)."""
 
 
 class Coordinator:

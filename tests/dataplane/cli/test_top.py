@@ -76,7 +76,8 @@ def _read(fd: int) -> bytes:
 
 
 def drain(terminal: int, shown: list[bytes]) -> None:
-    """Read until nobody has it open any more: a terminal that is not read holds up whoever writes to it."""
+    """Read until no process has the terminal open any more. A terminal that is not read blocks the process that writes
+    to it."""
     with contextlib.suppress(OSError):  # EIO is its end
         while part := os.read(terminal, 65536):
             shown.append(part)

@@ -65,7 +65,7 @@ def test_many_objects_go_over_flight_where_the_arena_is_out_of_reach() -> None:
 
 def test_any_number_of_names_is_released_in_one_call(client: Client) -> None:
     refs = client.put_many([ArraySpec(name=f"freed/{at}", dtype="uint8", shape=(1,)) for at in range(2)], [b"a", b"b"])
-    names = [refs[0].name, *(f"nobody/{at}" for at in range(MAX_ITEMS)), refs[1].name]
+    names = [refs[0].name, *(f"absent/{at}" for at in range(MAX_ITEMS)), refs[1].name]
     assert client.release_names(names) == 2
 
 

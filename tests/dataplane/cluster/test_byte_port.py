@@ -525,7 +525,7 @@ def test_a_sender_of_another_version_or_too_much_is_refused_and_drained() -> Non
             assert here.used_bytes() == 0
 
 
-def test_wrong_bytes_in_a_full_arena_are_nobody_elses_fault_and_cost_no_memory() -> None:
+def test_wrong_bytes_in_a_full_arena_are_the_senders_fault_and_cost_no_memory() -> None:
     other = replace(WANTED, name="other", shape=(900_000,), nbytes=900_000, version=0)
     both = [{"at": 0, "checksum": "0" * 32}, {"at": 1, "checksum": content_digest(bytes(900_000))}]
     frames = (frame({"objects": both}), GOOD.tobytes(), bytes(900_000), END)

@@ -1,4 +1,4 @@
-"""Who shares memory with a node: whoever has its host id and can open its segment; everyone else copies."""
+"""Sharing memory with a node: processes with its host id that can open its segment do, and all others copy."""
 
 from dataclasses import replace
 

@@ -235,7 +235,7 @@ def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
         directory = tmp_path / f"{mode:o}"
         directory.mkdir()
         directory.chmod(mode)
-        with pytest.raises(BadRequestError, match="nobody else who may write: chmod 700"):
+        with pytest.raises(BadRequestError, match="no other user who may write: chmod 700"):
             PeerDirectory("a", {}, directory)
     directory.chmod(0o700)
     peers = PeerDirectory("a", {}, directory)

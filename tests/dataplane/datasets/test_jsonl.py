@@ -158,7 +158,7 @@ def test_a_folder_that_becomes_a_link_between_opening_and_reading_leads_nowhere(
         file.read(0, 1 << 20)
 
 
-def test_a_pipe_in_the_place_of_a_medium_keeps_nobody_waiting(folder: Path) -> None:
+def test_a_pipe_in_the_place_of_a_medium_blocks_no_reader(folder: Path) -> None:
     file = media_folders(RangeFile(str(folder / "a.jsonl"), 0), str(folder), ()).find("images/0.png")
     (folder / "images" / "0.png").unlink()
     os.mkfifo(folder / "images" / "0.png")

@@ -1,4 +1,5 @@
-"""The sampler's order: a bijection per epoch, exact shares, the same whoever draws, and resumable anywhere."""
+"""The sampler's order: a bijection per epoch, exact shares, the same for any number of controllers, and resumable
+anywhere."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""Making objects before somebody waits for them: behind demand, once, and never at the cost of each other."""
+"""Prefetching: objects are made before a client asks for them, after urgent work, once, and never at the cost of each
+other."""
 
 import threading
 from collections.abc import Iterator
@@ -20,7 +21,7 @@ from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shar
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    """Of a node of 1 MiB over a shard of eight images whose patches take 300 KB each."""
+    """A client of a node of 1 MiB, over a shard of eight images whose patches take 300 KB each."""
     shard = write_shard(tmp_path / "a.tar", {f"{at}": encode(noise(at, 224, 224)) for at in range(8)})
     with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as node, Client(node.uri) as opened:
         yield opened
@@ -52,7 +53,7 @@ def test_demand_meets_what_is_being_prefetched_and_both_make_it_once(client: Cli
     assert count(client, "num_processed", "num_prefetched", "num_prefetch_hits") == [3, 3, 3]
 
 
-def test_prefetching_stops_before_it_evicts_what_it_made_and_nobody_used(client: Client) -> None:
+def test_prefetching_stops_before_it_evicts_unused_objects_that_it_made(client: Client) -> None:
     refs = sources(client)
     assert client.prefetch(refs, RECIPE) == 8
     wait_until(lambda: count(client, "num_prefetched") == [3] and count(client, "num_prefetch_refused") >= [1], 60)
@@ -106,7 +107,7 @@ def test_the_window_is_bounded_and_bad_media_are_taken(client: Client) -> None:
     assert set(taken) <= {0, 1} and taken[0] == 1
 
 
-def test_what_somebody_waits_for_goes_first_and_may_overtake() -> None:
+def test_what_a_caller_waits_for_goes_first_and_may_overtake() -> None:
     queue, order, gate, is_busy = PriorityQueue(1), [], threading.Event(), threading.Event()
 
     def wait() -> bool:

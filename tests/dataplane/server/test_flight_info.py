@@ -39,7 +39,7 @@ def test_an_info_leads_to_the_bytes_and_keeps_them_until_its_time(client: Client
     assert [str(location.uri, "ascii") for location in endpoint.locations] == [client.uri]
     expires = endpoint.expiration_time.as_py().timestamp()
     assert before + 59 < expires < time.time() + 61
-    client.release([ref])  # the name is free, the bytes stay for whoever was promised them
+    client.release([ref])  # the name is free, and the bytes stay for the client that got the promise
     stat = client.stat()
     assert stat["num_timed_leases"] == 1 and stat["num_leases"] == 1 and stat["num_readers"] == 0
     data = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
@@ -65,7 +65,7 @@ def test_a_derived_object_is_kept_from_eviction_and_made_again_after_its_time(
     data = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
     assert data.nbytes == info.total_bytes == made.nbytes
     wait_until(lambda: client.stat()["num_timed_leases"] == 0)
-    filler = client.put(np.zeros(15 << 20, np.uint8), name="filler")  # evicts what nobody leases
+    filler = client.put(np.zeros(15 << 20, np.uint8), name="filler")  # this evicts objects without a lease
     client.release([filler])
     again = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
     assert (again == data).all()

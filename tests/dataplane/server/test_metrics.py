@@ -144,7 +144,7 @@ def is_closed(connection: socket.socket) -> bool:
 
 
 def trickle(connection: socket.socket) -> bool:
-    """Send another byte, as somebody who wants to stay; whether the other side has closed."""
+    """Send another byte, like a client that wants to stay; return True if the server has closed the connection."""
     with contextlib.suppress(OSError):
         connection.send(b"x")
     return is_closed(connection)

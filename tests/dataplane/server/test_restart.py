@@ -32,7 +32,7 @@ def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
 
 
 def kill(node: EmbeddedNode) -> None:
-    """Kill the node and see it gone; whoever calls it next finds nobody, or the next incarnation."""
+    """Kill the node and wait until it is gone. The next call finds no node, or its next incarnation."""
     process = psutil.Process(node.pid)
     process.kill()
     wait_until(lambda: has_ended(process))
@@ -266,7 +266,7 @@ def test_the_first_durable_puts_into_a_scope_may_come_together_and_outlive_the_n
 
 
 class AlwaysTaken(SimpleQueue[int | None]):
-    """A queue whose items somebody else has taken by the time that one gets them."""
+    """A queue whose items other readers have taken by the time that one gets them."""
 
     def empty(self) -> bool:
         return False

@@ -143,7 +143,7 @@ def raised_by(call) -> Exception | None:  # type: ignore[no-untyped-def]
     return None
 
 
-def test_every_verb_of_the_node_refuses_whoever_lacks_its_right(guarded: Served) -> None:
+def test_every_verb_of_the_node_refuses_callers_without_its_right(guarded: Served) -> None:
     overridden = {name for name, value in vars(FlightServer).items() if callable(value) and not name.startswith("_")}
     assert overridden == VERB_RIGHTS.keys() | {"do_action", "do_exchange"}, "a Flight verb without a right"
     for token, right in ((READ, Right.READ), (WRITE, Right.WRITE), (ADMIN, Right.ADMIN), ("", None)):

@@ -45,10 +45,10 @@ class Kit:
 
     def check(self) -> None:
         """What is resident lies in slabs of its own and holds what was put; nothing is leased."""
-        entries = [entry for entry in self.store._residents.entries.values() if entry.slab is not None]
+        entries = [entry for entry in self.store._table.entries.values() if entry.slab is not None]
         used = sum(slab_bytes(entry.slab.nbytes) for entry in entries if entry.slab is not None)
         assert self.store.stat()["used_bytes"] == used
-        for entry in self.store._residents.entries.values():
+        for entry in self.store._table.entries.values():
             assert (self.store.content(entry) == ord(entry.ref.name[-1])).all()
             if entry.file is not None:
                 assert entry.file.path.exists()
@@ -135,7 +135,7 @@ def test_a_durable_put_again_into_another_scope_fails_whole_or_survives_in_it(
         patched.setattr(kit.disk, "keep", fail_after(0, kit.disk.keep))
         with pytest.raises(OutOfSpaceError):
             kit.put("a", scope="t", durable=True)
-    assert not kit.store._residents.scopes.find("t").members
+    assert not kit.store._table.scopes.find("t").members
     kit.check()
     assert kit.put("a", scope="t", durable=True) == ref
     kit.again()
@@ -170,7 +170,7 @@ def test_a_move_happens_to_all_objects_or_to_none(kit: Kit, monkeypatch: pytest.
         kit.put(name, durable=True)
     with pytest.raises(MissingObjectError, match="nowhere"):
         kit.store.scopes.move(["a", "b"], "s", time.monotonic(), source="nowhere")
-    scope = kit.store._residents.scopes.find("s")
+    scope = kit.store._table.scopes.find("s")
     assert (scope.used_bytes, scope.members) == (0, set())
     with monkeypatch.context() as patched:
         patched.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
@@ -181,7 +181,7 @@ def test_a_move_happens_to_all_objects_or_to_none(kit: Kit, monkeypatch: pytest.
     assert kit.store.scopes.move(["a", "b", "c"], "s", time.monotonic()) == ["c"]
     assert scope.members == {"a", "b"} and not kit.entry("a").is_held
     kit.again()
-    assert kit.store._residents.scopes.find("s").members == {"a", "b"}
+    assert kit.store._table.scopes.find("s").members == {"a", "b"}
 
 
 def test_what_became_durable_while_it_was_spilled_keeps_its_durable_file(

@@ -198,7 +198,7 @@ def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
         wait_until(lambda: ours not in keepers())
 
 
-def test_a_scope_that_somebody_else_opened_meanwhile_does_not_keep_the_others_away(
+def test_a_scope_that_another_client_opened_meanwhile_does_not_keep_the_others_away(
     small_node: Node, small: Client
 ) -> None:
     small_node.services.scope_owners.grace_s = 60

@@ -207,7 +207,7 @@ def test_who_waits_for_many_places_holds_none_meanwhile(store: Store) -> None:
     add(store, "a", kind="plain", nbytes=2 * BLOCK)
     waiting = threading.Thread(target=lambda: store.allocate_many([BLOCK] * 3, time.monotonic() + 20))
     waiting.start()
-    wait_until(lambda: bool(store._room._condition._waiters))  # type: ignore[attr-defined]
+    wait_until(lambda: bool(store._lock._condition._waiters))  # type: ignore[attr-defined]
     assert store.stat()["used_bytes"] == 2 * BLOCK
     add(store, "b", kind="plain", nbytes=2 * BLOCK)
     store.release("ab")

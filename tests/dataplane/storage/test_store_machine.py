@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     @invariant()
     def live_slabs_do_not_overlap(self) -> None:
         entries: set[Entry] = {leased.entry for leased, _ in self.leased}
-        entries |= set(self.store._residents.entries.values())
+        entries |= set(self.store._table.entries.values())
         slabs = [entry.slab for entry in entries if entry.slab is not None] + [slab for slab, _ in self.open]
         spans = sorted((slab.offset, slab.offset + slab_bytes(slab.nbytes)) for slab in slabs)
         assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
@@ -148,12 +148,12 @@ class StoreMachine(RuleBasedStateMachine):
             self.store.end_leases([leased.lease], INTERNAL_SESSION)
         for scope in self.scopes:
             self.store.scopes.close(scope)
-        names = list(self.store._residents.entries)
+        names = list(self.store._table.entries)
         self.store.release(names)
         for name in names:
             entry = self.store.find(name)
             if entry is not None:
-                self.store._residents.drop(entry)
+                self.store._table.drop(entry)
         stat = self.store.stat()
         empty = ("used_bytes", "spilled_bytes", "scoped_bytes", "evictable_bytes", "num_leases", "num_objects")
         assert {name: stat[name] for name in empty} == dict.fromkeys(empty, 0)
