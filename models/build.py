@@ -1,4 +1,4 @@
-"""From a Hugging Face folder to this rank's part of the model, with its weights."""
+"""Builds this rank's part of a model from a Hugging Face folder, and loads its weights."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ VOCAB_MULTIPLE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """This rank's part of the model, and what belongs to it."""
+    """This rank's part of the model, with what belongs to it."""
 
     model: torch.nn.ModuleList
     """`VisionLanguageModel`s: the chunks of this rank's pipeline stage (one, unless the pipeline is virtual)."""
@@ -48,7 +48,7 @@ def build(
     frozen: Collection[Part] = (),
     tower_always_runs: bool = False,
 ) -> Built:
-    """The model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls it."""
+    """Return the model of a Hugging Face folder, with its weights. Every rank of the initialised groups calls this."""
     family = load_family(model_dir)
     hf_config = family.config.from_pretrained(model_dir)
     files = CheckpointFiles(model_dir)
@@ -93,6 +93,6 @@ def build(
 
 
 def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:
-    """Rows of the embedding and of the head, over all tensor-parallel ranks."""
+    """Return the rows of the embedding and of the head, over all tensor-parallel ranks."""
     multiple = VOCAB_MULTIPLE * parallel.tp
     return -(-vocab_size // multiple) * multiple

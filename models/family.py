@@ -1,4 +1,5 @@
-"""What a model family says of itself. `models/<family>/model.py` gives it as FAMILY; the rest is the same for all."""
+"""The interface of a model family: the functions in which families differ. `models/<family>/model.py` gives it as
+FAMILY."""
 
 from __future__ import annotations
 
@@ -18,19 +19,19 @@ from models.weights.load import Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """Every function takes the family's Hugging Face config."""
+    """One family. Every function takes the family's Hugging Face config."""
 
     config: type[Any]
-    """Its class in transformers."""
+    """The class of its config in transformers."""
     transformer_config: Callable[[Any, Parallel, torch.dtype], TransformerConfig]
-    """The decoder's settings for megatron. Raises ValueError for what the decoder cannot do."""
+    """Return the decoder's settings for megatron. Raises ValueError for what the decoder cannot do."""
     rules: Callable[[Any, CheckpointFiles], list[Rule]]
-    """Its tensors, by the names and shapes that a checkpoint has."""
+    """Return the weight table for the names and shapes in a checkpoint."""
     make_visual: Callable[[Any, torch.dtype], Any]
-    """Hugging Face's vision tower, its weights not yet loaded."""
+    """Return Hugging Face's vision tower, its weights not yet loaded."""
     tower: type[VisionTower]
-    """How that tower is called."""
+    """The class that calls this tower."""
     token_layout: Callable[[Any], TokenLayout]
-    """Which tokens stand for media, and what positions they have."""
+    """Return which tokens stand for media, and their positions."""
     has_interleaved_mrope: bool = False
-    """Frequencies of time, height and width alternate; otherwise each axis has one section."""
+    """True if the frequencies of time, height and width alternate; otherwise each axis has one section."""

@@ -1,9 +1,10 @@
-"""Operations of training on a sample, from the model's config.json alone: what balancing and utilisation count with.
+"""Counts the operations of training on a sample, from the model's config.json alone. Balancing and utilisation use the
+counts.
 
-Counts the matrix products that this project's code runs, a multiplication and an addition as two operations, as
-torch's FlopCounterMode does: attention over all pairs of a sequence (a causal kernel skips half of them, but runs at
-a lower rate than matrix products do), the head on scored tokens only and twice forward, the vision tower once per
-image. Leaves out norms, activations, softmax, the optimizer and communication. No torch here.
+It counts the matrix products that this project's code runs, a multiplication and an addition as two operations, like
+torch's FlopCounterMode: attention over all pairs of a sequence (a causal kernel skips half of them, but runs at a lower
+rate than matrix products), the head on scored tokens only and twice forward, the vision tower once per image. Norms,
+activations, softmax, the optimizer and communication are left out. No torch here.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # they import torch
+if TYPE_CHECKING:  # both import torch
     from models.freeze import Part
     from models.layout.parallel_settings import Recompute
 
@@ -20,23 +21,24 @@ Grid = tuple[int, int, int]
 """(t, h, w) of an image or video, in patches."""
 
 HEAD_PASSES = 4
-"""Forward, the same again in the backward pass, and the gradients of hidden states and weight."""
+"""Passes of the head: forward, the same again in the backward pass, and the gradients of hidden states and weight."""
 ATTENTION_BACKWARD = 2.5
-"""Of the forward pass: fused kernels make the scores again (five products where the forward pass has two)."""
+"""The backward pass of attention, relative to the forward pass. Fused kernels compute the scores again: five products
+where the forward pass has two."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Operations, forward and backward, per thing that a sample has of them."""
+    """Operations, forward and backward, per unit of a sample."""
 
     per_token: int
-    """Linear layers of the decoder; of a mixture, the experts that a token visits."""
+    """Linear layers of the decoder, per token; with experts, those that a token visits."""
     per_token_pair: int
     """Attention of the decoder, for each pair of tokens of a sequence."""
     per_scored: int
     """The head, for each token with a log-probability."""
     per_patch: int
-    """Linear layers of the vision tower and of its mergers."""
+    """Linear layers of the vision tower and of its mergers, per patch."""
     per_patch_pair: int
     """Attention in the tower's blocks that see a whole frame, for each pair of its patches."""
     per_window_pair: int
@@ -44,16 +46,16 @@ class Operations:
     window: int
     """Patches along each side of a window; 0 where the tower has none."""
     num_class_tokens: int = 0
-    """Of the tower, beside the patches of each frame; its blocks see them as well."""
+    """Class tokens of the tower, in addition to the patches of each frame. Its blocks process them as well."""
     per_class_token: int = 0
-    """Linear layers of the tower's blocks."""
+    """Linear layers of the tower's blocks, per class token."""
 
     def decoder(self, num_tokens: int, num_scored: int) -> int:
-        """Of one sequence, with its image tokens expanded."""
+        """Return the decoder's operations for one sequence, with its image tokens expanded."""
         return self.per_token * num_tokens + self.per_token_pair * num_tokens**2 + self.per_scored * num_scored
 
     def tower(self, grids: Sequence[Grid]) -> int:
-        """Of images and videos that are encoded once each."""
+        """Return the tower's operations for images and videos that are encoded once each."""
         return sum(self._encode(*grid) for grid in grids)
 
     def _encode(self, num_frames: int, height: int, width: int) -> int:
@@ -69,10 +71,10 @@ class Operations:
 def count_operations(
     config_json: Mapping[str, Any], *, freeze: Collection[Part] = (), recompute: Recompute = "none"
 ) -> Operations:
-    """Operations of the model of a Hugging Face config.json.
+    """Return the operations of the model of a Hugging Face config.json.
 
-    Frozen parts have no gradients of weights, and none at all where nothing before them is trained. `recompute` is
-    megatron's for the decoder: `full` runs its layers forward twice, `selective` its attention.
+    Frozen parts have no gradients of weights, and no gradients at all where nothing before them is trained. `recompute`
+    is megatron's setting for the decoder: `full` runs its layers forward twice, `selective` its attention.
 
     Raises:
         ValueError: a family whose tower is not described here.
@@ -103,33 +105,33 @@ def count_operations(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tower:
-    """Shape of a vision tower."""
+    """The shape of a vision tower."""
 
     embedding_weights: int
-    """Of the layer that embeds a patch."""
+    """The weights of the layer that embeds a patch."""
     block_weights: int
-    """Of the linear layers of all blocks."""
+    """The weights of the linear layers of all blocks."""
     merger_weights: int
-    """Of the linear layers of all mergers."""
+    """The weights of the linear layers of all mergers."""
     patches_per_token: int
     hidden_size: int
     num_full_blocks: int
-    """Blocks whose attention sees a whole frame."""
+    """The number of blocks whose attention sees a whole frame."""
     num_window_blocks: int
     window: int
     """Patches along each side of a window; 0 without windows."""
     num_class_tokens: int = 0
-    """Beside the patches of each frame."""
+    """Class tokens, in addition to the patches of each frame."""
 
 
 def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
     trains_tower, trains_merger = "tower" not in freeze, "merger" not in freeze
     block_passes = 1 + 2 * trains_tower
-    # a merger begins with a norm, which learns as well
+    # a merger begins with a norm, which is trained as well
     merger_passes = 1 + _backward(trained=trains_merger, learns_below=trains_tower or trains_merger)
     pair = round(4 * tower.hidden_size * (1 + ATTENTION_BACKWARD * trains_tower))
     return {
-        # nothing needs the gradient of pixels
+        # the gradient of pixels is not needed
         "per_patch": 2 * (1 + trains_tower) * tower.embedding_weights
         + 2 * block_passes * tower.block_weights
         + 2 * merger_passes * tower.merger_weights // tower.patches_per_token,
@@ -140,12 +142,13 @@ def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
 
 
 def _backward(*, trained: bool, learns_below: bool) -> int:
-    """Backward products of a linear layer: for its weight, and for its input where something below learns."""
+    """Return the backward products of a linear layer: one for its weight, and one for its input where a layer below is
+    trained."""
     return int(trained) + int(learns_below)
 
 
 def _decoder_weights(text: Mapping[str, Any]) -> int:
-    """Weights that a token meets in all layers of the decoder."""
+    """Return the number of weights that a token meets in all layers of the decoder."""
     hidden, head_size = text["hidden_size"], _head_size(text)
     query, key = text["num_attention_heads"] * head_size, text["num_key_value_heads"] * head_size
     attention = 2 * hidden * query + 2 * hidden * key
@@ -166,7 +169,8 @@ def _has_experts(text: Mapping[str, Any], layer: int) -> bool:
 
 
 def _num_experts(text: Mapping[str, Any]) -> int:
-    """transformers writes it under another name than released checkpoints have it; 0 of a dense model."""
+    """Return the number of experts; 0 for a dense model. transformers and the released checkpoints use different keys
+    for it."""
     return int(text.get("num_experts") or text.get("num_local_experts") or 0)
 
 
@@ -175,7 +179,7 @@ def _head_size(text: Mapping[str, Any]) -> int:
 
 
 def _sum_of_squares(length: int, window: int) -> int:
-    """Of the pieces of `length` when it is cut into windows."""
+    """Return the sum of squares of the pieces of `length` when it is cut into windows."""
     return length // window * window**2 + (length % window) ** 2
 
 
@@ -202,7 +206,7 @@ def _qwen3_vl(config: Mapping[str, Any]) -> Tower:
 
 
 def _whole_windows(vision: Mapping[str, Any]) -> int:
-    """A window holds whole visual tokens."""
+    """Return the side of a window in patches, rounded to whole visual tokens."""
     merge = int(vision["spatial_merge_size"])
     return int(vision["window_size"]) // merge // int(vision["patch_size"]) * merge
 
@@ -246,4 +250,4 @@ TOWERS: Mapping[str, Callable[[Mapping[str, Any]], Tower]] = {
     "qwen3_vl": _qwen3_vl,
     "qwen3_vl_moe": _qwen3_vl,
 }
-"""model_type -> its vision tower, from the config.json."""
+"""From model_type to the function that reads its vision tower from the config.json."""

@@ -1,4 +1,4 @@
-"""Parts of the model that training leaves as they are: no gradient, no optimizer state; exported like the others."""
+"""Freezes parts of the model: they get no gradient and no optimizer state, and are exported like the others."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from typing import Literal, get_args
 import torch
 
 Part = Literal["tower", "merger", "language"]
-"""tower: the vision encoder. merger: what turns its patches into tokens' embeddings. language: everything else."""
+"""tower: the vision encoder. merger: the layers that turn patches into token embeddings. language: everything else."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def part_of(name: str) -> Part:
-    """The part that a parameter of `VisionLanguageModel` belongs to, by its name there."""
+    """Return the part that a parameter of `VisionLanguageModel` belongs to, by its name there."""
     if not name.startswith("vision_model."):
         return "language"
     return "merger" if "merger" in name or "projector" in name else "tower"
 
 
 def freeze(model: torch.nn.ModuleList, parts: Collection[Part]) -> None:
-    """Freeze parts of a pipeline stage's chunks. Raises ValueError where nothing would be left to train."""
+    """Freeze parts of a pipeline stage's chunks. Raises ValueError if no part would be left to train."""
     if set(parts) >= set(PARTS):
         raise ValueError(f"train.freeze names {', '.join(PARTS)}: all of the model; leave one of them out")
     for chunk in model:

@@ -1,4 +1,4 @@
-"""Model families by the `model_type` of their Hugging Face config. A dict, and no torch until one is loaded."""
+"""The table of model families by the `model_type` of their Hugging Face config. No torch until a family is loaded."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FAMILIES = {
     "qwen3_vl": "models.qwen3_vl",
     "qwen3_vl_moe": "models.qwen3_vl_moe",
 }
-"""model_type -> package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
+"""From model_type to the package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:
-    """The config.json of a Hugging Face folder, as it stands. Raises ValueError where the model is not ours."""
+    """Return the config.json of a Hugging Face folder. Raises ValueError for a model of an unknown family."""
     path = model_dir / "config.json"
     if not path.is_file():
         raise FileNotFoundError(f"no config.json in {model_dir}; model.path must name a Hugging Face model folder")
@@ -35,13 +35,13 @@ def read_config(model_dir: Path) -> dict[str, Any]:
 
 
 def load_family(model_dir: Path) -> Family:
-    """The family of a Hugging Face folder's model."""
+    """Return the family of a Hugging Face folder's model."""
     family: Family = importlib.import_module(f"{_package(model_dir)}.model").FAMILY
     return family
 
 
 def load_recipe(model_dir: Path) -> Any:
-    """The module of its family with `patch_recipe`, `pixel_affine` and `IMAGE_MARKS`, torch-free."""
+    """Return the family's recipe module, with `patch_recipe`, `pixel_affine` and `IMAGE_MARKS`; torch-free."""
     return importlib.import_module(f"{_package(model_dir)}.recipe")
 
 

@@ -1,7 +1,8 @@
-"""A vision-language model on megatron-core: a vision tower on the first pipeline stage, a decoder over all of them.
+"""The vision-language model on megatron-core: a vision tower on the first pipeline stage, and a decoder over all
+stages.
 
-It turns a packed microbatch into log-probabilities and entropies of its scored tokens. What families do differently
-is in their folders; building and loading in `models.build`.
+It turns a packed microbatch into log-probabilities and entropies of its scored tokens. The differences between families
+are in their folders; building and loading is in `models.build`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from models.vision.tower import VisionTower
 
 
 class VisionLanguageModel(MegatronModule):
-    """A run of a pipeline stage's layers, and what stands before or after them.
+    """A chunk of a pipeline stage's layers, with the tower before it or the head after it.
 
     megatron's schedules and gradient reductions read the public attributes.
     """
@@ -36,7 +37,7 @@ class VisionLanguageModel(MegatronModule):
         chunk: int,
     ) -> None:
         """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first chunk of the first stage
-        only; `chunk` counts this stage's runs of layers (one, unless the pipeline is virtual)."""
+        only; `chunk` numbers this stage's chunks of layers (one, unless the pipeline is virtual)."""
         super().__init__(config=config)
         text: Any = hf_config.text_config
         self.pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
@@ -66,15 +67,15 @@ class VisionLanguageModel(MegatronModule):
         mark_experts(self)
 
     def shared_embedding_or_output_weight(self) -> torch.Tensor:
-        """The tied weight, for the sum of its gradients over the first and last stage."""
+        """Return the tied weight, for the sum of its gradients over the first and last stage."""
         return self.language_model.shared_embedding_or_output_weight()
 
     def set_input_tensor(self, input_tensor: Any) -> None:
-        """Hidden states from the stage before."""
+        """Take the hidden states from the stage before."""
         self.language_model.set_input_tensor(input_tensor)
 
     def forward(self, batch: PackedBatch, temperature: float) -> torch.Tensor:
-        """Hidden states for the next stage, or on the last [2, K]: log-probabilities, entropies."""
+        """Return hidden states for the next stage, or on the last stage [2, K]: log-probabilities, entropies."""
         embedded, deepstack = self._embed(batch) if self.pre_process else (None, None)
         hidden = self.language_model(
             input_ids=None,
@@ -82,15 +83,16 @@ class VisionLanguageModel(MegatronModule):
             attention_mask=None,
             decoder_input=embedded,
             packed_seq_params=PackedParams.of(batch.segments, batch.share),
-            # megatron hands a `context` to every layer and through activation checkpoints
+            # megatron passes a `context` to every layer and through activation checkpoints
             extra_block_kwargs={"context": deepstack},
         )
         return self._score(hidden, batch, temperature) if self.post_process else hidden
 
     def _embed(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """[T, 1, h] token embeddings with visual tokens in their places, [T, 1, n * h] what the first n layers add.
+        """Return [T, 1, h] token embeddings with visual tokens in their places, and [T, 1, n * h] what the first n
+        layers add.
 
-        Under sequence parallelism this rank's part of both.
+        Under sequence parallelism it returns this rank's part of both.
         """
         embedded = self.language_model.embedding(batch.token_ids[None], None)
         deepstack = None
@@ -106,7 +108,7 @@ class VisionLanguageModel(MegatronModule):
         if self.config.sequence_parallel:
             embedded = tensor_parallel.scatter_to_sequence_parallel_region(embedded)
             if deepstack is not None:
-                # a slice by hand would keep the other ranks' gradients from the tower
+                # a plain slice would keep the other ranks' gradients from the tower
                 deepstack = tensor_parallel.scatter_to_sequence_parallel_region(deepstack)
         return embedded, deepstack
 
@@ -125,6 +127,6 @@ class VisionLanguageModel(MegatronModule):
         scores = torch.stack(linear_logprob(rows, weight, batch.labels, head))
         if batch.share is None:
             return scores
-        # every rank gets all scores, for losses over whole responses, and keeps the gradient of its own
+        # every rank gets all scores, for losses over whole responses, and keeps the gradient of its own scores
         group = parallel_state.get_context_parallel_group()
         return gather_rows(scores.t(), batch.share.num_scores, group)[batch.share.score_places].t()

@@ -11,10 +11,10 @@ from models.compat import cuda_builds
 
 
 def install() -> None:
-    """Make CUDA builds of torchvision, torchaudio and torchcodec harmless beside a CPU torch."""
+    """Make CUDA builds of torchvision, torchaudio and torchcodec harmless next to a CPU torch."""
     cuda_builds.install()
 
 
 def register() -> None:
-    """Entry point of vllm.platform_plugins: installs the hooks; returning None offers no platform."""
+    """Install the hooks, as the entry point of vllm.platform_plugins. Returning None offers no platform."""
     install()

@@ -1,9 +1,9 @@
-"""CUDA builds of torchvision, torchaudio and torchcodec beside a CPU torch.
+"""Repairs or hides CUDA builds of torchvision, torchaudio and torchcodec next to a CPU torch.
 
-Package indexes often carry only CUDA builds, whose libraries cannot load here. torchvision works from its
-Python half alone once the schemas of two operators exist (its own registration of their fake kernels fails
-otherwise, pytorch/vision#9077). The other two are needed by nobody here, but being importable they make
-transformers and vLLM try: they are hidden.
+Package indexes often carry only CUDA builds, whose libraries cannot load here. torchvision works with its Python half
+alone once the schemas of two operators exist (its own registration of their fake kernels fails otherwise,
+pytorch/vision#9077). The other two are not needed here, but transformers and vLLM try to use them if they can be
+imported, so they are hidden.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def install() -> None:
         return
     for name in HIDDEN:
         if name not in sys.modules and needs_cuda(name):
-            # None makes find_spec answer None and an import raise ModuleNotFoundError: "not installed".
+            # None in sys.modules makes find_spec return None and an import raise ModuleNotFoundError: "not installed"
             sys.modules[name] = None  # type: ignore[assignment]
     installed = any(isinstance(finder, _TorchvisionFinder) for finder in sys.meta_path)
     if "torchvision" not in sys.modules and not installed and needs_cuda("torchvision"):

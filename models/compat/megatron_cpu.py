@@ -9,7 +9,7 @@ Each module of `megatron.core` is compiled from a syntax tree in which
     pin_memory            is off
 
 and a few functions are replaced after import, where rewriting is not enough. Line numbers stay, nothing is paid
-per call, other packages in the process see the real torch. Compiled code is kept beside Python's own caches
+per call, other packages in the process see the real torch. Compiled code is kept next to Python's own caches
 under its own tag. Never installed where there is a CUDA device.
 """
 
@@ -36,11 +36,11 @@ from models.compat.cuda_stand_in import CUDA
 PACKAGE = "megatron.core"
 STAND_IN = "_cuda_stand_in"
 CACHE_TAG = f"yatt{zlib.crc32(Path(__file__).read_bytes()):08x}"
-"""Changes with this file, so that code compiled by another version of the rewriting is never used."""
+"""A tag that changes with this file, so that code compiled by another version of the rewriting is never used."""
 
 
 def install() -> None:
-    """Put the hook in place. Raises RuntimeError where CUDA is there or megatron.core is already imported."""
+    """Install the import hook. Raises RuntimeError if there is CUDA or megatron.core is already imported."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if torch.cuda.is_available():
@@ -128,7 +128,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _write_cache(path: Path, content: bytes) -> None:
-    """Best effort, like Python's own: a read-only installation is compiled anew in each process."""
+    """Write the compiled code if possible. Like Python's own cache, a read-only installation is compiled again in each
+    process."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -139,7 +140,7 @@ def _write_cache(path: Path, content: bytes) -> None:
 
 
 def _fix_random(module: dict[str, Any]) -> None:
-    """The two functions that reach into CUDA's generators."""
+    """Replace the two functions that use CUDA's generators."""
 
     def set_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:
         torch.set_rng_state(new_state)
@@ -152,17 +153,17 @@ def _fix_random(module: dict[str, Any]) -> None:
 
 
 def _fix_jit(module: dict[str, Any]) -> None:
-    """No torch.compile: seconds of compilation for nothing on the CPU."""
+    """Turn torch.compile off: it would compile for seconds without a benefit on the CPU."""
     module["disable_jit_fuser"]()
 
 
 def _fix_finalize(module: dict[str, Any]) -> None:
-    """gloo has no ReduceOp.AVG, which is used for gradients averaged over tensor-parallel ranks."""
+    """Replace ReduceOp.AVG, which gloo lacks, for gradients averaged over tensor-parallel ranks."""
     _replace_collectives(module, all_reduce=_all_reduce_with_average)
 
 
 def _fix_mappings(module: dict[str, Any]) -> None:
-    """gloo gathers and scatters equal parts only; experts get as many tokens as the router sends them."""
+    """Replace gathers and scatters: gloo's need equal parts, and experts get different numbers of tokens."""
     _replace_collectives(module, all_gather=_all_gather_uneven, reduce_scatter=_reduce_scatter_uneven)
 
 
@@ -212,7 +213,8 @@ def _reduce_scatter_uneven(
 
 
 def _fix_experts(module: dict[str, Any]) -> None:
-    """The router asks for a kernel of TE that is no name without it; splits become numbers only on CUDA tensors."""
+    """Give the router the name of a TE kernel that is missing without TE; splits become numbers only on CUDA
+    tensors."""
     module["te_general_gemm"] = None
 
     def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

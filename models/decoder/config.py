@@ -1,6 +1,6 @@
-"""What the decoders of all families have in common, as megatron's TransformerConfig.
+"""The decoder's settings that all families share, as megatron's TransformerConfig.
 
-A family's `config` module adds what is its own: biases, norms, the size of a head, experts.
+A family's `config` module adds its own settings: biases, norms, the size of a head, experts.
 """
 
 from __future__ import annotations
@@ -23,22 +23,24 @@ UNFUSED = {
     "apply_rope_fusion": False,
     "persist_layer_norm": False,
 }
-"""Fused kernels exist on CUDA only, and with extra packages."""
+"""Fused kernels are off, because they exist on CUDA only and with extra packages."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experts:
-    """A mixture of experts in place of the MLP. Weights of a token's experts sum to one; no auxiliary loss."""
+    """A mixture of experts in place of the MLP. The weights of a token's experts sum to one; there is no auxiliary
+    loss."""
 
     num: int
     per_token: int
     ffn_hidden_size: int
-    """Of each expert."""
+    """The hidden size of each expert."""
     is_in_layer: Sequence[bool]
     """[num_layers] True for layers with experts; the others have a dense MLP."""
 
     def settings(self, parallel: Parallel) -> dict[str, Any]:
-        """megatron's names. Raises ValueError for one expert per token, whose weight would have no gradient."""
+        """Return megatron's settings. Raises ValueError for one expert per token, whose weight would have no
+        gradient."""
         if self.per_token < 2:
             raise ValueError(
                 f"num_experts_per_tok is {self.per_token} in config.json; this version's router needs at least 2"
@@ -64,7 +66,7 @@ def decoder_config(
     qk_layernorm: bool = False,
     experts: Experts | None = None,
 ) -> TransformerConfig:
-    """The decoder's configuration from the `text_config` of a Hugging Face config.
+    """Return the decoder's configuration from the `text_config` of a Hugging Face config.
 
     `kv_channels`: size of an attention head. Raises ValueError for an activation that is not SwiGLU's.
     """
@@ -84,16 +86,16 @@ def decoder_config(
         qk_layernorm=qk_layernorm,
         normalization="RMSNorm",
         layernorm_epsilon=text.rms_norm_eps,
-        # one axis alone is RoPE over the places of tokens
+        # with one axis this is RoPE over the places of tokens
         mrope_section=list(text.rope_parameters.get("mrope_section", (kv_channels // 2, 0, 0))),
         attention_dropout=0.0,
         hidden_dropout=0.0,
         params_dtype=dtype,
         bf16=dtype is torch.bfloat16,
-        # weights are loaded, not initialised; marks that initialisation would set are set by the model
+        # weights are loaded, not initialised; the model sets the marks that initialisation would set
         use_cpu_initialization=True,
         perform_initialization=False,
-        # the loss is a sum with global weights: nothing divides gradients
+        # the loss is a sum with global weights, so gradients are not divided
         calculate_per_token_loss=True,
         **parallel_settings(parallel, dtype),
         **UNFUSED,

@@ -31,10 +31,10 @@ from models.sequence.packing import ContextShare
 
 
 class PackedParams(PackedSeqParams):
-    """What megatron hands through to core attention.
+    """The values that megatron passes through to core attention.
 
-    `qkv_format` stays sbhd with a batch of one: megatron then applies RoPE element by element, with frequencies
-    that are already right for each token, and core attention alone looks at the segments.
+    `qkv_format` stays sbhd with a batch of one: megatron then applies RoPE element by element, with frequencies that
+    are already right for each token, and only core attention uses the segments.
     """
 
     segments: Segments
@@ -42,14 +42,14 @@ class PackedParams(PackedSeqParams):
 
     @classmethod
     def of(cls, segments: Segments, share: ContextShare | None) -> PackedParams:
-        """The parameters of one packed stream, and which part of it this rank holds."""
+        """Return the parameters of one packed stream, and which part of it this rank holds."""
         params = cls(qkv_format="sbhd")
         params.segments, params.share = segments, share
         return params
 
 
 class PackedCoreAttention(MegatronModule):
-    """Core attention for megatron's layer specs."""
+    """The core attention in megatron's layer specs."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PackedCoreAttention(MegatronModule):
         attention_bias: torch.Tensor | None = None,
         packed_seq_params: PackedParams | None = None,
     ) -> torch.Tensor:
-        """[t, 1, H * D] from query [t, 1, H, D] and key, value [t, 1, G, D]."""
+        """Return [t, 1, H * D] from query [t, 1, H, D] and key, value [t, 1, G, D]."""
         assert packed_seq_params is not None
         segments, share = packed_seq_params.segments, packed_seq_params.share
         q, k, v = (tensor.squeeze(1) for tensor in (query, key, value))
@@ -93,7 +93,8 @@ class PackedCoreAttention(MegatronModule):
 def _by_heads(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, share: ContextShare, scale: float
 ) -> torch.Tensor:
-    """[t, H, D]: every rank computes H / R heads over the whole stream. Key/value heads are repeated to fit R."""
+    """Return [t, H, D]. Every rank computes H / R heads over the whole stream; key/value heads are repeated to fit
+    R."""
     size, group = share.context.size, parallel_state.get_context_parallel_group()
     num_groups = key.shape[1]
     assert query.shape[1] % size == 0, "check_layout lets no such layout through"
@@ -112,7 +113,7 @@ def _by_heads(
 def _by_keys(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, share: ContextShare, scale: float
 ) -> torch.Tensor:
-    """[t, H, D]: every rank computes all heads of its own tokens, over the keys before them."""
+    """Return [t, H, D]. Every rank computes all heads of its own tokens, over the keys before them."""
     group = parallel_state.get_context_parallel_group()
     both = _gather_tokens(torch.cat((key, value), 1), group).index_select(0, share.places)
     k, v = both.chunk(2, 1)
@@ -120,7 +121,7 @@ def _by_keys(
 
 
 def _gather_tokens(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
-    """[T, ...] from each rank's [t, ...]; backward sums every rank's part of the gradient."""
+    """Return [T, ...] from each rank's [t, ...]. Backward sums every rank's part of the gradient."""
     gathered: torch.Tensor = tensor_parallel.gather_from_sequence_parallel_region(
         local.contiguous(), tensor_parallel_output_grad=True, group=group
     )
@@ -130,7 +131,7 @@ def _gather_tokens(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tenso
 def prefix_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, runs: list[Run], *, scale: float
 ) -> torch.Tensor:
-    """[t, H, D] attention of runs of tokens over their sequences up to themselves. key, value: [T, G, D]."""
+    """Return [t, H, D] attention of runs of tokens over their sequences up to themselves. key, value: [T, G, D]."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         keys, values = (torch.cat([tensor[run.first : run.end] for run in runs]) for tensor in (key, value))
         of_queries = _bounds([run.end - run.begin for run in runs], query.device)
@@ -142,7 +143,7 @@ def prefix_attention(
 
 
 def _one_run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
-    """[n, H, D] of the last n tokens of a sequence, given the keys of all of it."""
+    """Return [n, H, D] attention of the last n tokens of a sequence, given the keys of the whole sequence."""
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     num_queries, num_keys = len(query), len(key)
     if num_queries == num_keys:

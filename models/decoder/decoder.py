@@ -25,7 +25,7 @@ from models.decoder.core_attention import PackedCoreAttention
 
 
 class Decoder(GPTModel):
-    """GPTModel that stops before the head: `VisionLanguageModel` applies it to scored tokens only."""
+    """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head to scored tokens only."""
 
     def add_deepstack(self, num_layers: int) -> None:
         """Let the first layers add their slice of the block's `context` [T, 1, num_layers * h], where one is given."""
@@ -38,7 +38,7 @@ class Decoder(GPTModel):
 
 
 class _AddSlice:
-    """A layer's forward hook."""
+    """A layer's forward hook that adds the slice."""
 
     def __init__(self, number: int, size: int) -> None:
         self.columns = slice(number * size, (number + 1) * size)
@@ -49,7 +49,7 @@ class _AddSlice:
 
 
 class RMSNorm(torch.nn.Module):
-    """Like Hugging Face's; megatron's own refuses sequence parallelism, where the weight needs only a mark."""
+    """RMSNorm like Hugging Face's. megatron's own refuses sequence parallelism, where the weight needs only a mark."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -63,7 +63,7 @@ class RMSNorm(torch.nn.Module):
 
 
 def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodules:
-    """The layers of one of this stage's chunks: megatron's local ones, with our norms and attention."""
+    """Return the layers of one of this stage's chunks: megatron's local ones, with our norms and attention."""
     dense, sparse = _layer_spec(config, None), _layer_spec(config, config.num_moe_experts)
     pattern = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
     assert isinstance(pattern, list)
@@ -74,7 +74,7 @@ def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodu
 
 
 def uses_transformer_engine() -> bool:
-    """True where layers are Transformer Engine's: it is installed and there is a GPU to run it."""
+    """Return True if layers are Transformer Engine's: it is installed and there is a GPU to run it."""
     return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
@@ -95,10 +95,10 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpe
 
 
 def mark_experts(model: torch.nn.Module) -> None:
-    """Have the gradients of experts summed over the ranks that hold the same ones.
+    """Mark experts, so that their gradients are summed over the ranks that hold the same ones.
 
-    megatron marks them only where there is expert parallelism. Without it they would be summed over data-parallel
-    ranks, which is wrong where experts are cut otherwise than other layers; and a checkpoint would differ in form.
+    megatron marks them only with expert parallelism. Without a mark they would be summed over data-parallel ranks,
+    which is wrong where experts are cut differently from other layers, and a checkpoint would have another form.
     """
     for name, param in model.named_parameters():
         if ".local_experts." in name:
@@ -106,8 +106,8 @@ def mark_experts(model: torch.nn.Module) -> None:
 
 
 def mark_tensor_parallel(model: torch.nn.Module) -> None:
-    """Mark weights that are cut over ranks: without initialisation megatron does not, and then the gradient
-    norm silently counts the first rank's part only."""
+    """Mark weights that are cut over ranks. megatron does so only in initialisation; without marks the gradient norm
+    silently counts the first rank's part only."""
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
             dim = 0

@@ -1,10 +1,10 @@
-"""Log-probability and entropy of labelled tokens under a vocabulary cut over tensor-parallel ranks.
+"""Log-probability and entropy of labelled tokens, with a vocabulary that is cut over tensor-parallel ranks.
 
-One autograd function from hidden states to both, in chunks of tokens whose logits take CHUNK_BYTES: logits are never
-kept, the backward pass computes them again. Leaves out which tokens are labelled; only those come in.
+One autograd function computes both from hidden states, in chunks of tokens whose logits take CHUNK_BYTES. Logits are
+never kept; the backward pass computes them again. The caller passes only the labelled tokens.
 
-N labelled tokens, h hidden size, V this rank's rows of the vocabulary, R those of them that are no padding, C tokens of
-a chunk.
+N labelled tokens, h hidden size, V this rank's rows of the vocabulary, R those of them that are not padding, C tokens
+of a chunk.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 import torch.distributed as dist
 
 CHUNK_BYTES = 64 * 2**20
-"""Of one float32 [C, R] matrix of logits. At most two of them exist at a time, and a third in the weights' dtype where
-that is not float32. Larger chunks pass over the weight less often; smaller ones save memory."""
+"""The bytes of one float32 [C, R] matrix of logits. At most two of them exist at a time, and a third in the weights'
+dtype where that is not float32. Larger chunks read the weight less often; smaller chunks save memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """What the function must know besides tensors."""
+    """The function's inputs that are not tensors."""
 
     group: dist.ProcessGroup
-    """Tensor-parallel ranks, in the order of their rows."""
+    """The tensor-parallel ranks, in the order of their rows."""
     vocab_size: int
-    """Rows beyond it, which pad the vocabulary to a multiple of the ranks, take no part."""
+    """The size of the vocabulary. Rows after it only pad it to a multiple of the ranks and are ignored."""
     temperature: float = 1.0
     """Logits are divided by it."""
 
@@ -36,10 +36,10 @@ class Head:
 def linear_logprob(
     hidden_Nh: torch.Tensor, weight_Vh: torch.Tensor, labels_N: torch.Tensor, head: Head
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([N] log-probabilities of the labels, [N] entropies), float32, the same on all ranks of the group.
+    """Return ([N] log-probabilities of the labels, [N] entropies), float32, the same on all ranks of the group.
 
-    `hidden_Nh` must be the same on all ranks; its gradient is this rank's part, for the caller to sum. A loss in which
-    the entropies have no weight costs one matrix of a chunk and a pass over it less.
+    `hidden_Nh` must be the same on all ranks. Its gradient is this rank's part, and the caller sums the parts. A loss
+    without a weight on the entropies costs one matrix of a chunk and one pass over it less.
     """
     logprobs, entropy = _LinearLogprob.apply(hidden_Nh, weight_Vh, labels_N, head)  # type: ignore[no-untyped-call]
     return logprobs, entropy
@@ -108,7 +108,7 @@ def _chunks(num_tokens: int, rows: torch.Tensor) -> Iterator[slice]:
 
 
 def _real_rows(weight: torch.Tensor, head: Head) -> torch.Tensor:
-    """[R, h] this rank's rows without those that pad the vocabulary; a view."""
+    """Return [R, h] this rank's rows without those that pad the vocabulary; a view."""
     num_real = head.vocab_size - _first_row(weight, head)
     if num_real < 1:
         raise ValueError(
@@ -123,26 +123,26 @@ def _first_row(weight: torch.Tensor, head: Head) -> int:
 
 
 def _logits(hidden: torch.Tensor, rows: torch.Tensor, head: Head) -> torch.Tensor:
-    """[C, R] float32."""
+    """Return [C, R] float32 logits."""
     return _scaled((hidden @ rows.t()).float(), head)
 
 
 def _scaled(values: torch.Tensor, head: Head) -> torch.Tensor:
-    """Divided by the temperature, in place."""
+    """Divide by the temperature, in place."""
     return values if head.temperature == 1.0 else values.div_(head.temperature)
 
 
 def _label_columns(
     labels: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, head: Head
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """([C, 1] column of each label on this rank, clamped; [C] is it really here)."""
+    """Return ([C, 1] the clamped column of each label on this rank, [C] True if the label is on this rank)."""
     column = labels - _first_row(weight, head)
     mine = (column >= 0) & (column < len(rows))
     return column.clamp(0, len(rows) - 1)[:, None], mine
 
 
 def _add_product(total: torch.Tensor, grad: torch.Tensor, hidden: torch.Tensor) -> None:
-    """total += grad^T hidden; without a matrix of the weight's size in between where all are float32."""
+    """Add grad^T hidden to `total`, without a temporary matrix of the weight's size where all are float32."""
     if hidden.dtype is torch.float32:
         total.addmm_(grad.t(), hidden)
     else:

@@ -1,4 +1,4 @@
-"""From InternVL's Hugging Face config to megatron's TransformerConfig, and what of it this version cannot do."""
+"""From InternVL's Hugging Face config to megatron's TransformerConfig, and checks of what is not supported."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from models.decoder.config import decoder_config
 from models.layout.parallel import Parallel
 
 DECODERS = ("qwen2", "qwen3")
-"""InternVL3's decoder, and InternVL3.5's."""
+"""The decoders of InternVL3 and InternVL3.5."""
 
 DROPOUTS = ("hidden_dropout_prob", "attention_dropout", "projection_dropout")
 
@@ -27,7 +27,7 @@ def transformer_config(hf_config: InternVLConfig, parallel: Parallel, dtype: tor
     _want("text_config.model_type", text.model_type, *DECODERS)
     _want("rope_parameters.rope_type", text.rope_parameters["rope_type"], "default", "dynamic")
     _want("use_sliding_window", text.use_sliding_window, False)
-    # transformers goes by the one, vLLM by the other
+    # transformers reads the one, vLLM the other
     _want("text_config.tie_word_embeddings", text.tie_word_embeddings, hf_config.tie_word_embeddings)
     if text.model_type == "qwen2":
         head_size = text.hidden_size // text.num_attention_heads
@@ -37,7 +37,7 @@ def transformer_config(hf_config: InternVLConfig, parallel: Parallel, dtype: tor
 
 
 def check_tower(hf_config: InternVLConfig) -> None:
-    """Raise ValueError for features that vLLM's tower does not have either, or that would not be trained."""
+    """Raise ValueError for features that vLLM's tower does not have, or that would not be trained."""
     vision: Any = hf_config.vision_config
     _want("vision_feature_layer", hf_config.vision_feature_layer, -1)
     _want("vision_feature_select_strategy", hf_config.vision_feature_select_strategy, "default")
@@ -49,7 +49,7 @@ def check_tower(hf_config: InternVLConfig) -> None:
 
 
 def merge_size(hf_config: InternVLConfig) -> int:
-    """Patches per visual token, along each side: the pixel shuffle's."""
+    """Return the patches per visual token, along each side: those of the pixel shuffle."""
     return round(1 / hf_config.downsample_ratio)
 
 

@@ -1,4 +1,4 @@
-"""InternVL's tensors: megatron's name, the Hugging Face names, and how the tensor is cut."""
+"""The weight table of InternVL: megatron's name, the Hugging Face names, and how the tensor is cut."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from models.weights.load import Rule
 from models.weights.rules import Prefixes, end_rules, layer_rules
 
 TOWER_PREFIXES = ("model.", "")
-"""Before `vision_tower` and `multi_modal_projector`, which are one module here as well."""
+"""The text before `vision_tower` and `multi_modal_projector`, which are one module here."""
 
 
 def rules(hf_config: InternVLConfig, files: CheckpointFiles) -> list[Rule]:
-    """The table, with the prefixes that this checkpoint uses."""
+    """Return the table, with the prefixes that this checkpoint uses."""
     prefixes = Prefixes.found_in(
         files.names, "InternVL", visual=TOWER_PREFIXES, in_visual="vision_tower.embeddings.cls_token"
     )

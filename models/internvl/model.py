@@ -12,7 +12,7 @@ from models.sequence.media_tokens import TokenLayout
 
 
 def token_layout(hf_config: InternVLConfig) -> TokenLayout:
-    """One kind of token for all media: the frames of a video are images, with text between them."""
+    """Return one kind of token for all media: the frames of a video are images, with text between them."""
     return TokenLayout(image_token_id=hf_config.image_token_id, merge_size=merge_size(hf_config), has_mrope=False)
 
 

@@ -1,4 +1,4 @@
-"""How InternVL wants its pixels: square tiles, and the tokens that stand around an image's. Torch-free."""
+"""The recipe of InternVL's images: square tiles, and the tokens around an image's tokens. Torch-free."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from models.registry import read_config
 __all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]
 
 IMAGE_MARKS = ("<img>", "</img>")
-"""Its template writes one placeholder alone; the processor sets these around the expanded ones."""
+"""The template writes one placeholder alone; the processor puts these around the expanded ones."""
 
 
 def patch_recipe(model_dir: Path) -> dict[str, Any]:
-    """Pure data that says how an image becomes uint8 tiles [num_tiles, C, S, S].
+    """Return the recipe that turns an image into uint8 tiles [num_tiles, C, S, S].
 
-    An image is always cut into tiles, as InternVLProcessor has it whatever the image processor's own file says.
-    Raises ValueError for tiles that are not square, or not those of the vision tower.
+    An image is always cut into tiles, as in InternVLProcessor, whatever the image processor's file says. Raises
+    ValueError for tiles that are not square, or not those of the vision tower.
     """
     processor, config = read_processor(model_dir), read_config(model_dir)
     vision, size = config["vision_config"], processor["size"]

@@ -18,7 +18,7 @@ from models.vision.tower import VisionTower
 
 
 class Visual(torch.nn.Module):
-    """Hugging Face's two modules under the names that checkpoints give them."""
+    """Hugging Face's two modules under the names of the checkpoints."""
 
     def __init__(self, hf_config: InternVLConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Visual(torch.nn.Module):
 
 
 def make_visual(hf_config: InternVLConfig, dtype: torch.dtype) -> Any:
-    """Tower and projector, their weights not yet loaded."""
+    """Return tower and projector, their weights not yet loaded."""
     return Visual(hf_config, dtype)
 
 
@@ -49,13 +49,13 @@ class Tower(VisionTower):
         return int(self.visual.multi_modal_projector.linear_2.out_features)
 
     def blank(self) -> tuple[torch.Tensor, Grid]:
-        """One tile of zeros."""
+        """Return one tile of zeros."""
         height, width = self.config.image_size
         grid = (1, height // self.config.patch_size[0], width // self.config.patch_size[1])
         return torch.zeros(1, self.config.num_channels, height, width), grid
 
     def encode(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, h] embeddings of all tiles, which come as [n, C, S, S]."""
+        """Return [V, h] embeddings of all tiles, which come as [n, C, S, S]."""
         features = self.visual.vision_tower(pixel_values=pixels).last_hidden_state[:, 1:]
         merge, (_, rows, columns) = self.merge_size, grids[0]
         squares = features.unflatten(1, (rows // merge, merge, columns // merge, merge)).transpose(2, 3)

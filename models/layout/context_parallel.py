@@ -21,7 +21,7 @@ from models.layout.parallel import Comm, Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """How a packed stream is cut over a context-parallel group, seen from one of its ranks."""
+    """How a packed stream is cut over a context-parallel group, from the view of one rank."""
 
     size: int = 1
     rank: int = 0
@@ -30,11 +30,12 @@ class ContextParallel:
 
     @property
     def sample_multiple(self) -> int:
-        """Each sample is padded to a multiple of so many tokens."""
+        """Each sample is padded to a multiple of this number of tokens."""
         return 2 * self.size if self.size > 1 and self.order == "zigzag" else 1
 
     def stream_multiple(self, rank_multiple: int) -> int:
-        """The stream is padded to a multiple of so many tokens, for each rank to hold a multiple of `rank_multiple`."""
+        """Return the number of tokens to a multiple of which the stream is padded, so that each rank holds a multiple
+        of `rank_multiple`."""
         return math.lcm(self.sample_multiple, self.size * rank_multiple)
 
 
@@ -43,25 +44,26 @@ class Run:
     """Neighbouring tokens of one sequence that a rank holds."""
 
     first: int
-    """Where the sequence begins in the stream: its first key."""
+    """The begin of the sequence in the stream: its first key."""
     begin: int
     """The first token of the run in the stream."""
     end: int
-    """After its last token: also after the last key that it may attend to."""
+    """The end of the run: after its last token, and after the last key that it may attend to."""
 
 
 def runs_of(bounds: Sequence[int], context: ContextParallel) -> list[Run]:
-    """The runs of this rank, in order. `bounds`: 0, the end of the first sequence, ..., T."""
+    """Return the runs of this rank, in order. `bounds`: 0, the end of the first sequence, ..., T."""
     return [run for first, end in pairwise(bounds) for run in _runs_of_sequence(first, end, bounds[-1], context)]
 
 
 def tokens_of(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
-    """[t] positions in the stream of the tokens that this rank holds."""
+    """Return [t] the positions in the stream of the tokens that this rank holds."""
     return np.concatenate([np.arange(run.begin, run.end) for run in runs_of(bounds, context)])
 
 
 def places(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
-    """[T] where each token stands when the shares of all ranks follow each other: `rank * t + place in its share`."""
+    """Return [T] the place of each token when the shares of all ranks follow each other: `rank * t + place in its
+    share`."""
     shares = [
         tokens_of(bounds, ContextParallel(size=context.size, rank=rank, order=context.order))
         for rank in range(context.size)

@@ -1,10 +1,10 @@
-"""Does a count divide by the size of a parallel axis, and which sizes near it would do?"""
+"""Checks that a count divides by the size of a parallel axis, and suggests sizes that fit."""
 
 from __future__ import annotations
 
 
 def check_divides(key: str, size: int, what: str, count: int) -> None:
-    """Raise ValueError, with sizes that fit, where `count` of `what` do not divide by the `size` of `key`."""
+    """Raise ValueError, with sizes that fit, if `count` of `what` does not divide by the `size` of `key`."""
     if count % size:
         raise ValueError(
             f"{key} is {size} and the model has {count} {what}, which do not divide by it; "
@@ -13,10 +13,10 @@ def check_divides(key: str, size: int, what: str, count: int) -> None:
 
 
 def divisors(count: int) -> list[int]:
-    """Every size that `count` divides by, ascending."""
+    """Return every number that divides `count`, ascending."""
     return [n for n in range(1, count + 1) if count % n == 0]
 
 
 def nearest(options: list[int], found: int) -> str:
-    """Up to three of the options, those next to what was found: `2 or 4 or 8`."""
+    """Return up to three of the options, nearest to what was found: `2 or 4 or 8`."""
     return " or ".join(map(str, sorted(sorted(options, key=lambda n: abs(n - found))[:3])))

@@ -1,4 +1,4 @@
-"""An all-gather of uneven blocks of rows that autograd understands."""
+"""An all-gather of uneven blocks of rows with gradients."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import torch.distributed as dist
 def gather_rows(
     local: torch.Tensor, sizes: Sequence[int], group: dist.ProcessGroup, sum_group: dist.ProcessGroup | None = None
 ) -> torch.Tensor:
-    """[sum(sizes), ...] the rows of all ranks of `group`, one rank after another. `sizes`: rows of each.
+    """Return [sum(sizes), ...] the rows of all ranks of `group`, one rank after another. `sizes`: rows of each rank.
 
-    The gradient must be the same on all ranks of `group`, and each keeps that of its own rows. Where it covers a part
-    of the rows' uses on each rank of `sum_group`, it is summed over that group first; then all ranks must take part
-    in the backward pass, those without rows too (give them rows that require a gradient).
+    The gradient must be the same on all ranks of `group`, and each rank keeps that of its own rows. If each rank of
+    `sum_group` has only a part of the gradient, it is summed over that group first. Then all ranks must take part in
+    the backward pass, also those without rows (give them rows that require a gradient).
     """
     gathered: torch.Tensor = _GatherRows.apply(local, list(sizes), group, sum_group)  # type: ignore[no-untyped-call]
     return gathered

@@ -1,6 +1,7 @@
-"""How a training world is divided: tensor, pipeline, context, expert and data parallelism. No torch here.
+"""The parallel layout: how a training world is divided into tensor, pipeline, context, expert and data parallelism. No
+torch here.
 
-Leaves out what a layout costs; that is for whoever plans a run.
+The cost of a layout is not considered here.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ Comm = Literal["a2a", "allgather"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parallel:
-    """Sizes of the parallel groups; data-parallel replicas of tp x pp x cp ranks each."""
+    """The sizes of the parallel groups. Data-parallel replicas have tp x pp x cp ranks each."""
 
     tp: int = 1
-    """Tensor parallel: a layer's matrices are cut over so many ranks."""
+    """Tensor parallel: a layer's matrices are cut over this number of ranks."""
     pp: int = 1
-    """Pipeline parallel: the layers are dealt to so many stages."""
+    """Pipeline parallel: the layers are divided over this number of stages."""
     vpp: int = 1
-    """Virtual pipeline: each stage holds so many runs of neighbouring layers, which shortens the idle time."""
+    """Virtual pipeline: each stage holds this number of chunks of neighbouring layers, which shortens the idle time."""
     first_stage_layers: int | None = None
-    """Layers of the first stage, which carries the vision tower as well; None deals all layers evenly."""
+    """Layers of the first stage, which has the vision tower as well; None divides all layers evenly."""
     last_stage_layers: int | None = None
-    """Layers of the last stage, which carries the head as well; None deals all layers evenly."""
+    """Layers of the last stage, which has the head as well; None divides all layers evenly."""
     cp: int = 1
-    """Context parallel: a sequence is cut over so many ranks."""
+    """Context parallel: a sequence is cut over this number of ranks."""
     cp_comm: Comm = "a2a"
-    """How those ranks attend to each other's tokens: by exchanging heads (a2a) or gathering keys and values."""
+    """How context-parallel ranks attend to each other's tokens: they exchange heads (a2a) or gather keys and values."""
     cp_order: Order = "contiguous"
     """Which tokens of a packed stream a rank holds: a slice, or pieces of every sequence (zigzag)."""
     ep: int = 1
-    """Expert parallel: a layer's experts are dealt to so many of the ranks of a stage, across replicas."""
+    """Expert parallel: a layer's experts are divided over this number of ranks of a stage, across replicas."""
     etp: int = 1
-    """Expert tensor parallel: each expert's matrices are cut over so many ranks."""
+    """Expert tensor parallel: each expert's matrices are cut over this number of ranks."""
     dp: int = 1
-    """Data parallel: so many replicas, each with its own samples."""
+    """Data parallel: the number of replicas, each with its own samples."""
     sp: bool = False
     """Sequence parallel: with tp > 1, norms and residuals are cut over the tp ranks as well. It saves activation
-    memory, which is scarce on GPUs, and costs a quarter of the step's time over gloo; so off unless asked for."""
+    memory, which is scarce on GPUs, and costs a quarter of the step's time over gloo, so it is off by default."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -56,7 +57,7 @@ class Parallel:
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole training world."""
+        """The ranks of the whole training world."""
         return self.tp * self.pp * self.cp * self.dp
 
     @property
@@ -66,7 +67,7 @@ class Parallel:
 
 
 def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
-    """Raise ValueError where the model of a Hugging Face config.json cannot be divided like this."""
+    """Raise ValueError if the model of a Hugging Face config.json cannot be divided in this layout."""
     text = {**config_json, **config_json.get("text_config", {})}
     _check_experts(parallel, config_json["model_type"], text)
     _check_decoder("parallel.tp", parallel.tp, text)
@@ -83,7 +84,7 @@ def check_layout(parallel: Parallel, config_json: Mapping[str, Any]) -> None:
 
 
 def check_engine_layout(key: str, tp: int, config_json: Mapping[str, Any]) -> None:
-    """Raise ValueError, with the name `key` for `tp`, where vLLM cannot cut the model over so many devices."""
+    """Raise ValueError, with the name `key` for `tp`, if vLLM cannot cut the model over this number of devices."""
     text = {**config_json, **config_json.get("text_config", {})}
     _check_decoder(key, tp, text)
     if "moe_intermediate_size" in text:
@@ -134,7 +135,7 @@ def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any])
 
 
 def _check_heads(parallel: Parallel, num_heads: int) -> None:
-    """Ranks that exchange heads for tokens need whole heads."""
+    """Check that ranks that exchange heads for tokens get whole heads."""
     per_rank = num_heads // parallel.tp
     if parallel.cp_comm == "a2a" and per_rank % parallel.cp:
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What megatron's TransformerConfig must know of a layout, the same for every family."""
+"""The settings of megatron's TransformerConfig that follow from a layout, the same for every family."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from models.compat.megatron_core import TransformerConfig
 from models.layout.parallel import Parallel
 
 Recompute = Literal["none", "full", "selective"]
-"""Which activations the backward pass computes again: none, those of whole layers, or attention's alone."""
+"""The activations that the backward pass computes again: none, those of whole layers, or attention's alone."""
 
 
 def parallel_settings(parallel: Parallel, dtype: torch.dtype) -> dict[str, Any]:
-    """Arguments of TransformerConfig that follow from how the world is divided."""
+    """Return the arguments of TransformerConfig that follow from the layout."""
     return {
         "tensor_model_parallel_size": parallel.tp,
         "sequence_parallel": parallel.sequence_parallel,
@@ -25,16 +25,16 @@ def parallel_settings(parallel: Parallel, dtype: torch.dtype) -> dict[str, Any]:
         "num_layers_in_last_pipeline_stage": parallel.last_stage_layers,
         "pipeline_dtype": dtype,
         "variable_seq_lengths": parallel.pp > 1,
-        # megatron's default mixes up the shapes of microbatches when they differ and stages are virtual
+        # megatron's default confuses the shapes of microbatches when they differ and stages are virtual
         "overlap_p2p_comm": parallel.vpp > 1,
         "batch_p2p_comm": parallel.vpp == 1,
-        # demanded by the config check for variable_seq_lengths, also without experts
+        # the config check for variable_seq_lengths demands this, also without experts
         "moe_token_dispatcher_type": "alltoall",
     }
 
 
 def set_recompute(config: TransformerConfig, recompute: Recompute) -> None:
-    """Trade time for memory; call it before the model is built."""
+    """Recompute activations to save memory. Call it before the model is built."""
     if recompute == "none":
         return
     config.recompute_granularity = recompute

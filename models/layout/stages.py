@@ -1,7 +1,7 @@
 """How many of the decoder's layers each pipeline stage has. No torch here.
 
-Stages are even, unless the first or the last is given a number of its own: the first carries the vision tower too,
-the last the head. In a virtual pipeline every stage's layers are cut once more, into `vpp` runs.
+Stages are even, unless the first or the last has its own number: the first has the vision tower too, the last the head.
+In a virtual pipeline every stage's layers are divided again, into `vpp` chunks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from models.layout.divisors import check_divides, divisors, nearest
 def stage_layers(
     num_layers: int, *, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None
 ) -> list[int]:
-    """[pp] layers of each stage. Raises ValueError, naming a division that fits, where they do not divide."""
+    """Return [pp] the layers of each stage. Raises ValueError, with a division that fits, if they do not divide."""
     if pp == 1:
         _check_single(vpp, first, last)
         return [num_layers]
@@ -38,8 +38,8 @@ def stage_layers(
 
 
 def check_deepstack(num_first: int, vpp: int, num_deepstack: int) -> None:
-    """Raise ValueError unless the layers that add features of the vision tower follow it in the first stage's first
-    run of layers: no other has those features. `num_first`: layers of the first stage."""
+    """Raise ValueError unless all layers that add features of the vision tower are in the first stage's first chunk,
+    because only that chunk has the features. `num_first`: layers of the first stage."""
     if num_first // vpp < num_deepstack:
         run = "run of layers" if vpp > 1 else "stage"
         change = f"lower parallel.vpp (now {vpp}), " if vpp > 1 else ""
@@ -57,7 +57,7 @@ def _check_single(vpp: int, first: int | None, last: int | None) -> None:
 
 
 def _advice(num_layers: int, num_others: int, first: int | None, last: int | None) -> str:
-    """The value next to the one that was given, for one end, with which the rest divides."""
+    """Return the nearest value for one end with which the remaining layers divide."""
     key, found, other = ("last_stage_layers", last, first) if first is None else ("first_stage_layers", first, last)
     left = num_layers - (other or 0)
     fitting = [n for n in range(1, left + 1) if n <= left - num_others and (left - n) % max(1, num_others) == 0]

@@ -13,7 +13,7 @@ from models.layout.parallel import Parallel
 
 
 def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """The decoder's configuration. Raises ValueError for what this version's attention cannot do."""
+    """Return the decoder's configuration. Raises ValueError for what this version's attention cannot do."""
     text: Any = hf_config.text_config
     if text.use_sliding_window:
         raise ValueError("use_sliding_window is true in config.json; this version attends to whole sequences only")

@@ -14,7 +14,7 @@ from models.sequence.media_tokens import TokenLayout, qwen_token_layout
 
 
 def token_layout(hf_config: Qwen2_5_VLConfig) -> TokenLayout:
-    """A video is one span, whose temporal positions follow its time."""
+    """Return the layout in which a video is one span, whose temporal positions follow its time."""
     vision: Any = hf_config.vision_config
     return qwen_token_layout(hf_config, tokens_per_second=float(vision.tokens_per_second))
 

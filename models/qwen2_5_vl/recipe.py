@@ -1,4 +1,4 @@
-"""Qwen2.5-VL takes its pixels as the whole family does. Torch-free."""
+"""The recipe of Qwen2.5-VL's images, which is that of the whole Qwen-VL family. Torch-free."""
 
 from models.recipes.qwen_vl_recipe import IMAGE_MARKS, patch_recipe, pixel_affine
 

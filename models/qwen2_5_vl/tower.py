@@ -17,19 +17,19 @@ from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen2_5_VLConfig, dtype: torch.dtype) -> Any:
-    """Hugging Face's module, its weights not yet loaded."""
+    """Return Hugging Face's module, its weights not yet loaded."""
     return Qwen2_5_VisionTransformerPretrainedModel._from_config(hf_config.vision_config, dtype=dtype)
 
 
 class Tower(VisionTower):
-    """Window order and positions are put together from one computation per image size."""
+    """The tower. Window order and positions of a batch are put together from one computation per image size."""
 
     def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, h] embeddings."""
+        """Return [V, h] embeddings."""
         positions, windows, window_bounds = self._layout(grids)
         out = self.visual(
             patches_ND,
-            grid_thw=torch.tensor(grids),  # on the CPU: only boundaries come of it
+            grid_thw=torch.tensor(grids),  # on the CPU, because only boundaries are computed from it
             position_ids=positions.to(patches_ND.device),
             window_index=windows.to(patches_ND.device),
             cu_window_seqlens=window_bounds,
@@ -38,7 +38,7 @@ class Tower(VisionTower):
         return embeddings
 
     def _layout(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Positions, window order and window boundaries of all images."""
+        """Return positions, window order and window boundaries of all images."""
         config = self.config
         parts = [_grid_layout(grid, config.spatial_merge_size, config.window_size, config.patch_size) for grid in grids]
         begins = accumulate((len(windows) for _, windows, _ in parts[:-1]), initial=0)
@@ -52,7 +52,7 @@ class Tower(VisionTower):
 def _grid_layout(
     grid: Grid, merge_size: int, window_size: int, patch_size: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(positions [N, 2], window order [V], window lengths in patches) of one image, by transformers' rules."""
+    """Return (positions [N, 2], window order [V], window lengths in patches) of one image, by transformers' rules."""
     grid_thw = torch.tensor([grid])
     positions = get_vision_position_ids(grid_thw, merge_size)
     windows, bounds = get_vision_window_index(grid_thw, merge_size, window_size, patch_size)

@@ -13,7 +13,8 @@ from models.layout.parallel import Parallel
 
 
 def transformer_config(hf_config: Qwen3VLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """The decoder's configuration: norms on queries and keys, a head size of its own. Raises ValueError for biases."""
+    """Return the decoder's configuration: norms on queries and keys, and a separate head size. Raises ValueError for
+    biases."""
     text: Any = hf_config.text_config
     if text.attention_bias:
         raise ValueError("attention_bias is true in config.json; no released Qwen3-VL has these biases, nor has ours")

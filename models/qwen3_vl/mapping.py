@@ -1,4 +1,4 @@
-"""Qwen3-VL's tensors: megatron's name, the Hugging Face names, and how the tensor is cut."""
+"""The weight table of Qwen3-VL: megatron's name, the Hugging Face names, and how the tensor is cut."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from models.weights.rules import Prefixes, end_rules, layer_rules
 
 
 def rules(hf_config: Qwen3VLConfig, files: CheckpointFiles) -> list[Rule]:
-    """The table, with the prefixes that this checkpoint uses."""
+    """Return the table, with the prefixes that this checkpoint uses."""
     prefixes = Prefixes.found_in(files.names, "Qwen3-VL")
     is_head_tied = bool(hf_config.tie_word_embeddings)
     return end_rules(prefixes, files.names, is_head_tied=is_head_tied) + layer_rules(prefixes)

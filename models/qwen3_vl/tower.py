@@ -16,25 +16,25 @@ from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen3VLConfig, dtype: torch.dtype) -> Any:
-    """Hugging Face's module, its weights not yet loaded."""
+    """Return Hugging Face's module, its weights not yet loaded."""
     return Qwen3VLVisionModel._from_config(hf_config.vision_config, dtype=dtype)
 
 
 class Tower(VisionTower):
-    """Each embedding is followed by its deepstack features, for the decoder's first layers."""
+    """The tower. Each embedding is followed by its deepstack features, for the decoder's first layers."""
 
     @property
     def num_deepstack(self) -> int:
-        """Blocks whose features go to the decoder."""
+        """The number of blocks whose features go to the decoder."""
         return len(self.config.deepstack_visual_indexes)
 
     def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, (1 + num_deepstack) * h] embeddings, then features block by block."""
+        """Return [V, (1 + num_deepstack) * h] embeddings, then features block by block."""
         parts = [_grid_layout(grid, self.config.spatial_merge_size, self.visual.num_grid_per_side) for grid in grids]
         positions, indices, weights = (torch.cat(tensors).to(patches_ND.device) for tensors in zip(*parts))
         out = self.visual(
             patches_ND,
-            grid_thw=torch.tensor(grids),  # on the CPU: only boundaries come of it
+            grid_thw=torch.tensor(grids),  # on the CPU, because only boundaries are computed from it
             position_ids=positions,
             interp_indices=indices,
             interp_weights=weights,
@@ -44,7 +44,7 @@ class Tower(VisionTower):
 
 @lru_cache(maxsize=4096)
 def _grid_layout(grid: Grid, merge_size: int, table_side: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(positions [N, 2], rows of the position table [N, 4], their weights [N, 4]) of one image or video."""
+    """Return (positions [N, 2], rows of the position table [N, 4], their weights [N, 4]) of one image or video."""
     grid_thw = torch.tensor([grid])
     indices, weights = get_vision_interpolation_indices_and_weights(
         grid_thw, num_grid_per_side=table_side, mode="bilinear", align_corners=True, spatial_merge_size=merge_size

@@ -13,7 +13,7 @@ from models.layout.parallel import Parallel
 
 
 def transformer_config(hf_config: Qwen3VLMoeConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """The decoder's configuration: Qwen3-VL's, with experts. Raises ValueError for biases or a single expert."""
+    """Return the decoder's configuration: Qwen3-VL's, with experts. Raises ValueError for biases or a single expert."""
     text: Any = hf_config.text_config
     if text.attention_bias:
         raise ValueError("attention_bias is true in config.json; no released Qwen3-VL has these biases, nor has ours")
@@ -29,7 +29,7 @@ def transformer_config(hf_config: Qwen3VLMoeConfig, parallel: Parallel, dtype: t
 
 
 def has_experts(text: Any) -> list[bool]:
-    """[num_layers] True for layers with experts; the others have a dense MLP."""
+    """Return [num_layers] True for layers with experts; the others have a dense MLP."""
     return [
         layer not in text.mlp_only_layers and (layer + 1) % text.decoder_sparse_step == 0
         for layer in range(text.num_hidden_layers)

@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE's tensors: those of Qwen3-VL, a router, and the experts in one of three forms."""
+"""The weight table of Qwen3-VL-MoE: the rules of Qwen3-VL, a router, and the experts in one of three forms."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from models.weights.rules import DECODER, Prefixes, end_rules, layer_rules
 
 
 def rules(hf_config: Qwen3VLMoeConfig, files: CheckpointFiles) -> list[Rule]:
-    """The table, with the prefixes and the form of the experts that this checkpoint uses."""
+    """Return the table, with the prefixes and the form of the experts that this checkpoint uses."""
     text: Any = hf_config.text_config
     prefixes = Prefixes.found_in(files.names, "Qwen3-VL-MoE")
     mlp, experts = prefixes.layer + "mlp.", prefixes.layer + "mlp.experts."
@@ -34,9 +34,9 @@ def rules(hf_config: Qwen3VLMoeConfig, files: CheckpointFiles) -> list[Rule]:
 
 
 def expert_layout(text: Any, files: CheckpointFiles, prefix: str) -> ExpertLayout:
-    """The form of the experts whose tensors begin with `prefix`, by their names, else by their shapes.
+    """Return the form of the experts whose tensors begin with `prefix`, by their names, or else by their shapes.
 
-    One of the two tensors may be square, but never both, so together they always tell. Raises ValueError for shapes
+    One of the two tensors may be square, but never both, so together they always decide. Raises ValueError for shapes
     that fit neither form.
     """
     if f"{prefix}0.down_proj.weight" in files.names:

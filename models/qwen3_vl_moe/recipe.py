@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE takes its pixels as the whole family does. Torch-free."""
+"""The recipe of Qwen3-VL-MoE's images, which is that of the whole Qwen-VL family. Torch-free."""
 
 from models.recipes.qwen_vl_recipe import IMAGE_MARKS, patch_recipe, pixel_affine
 

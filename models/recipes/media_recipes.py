@@ -1,6 +1,6 @@
 """How a model wants its images and videos made: recipes for the data plane, by kind of medium. Torch-free.
 
-What a recipe of images holds, each family's `recipe` module says; families that take videos stand in the table here.
+The recipe of images is in each family's `recipe` module. The families that take videos are in the table here.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ DEFAULT_MAX_FRAMES = 768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
-    """What tells one family's videos from another's."""
+    """The rules in which families' videos differ."""
 
     sampling: Literal["qwen2_vl", "qwen3_vl"]
-    """The data plane's rule for which frames are taken."""
+    """The data plane's rule for sampling frames."""
     bounds: Literal["frame", "video"]
-    """What the bounds on pixels hold for: each frame, or all together."""
+    """What the bounds on pixels apply to: each frame, or all frames together."""
     has_spans_per_frame: bool
-    """True where every t of a video's grid is a span of tokens of its own, with its time as text before it."""
+    """True if every t of a video's grid is its own span of tokens, with its time as text before it."""
 
 
 VIDEO_RULES: Mapping[str, VideoRules] = {
@@ -36,18 +36,18 @@ VIDEO_RULES: Mapping[str, VideoRules] = {
     "qwen3_vl": VideoRules(sampling="qwen3_vl", bounds="video", has_spans_per_frame=True),
     "qwen3_vl_moe": VideoRules(sampling="qwen3_vl", bounds="video", has_spans_per_frame=True),
 }
-"""model_type -> rules; the other families take no videos."""
+"""From model_type to rules. The other families take no videos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSampling:
-    """What a run wants of its videos' frames; None leaves it to the model's folder."""
+    """How a run samples its videos' frames. None leaves a value to the model's folder."""
 
     fps: float | None = None
     min_frames: int | None = None
     max_frames: int | None = None
     min_pixels: int | None = None
-    """Of a frame, or of all frames together, as the family's rules say."""
+    """The least pixels of a frame, or of all frames together, by the family's rules."""
     max_pixels: int | None = None
 
 
@@ -60,21 +60,21 @@ class MediaRecipes:
     """None for a family that takes no videos."""
 
     def takes(self, kind: str) -> bool:
-        """Whether the model has a use for this kind of medium."""
+        """Return True if the model takes this kind of medium."""
         return kind == "image" or self.video is not None
 
     def of(self, kind: str) -> Mapping[str, Any]:
-        """The recipe of a kind of medium that the model takes."""
+        """Return the recipe of a kind of medium that the model takes."""
         recipe = self.video if kind == "video" else self.image
         assert recipe is not None
         return recipe
 
 
 def load_recipes(model_dir: Path, sampling: VideoSampling = VideoSampling()) -> MediaRecipes:
-    """The recipes that a model's folder asks for.
+    """Return the recipes for a model's folder.
 
     Raises:
-        ValueError: the folder's settings contradict each other, or what the run wants of them.
+        ValueError: the folder's settings contradict each other, or the settings of the run.
     """
     rules = VIDEO_RULES.get(read_config(model_dir)["model_type"])
     module = load_recipe(model_dir)
@@ -85,7 +85,7 @@ def load_recipes(model_dir: Path, sampling: VideoSampling = VideoSampling()) -> 
 
 
 def video_recipe(model_dir: Path, rules: VideoRules, sampling: VideoSampling, *, affine: Any) -> dict[str, Any]:
-    """Pure data that says how a video becomes uint8 patches. `affine`: the folder's (mean, std) for images."""
+    """Return the recipe that turns a video into uint8 patches. `affine`: the folder's (mean, std) for images."""
     config = _read(model_dir)
     found = (tuple(config.get("image_mean", affine[0])), tuple(config.get("image_std", affine[1])))
     if found != affine:
@@ -131,7 +131,7 @@ def _first(*values: Any) -> Any:
 
 
 def _read(model_dir: Path) -> dict[str, Any]:
-    """The video processor's settings; folders that have none of their own use the image processor's for both."""
+    """Return the video processor's settings. Folders without a video processor use the image processor's for both."""
     for name, key in (
         ("video_preprocessor_config.json", None),
         ("processor_config.json", "video_processor"),

@@ -1,4 +1,4 @@
-"""What a folder says of its image processor. Read without torch: rollout and controllers' set-up use it too."""
+"""Reads a folder's image processor settings. No torch, because rollout and the controllers' start use it too."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 RESAMPLE = {2: "bilinear", 3: "bicubic"}
-"""Pillow's resampling filters by the number that Hugging Face writes."""
+"""Pillow's resampling filters, by the number that Hugging Face writes."""
 
 Channels = tuple[float, float, float]
 
 
 def read_processor(model_dir: Path) -> dict[str, Any]:
-    """The image processor's settings; newer transformers nest them in processor_config.json."""
+    """Return the image processor's settings. Newer transformers nest them in processor_config.json."""
     for name, key in (("preprocessor_config.json", None), ("processor_config.json", "image_processor")):
         path = Path(model_dir) / name
         if path.is_file():
@@ -26,7 +26,7 @@ def read_processor(model_dir: Path) -> dict[str, Any]:
 
 
 def pixel_affine(model_dir: Path) -> tuple[Channels, Channels]:
-    """(mean, std) per channel: the model's input is (x / 255 - mean) / std."""
+    """Return (mean, std) per channel: the model's input is (x / 255 - mean) / std."""
     config = read_processor(model_dir)
     mean, std = (tuple(float(value) for value in config[key]) for key in ("image_mean", "image_std"))
     if len(mean) != 3 or len(std) != 3:
@@ -35,7 +35,7 @@ def pixel_affine(model_dir: Path) -> tuple[Channels, Channels]:
 
 
 def resample_filter(number: int) -> str:
-    """The data plane's name of a filter. Raises ValueError for one that no recipe uses."""
+    """Return the data plane's name of a filter. Raises ValueError for one that no recipe uses."""
     if number not in RESAMPLE:
         raise ValueError(f"preprocessor resample is {number}; supported are {RESAMPLE}: change the processor's config")
     return RESAMPLE[number]

@@ -1,6 +1,6 @@
-"""How the Qwen-VL family wants its pixels: the recipe for the data plane, and the affine map that its users apply.
+"""The recipe of the Qwen-VL family's images, and the affine map that users of the patches apply.
 
-Read from the folder's preprocessor_config.json. Torch-free: rollout and controllers' set-up use it too.
+It is read from the folder's preprocessor_config.json. Torch-free: rollout and the controllers' start use it too.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from models.recipes.processor_file import pixel_affine, read_processor, resample
 __all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]
 
 IMAGE_MARKS: tuple[str, ...] = ()
-"""The chat template writes the tokens around an image itself."""
+"""Empty, because the chat template itself writes the tokens around an image."""
 
 
 def patch_recipe(model_dir: Path) -> dict[str, Any]:
-    """Pure data that says how an image becomes uint8 patches [num_patches, C * T * P * P]."""
+    """Return the recipe that turns an image into uint8 patches [num_patches, C * T * P * P]."""
     config = read_processor(model_dir)
     sizes = config.get("size") or {}
     return {

@@ -63,7 +63,7 @@ class Segments:
 def packed_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, *, scale: float, causal: bool
 ) -> torch.Tensor:
-    """[T, H, D] attention of each token over its own segment. `key` and `value` may have fewer heads (GQA)."""
+    """Return [T, H, D] attention of each token over its own segment. `key` and `value` may have fewer heads (GQA)."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
         return varlen_attention(query, key, value, segments, segments, scale, causal)
     if len(segments.by_length) == 1:
@@ -92,7 +92,8 @@ def varlen_attention(
     scale: float,
     causal: bool,
 ) -> torch.Tensor:
-    """[T, H, D] in half precision on CUDA, by one kernel. Causal: a segment's queries are the last of its keys."""
+    """Return [T, H, D] attention in half precision on CUDA, by one kernel. Causal: a segment's queries are the last of
+    its keys."""
     bounds = (of_queries.cumulative, of_keys.cumulative, of_queries.max_length, of_keys.max_length)
     if flash_attn_varlen_func is not None:
         out: torch.Tensor = flash_attn_varlen_func(query, key, value, *bounds, softmax_scale=scale, causal=causal)
@@ -117,7 +118,7 @@ def vision_attention(
     cu_seq_lens_q: torch.Tensor,
     **unused: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention interface for packed inputs: query [1, H, T, D] -> ([1, T, H, D], None)."""
+    """The attention function for transformers with packed inputs: query [1, H, T, D] -> ([1, T, H, D], None)."""
     segments = Segments(cu_seq_lens_q.tolist(), query.device)
     q, k, v = (tensor.squeeze(0).transpose(0, 1) for tensor in (query, key, value))
     return packed_attention(q, k, v, segments, scale=scaling, causal=False).unsqueeze(0), None

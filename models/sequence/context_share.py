@@ -1,7 +1,7 @@
 """One rank's share of a packed batch under context parallelism.
 
-Leaves out the arithmetic of who holds what (`models.layout.context_parallel`) and all communication.
-T tokens of the stream, t of this rank, K scored tokens of the stream, k of them predicted by this rank's tokens.
+Which rank holds which tokens is in `models.layout.context_parallel`; nothing is sent here. T tokens of the stream, t of
+this rank, K scored tokens of the stream, k of them predicted by this rank's tokens.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.sequence.packing import ContextShare, PackedBatch
 
 
 def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
-    """The batch with this rank's tokens only: ids, positions, scored tokens and visual tokens are selected.
+    """Return the batch with this rank's tokens only: ids, positions, scored tokens and visual tokens are selected.
 
     `segments`, `num_scored` and the media stay those of the whole stream.
     """

@@ -1,6 +1,6 @@
-"""The media of a microbatch: which of them are the same, and which rank encodes which. No torch, nothing is sent.
+"""The distinct media of a microbatch, and which rank encodes which. No torch, nothing is sent.
 
-Every rank of a replica computes the same from grids and keys alone, so a rank needs the patches of its own share only.
+Every rank of a replica computes the same from grids and keys alone, so a rank needs only the patches of its own share.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.sequence.mrope import Grid
 
 
 class HasMedia(Protocol):
-    """What is needed of a training sample."""
+    """The part of a training sample that this module needs."""
 
     @property
     def grid_thw(self) -> tuple[Grid, ...]:
@@ -28,7 +28,7 @@ class HasMedia(Protocol):
 
     @property
     def media_keys(self) -> Sequence[str]:
-        """What tells media apart (a digest), per medium; without keys, array objects do."""
+        """The name of each medium (a digest), for comparing media. Without keys, array objects are compared."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,13 +38,14 @@ class DistinctMedia:
     grids: tuple[Grid, ...]
     """(t, h, w) in patches."""
     patches: tuple[np.ndarray | None, ...]
-    """As the samples have them; None also where they have none at all."""
+    """The patches in the form of the samples; None also where they have none at all."""
     numbers: tuple[tuple[int, ...], ...]
-    """[sample][medium] which of the distinct ones it is."""
+    """[sample][medium] the number of the distinct medium."""
 
 
 def distinct_media(samples: Sequence[HasMedia]) -> DistinctMedia:
-    """What the samples show. Raises ValueError, naming the sample, where patches do not belong to the grids."""
+    """Return the distinct media of the samples. Raises ValueError, naming the sample, if patches do not belong to the
+    grids."""
     number_of: dict[Hashable, int] = {}
     grids: list[Grid] = []
     patches: list[np.ndarray | None] = []
@@ -69,14 +70,15 @@ def distinct_media(samples: Sequence[HasMedia]) -> DistinctMedia:
 
 
 def own_media(samples: Sequence[HasMedia], *, rank: int, num_ranks: int) -> list[tuple[bool, ...]]:
-    """[sample][medium] True where `rank` of the `num_ranks` that share the work encodes it, and needs its patches."""
+    """Return [sample][medium] True if `rank` of the `num_ranks` encodes the medium and needs its patches."""
     media = distinct_media(samples)
     mine = set(deal_media(media.grids, num_ranks)[rank])
     return [tuple(number in mine for number in own) for own in media.numbers]
 
 
 def deal_media(grids: Sequence[Grid], num_ranks: int) -> list[list[int]]:
-    """Numbers of media per rank, ascending: the one of most patches first, each to the rank with the least so far."""
+    """Return the numbers of media per rank, ascending. The medium with the most patches goes first, each to the rank
+    with the least so far."""
     costs = [t * h * w for t, h, w in grids]
     load = [0] * num_ranks
     shares: list[list[int]] = [[] for _ in range(num_ranks)]

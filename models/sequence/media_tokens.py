@@ -1,4 +1,4 @@
-"""Which tokens of a sample stand for its images and videos. What kind a medium is, its tokens say."""
+"""Which tokens of a sample are its images and videos. The tokens also say which kind a medium is."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from models.sequence.mrope import Grid, MediaSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:
-    """What a model family says about its tokens."""
+    """A model family's tokens for media."""
 
     image_token_id: int
     video_token_id: int | None = None
@@ -21,21 +21,21 @@ class TokenLayout:
     merge_size: int
     """Patches per visual token, along each side."""
     has_mrope: bool = True
-    """False: a token's position is its place in the sequence, whatever it stands for."""
+    """False if a token's position is its place in the sequence, also for tokens of media."""
     tokens_per_second: float | None = None
-    """Temporal positions per second of video; None where the frames of a video are spans of their own, with their
-    times as text before them."""
+    """Temporal positions per second of video. None where each frame of a video is its own span, with its time as text
+    before it."""
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
-        """The tokens that stand for media where they are not sampled."""
+        """The tokens that mean media in a prompt."""
         if self.video_token_id is None:
             return (self.image_token_id,)
         return self.image_token_id, self.video_token_id
 
 
 def qwen_token_layout(hf_config: Any, *, tokens_per_second: float | None = None) -> TokenLayout:
-    """The layout of the Qwen-VL families."""
+    """Return the layout of the Qwen-VL families."""
     return TokenLayout(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,
@@ -51,10 +51,10 @@ def media_spans(
     seconds_per_grid: Sequence[float],
     layout: TokenLayout,
 ) -> list[MediaSpan]:
-    """The spans of a sample's media, in order.
+    """Return the spans of a sample's media, in order.
 
     `slots`: the visual tokens. `grids`: (t, h, w) in patches, per medium in the order of the tokens;
-    `seconds_per_grid`: of each medium, the seconds from one t to the next (unused for images). Raises ValueError where
+    `seconds_per_grid`: for each medium, the seconds from one t to the next (unused for images). Raises ValueError if
     tokens and grids contradict each other.
     """
     merged = [(t, h // layout.merge_size, w // layout.merge_size) for t, h, w in grids]
@@ -83,7 +83,7 @@ def media_spans(
 
 
 def _parts(grid: Grid, is_video: bool, seconds: float, tokens_per_second: float | None) -> Iterator[tuple[Grid, float]]:
-    """(grid, temporal step) of each span of a medium."""
+    """Yield (grid, temporal step) of each span of a medium."""
     t, h, w = grid
     if not is_video:
         yield grid, 1.0

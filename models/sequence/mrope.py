@@ -1,7 +1,7 @@
-"""M-RoPE: three positions per token (time, height, width), and the frequencies they turn into.
+"""M-RoPE: three positions per token (time, height, width), and the frequencies that follow from them.
 
-Positions are per sample and numpy, frequencies are torch. Which tokens make a span is `models.sequence.media_tokens`'
-part.
+Positions are per sample and numpy, frequencies are torch. Which tokens are a span is decided in
+`models.sequence.media_tokens`.
 """
 
 from __future__ import annotations
@@ -18,21 +18,22 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
-    """Neighbouring tokens that stand for an image, a video, or a frame of one."""
+    """Neighbouring tokens that are an image, a video, or a frame of a video."""
 
     begin: int
-    """Its first token."""
+    """The first token of the span."""
     grid: Grid
     """(t, h, w) in merged tokens."""
     step: float = 1.0
-    """Temporal positions from one t to the next; rounded down after multiplying."""
+    """The number of temporal positions from one t to the next; rounded down after multiplying."""
 
 
 def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
-    """[3, T] int64 positions; `spans` in the order of their tokens.
+    """Return [3, T] int64 positions; `spans` in the order of their tokens.
 
-    What follows a span begins behind its largest position, as in vLLM and in the code that Qwen2.5-VL was trained with.
-    transformers 5 begins behind its height and width alone, so that what follows a long video overlaps with it.
+    The token after a span begins behind the span's largest position, as in vLLM and in the code with which Qwen2.5-VL
+    was trained. transformers 5 begins behind its height and width alone, so that text after a long video overlaps with
+    it.
     """
     positions = np.empty((3, num_tokens), dtype=np.int64)
     cursor, position = 0, 0
@@ -42,7 +43,7 @@ def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
         positions[:, cursor : span.begin] = position + np.arange(span.begin - cursor)
         position += span.begin - cursor
         visual = np.indices((t, h, w)).reshape(3, -1)
-        # in float32, like transformers, where a product may fall just below a whole number
+        # in float32, like transformers, where a product may be just below a whole number
         visual[0] = visual[0].astype(np.float32) * np.float32(span.step)
         positions[:, span.begin : end] = position + visual
         position += max(h, w, int(visual[0, -1]) + 1)
@@ -52,17 +53,17 @@ def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
 
 
 class MRope(torch.nn.Module):
-    """Takes the place of GPTModel.rotary_pos_emb; positions are per token, so packing needs nothing more."""
+    """Replaces GPTModel.rotary_pos_emb. Positions are per token, so packing needs nothing more."""
 
     frequencies: torch.Tensor
 
     axis_of_frequency: torch.Tensor
 
     def __init__(self, *, dim: int, theta: float, sections: Sequence[int], is_interleaved: bool) -> None:
-        """`sections`: how many frequencies each of (time, height, width) has; twice their sum is `dim`.
+        """`sections`: the number of frequencies of each of (time, height, width); twice their sum is `dim`.
 
-        `is_interleaved`: the axes take turns as long as they have frequencies left, and time has the rest; otherwise
-        they follow each other.
+        `is_interleaved`: the axes take turns while they have frequencies left, and time has the rest; otherwise they
+        follow each other.
         """
         super().__init__()
         assert 2 * sum(sections) == dim
@@ -76,7 +77,7 @@ class MRope(torch.nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, position_ids: torch.Tensor, mrope_section: Any = None, cp_group: Any = None) -> torch.Tensor:
-        """[T, 1, 1, dim] float32 angles from positions [3, 1, T]."""
+        """Return [T, 1, 1, dim] float32 angles from positions [3, 1, T]."""
         angles = position_ids.float()[..., None] * self.frequencies
         axis = self.axis_of_frequency.expand(1, *angles.shape[1:])
         merged = angles.gather(0, axis)[0]

@@ -1,6 +1,6 @@
-"""Samples of a microbatch as one packed stream. The same on every rank of a replica; pixels where there are any.
+"""Packs the samples of a microbatch into one stream. The result is the same on every rank of a replica.
 
-Leaves out normalising pixels (models.vision.tower) and what is done with the log-probabilities.
+Normalising pixels is in `models.vision.tower`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from models.sequence.mrope import Grid, mrope_positions
 
 
 class PackableSample(HasMedia, Protocol):
-    """What packing needs of a training sample."""
+    """The part of a training sample that packing needs."""
 
     @property
     def token_ids(self) -> np.ndarray:
@@ -37,19 +37,19 @@ class PackableSample(HasMedia, Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShare:
-    """What attention and the loss must know of a batch that was cut."""
+    """What attention and the loss need to know about a batch that was cut over context-parallel ranks."""
 
     context: ContextParallel
     runs: list[Run]
-    """This rank's tokens, as stretches of the stream."""
+    """This rank's tokens, as runs of the stream."""
     places: torch.Tensor
-    """[T] where each token of the stream stands when the ranks' tokens follow each other."""
+    """[T] the place of each token of the stream when the ranks' tokens follow each other."""
     stream: torch.Tensor
     """[T] the inverse: the stream position of each token when the ranks' tokens follow each other."""
     num_scores: list[int]
     """k of each rank."""
     score_places: torch.Tensor
-    """[K] where each score stands when the ranks' scores follow each other."""
+    """[K] the place of each score when the ranks' scores follow each other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +63,7 @@ class PackedBatch:
     segments: Segments
     """One per sample, and one of padding where there is any."""
     predict_rows: torch.Tensor
-    """[K] the tokens whose output predicts a scored token: the one before it."""
+    """[K] the tokens whose output predicts a scored token: each is the token before it."""
     labels: torch.Tensor
     """[K] the scored tokens, sample by sample."""
     num_scored: tuple[int, ...]
@@ -75,9 +75,10 @@ class PackedBatch:
     visual_slots: torch.Tensor
     """[V] the tokens that are visual."""
     visual_rows: torch.Tensor
-    """[V] which row of the distinct images' embeddings each of them takes."""
+    """[V] the row of the distinct images' embeddings for each visual token."""
     share: ContextShare | None = None
-    """Of a context-parallel rank: the tensors above are then its part of the stream (models.sequence.context_share)."""
+    """The share of a context-parallel rank; the tensors above are then its part of the stream
+    (models.sequence.context_share)."""
 
 
 def pack(
@@ -123,7 +124,7 @@ def pack(
 
 def _sample_arrays(number: int, sample: PackableSample, layout: TokenLayout) -> Mapping[str, np.ndarray]:
     tokens = sample.token_ids
-    given = ~sample.loss_mask  # a policy may sample any token; only those of the prompt stand for media
+    given = ~sample.loss_mask  # a policy may sample any token; only tokens of the prompt mean media
     is_visual = given & np.isin(tokens, layout.visual_token_ids)
     slots = np.flatnonzero(is_visual)
     try:
@@ -143,7 +144,7 @@ def _sample_arrays(number: int, sample: PackableSample, layout: TokenLayout) -> 
 
 
 def _padded(part: Mapping[str, np.ndarray], multiple: int) -> Mapping[str, np.ndarray]:
-    """The sample's arrays with tokens behind the last one: nothing before them attends to them."""
+    """Return the sample's arrays with padding behind the last token; no token before attends to it."""
     padding = -len(part["tokens"]) % multiple
     if not padding:
         return part
@@ -153,7 +154,7 @@ def _padded(part: Mapping[str, np.ndarray], multiple: int) -> Mapping[str, np.nd
 
 
 def _embedding_rows(media: DistinctMedia, layout: TokenLayout) -> np.ndarray:
-    """[V] rows of the distinct media's embeddings, in the order in which the stream shows them."""
+    """Return [V] rows of the distinct media's embeddings, in the order of the stream."""
     sizes = [t * h * w // layout.merge_size**2 for t, h, w in media.grids]
     begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     rows = [np.arange(begins[number], begins[number + 1]) for own in media.numbers for number in own]

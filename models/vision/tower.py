@@ -30,13 +30,14 @@ from models.sequence.distinct_media import deal_media
 from models.sequence.mrope import Grid
 
 ATTENTION = "yatt_packed_flash"
-"""transformers passes the boundaries of packed images only to implementations with `flash` in their name."""
+"""The name of our attention function. transformers passes the boundaries of packed images only to names with `flash` in
+them."""
 
 AttentionInterface.register(ATTENTION, vision_attention)
 
 
 class VisionTower(torch.nn.Module):
-    """uint8 patches of images -> their visual tokens' embeddings. A family's tower gives `encode`."""
+    """Turns uint8 patches of images into embeddings of their visual tokens. A family's tower gives `encode`."""
 
     attention: ClassVar[str] = ATTENTION
     """transformers' name of the attention function in the module's blocks."""
@@ -69,7 +70,7 @@ class VisionTower(torch.nn.Module):
 
     @property
     def num_deepstack(self) -> int:
-        """Further embeddings behind each one, for as many of the decoder's first layers."""
+        """The number of further embeddings behind each one, for the decoder's first layers."""
         return 0
 
     @property
@@ -79,17 +80,17 @@ class VisionTower(torch.nn.Module):
 
     @property
     def output_size(self) -> int:
-        """h"""
+        """The hidden size h of the decoder."""
         return int(self.config.out_hidden_size)
 
     def blank(self) -> tuple[torch.Tensor, Grid]:
-        """The smallest image, normalised, and its grid."""
+        """Return the smallest image, normalised, and its grid."""
         side, config = self.merge_size, self.config
         size = config.in_channels * config.temporal_patch_size * config.patch_size**2
         return torch.zeros(side * side, size), (1, side, side)
 
     def forward(self, images: Sequence[np.ndarray | None], grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group.
+        """Return [V, (1 + num_deepstack) * h] embeddings of all images in order, on every rank of the group.
 
         A rank must be given the images of its own share (`models.sequence.distinct_media.own_media`); raises ValueError
         otherwise.
@@ -112,7 +113,8 @@ class VisionTower(torch.nn.Module):
 
     @abstractmethod
     def encode(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """[V, (1 + num_deepstack) * h] embeddings of images whose normalised patches (or tiles) follow each other."""
+        """Return [V, (1 + num_deepstack) * h] embeddings of images whose normalised patches (or tiles) follow each
+        other."""
 
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
         weight = next(self.visual.parameters())
@@ -122,7 +124,8 @@ class VisionTower(torch.nn.Module):
         return self.encode(self.normalise(patches).to(weight.dtype), grids)
 
     def _encode_none(self, weight: torch.Tensor) -> torch.Tensor:
-        """[0, (1 + num_deepstack) * h], for a backward pass that has collectives which all ranks must enter."""
+        """Return an empty [0, (1 + num_deepstack) * h], for a backward pass with collectives that all ranks must
+        enter."""
         is_trained = torch.is_grad_enabled() and any(param.requires_grad for param in self.visual.parameters())
         if is_trained and self.always_runs:
             pixels, grid = self.blank()
@@ -142,7 +145,7 @@ def _given(patches: np.ndarray | None, grid: Grid) -> np.ndarray:
 
 
 def _natural_order(shares: list[list[int]], sizes: list[int]) -> torch.Tensor:
-    """Where the rows of image 0, 1, ... stand when the shares follow each other."""
+    """Return where the rows of image 0, 1, ... stand when the shares follow each other."""
     dealt = [image for share in shares for image in share]
     begins = dict(zip(dealt, accumulate((sizes[image] for image in dealt), initial=0)))
     return torch.cat([torch.arange(begins[image], begins[image] + size) for image, size in enumerate(sizes)])

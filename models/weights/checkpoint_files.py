@@ -1,4 +1,5 @@
-"""The safetensors files of a Hugging Face folder: what they hold, reading one tensor, writing the same files again."""
+"""The safetensors files of a Hugging Face folder: their tensors, reading one tensor, and writing the same files
+again."""
 
 from __future__ import annotations
 
@@ -31,42 +32,43 @@ COMPANIONS = (
     "vocab.json",
     "merges.txt",
 )
-"""Files beside the weights that make a folder loadable by transformers and vLLM; those that exist are copied."""
+"""Files next to the weights that transformers and vLLM need to load a folder. Those that exist are copied."""
 
 
 class CheckpointFiles:
-    """Read access by tensor name; files are opened once and mapped."""
+    """Reads tensors by name. Files are opened once and mapped."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises FileNotFoundError where the folder holds no safetensors checkpoint."""
+        """Raises FileNotFoundError if the folder holds no safetensors checkpoint."""
         self.model_dir = model_dir
         self.file_of = _files_by_tensor(model_dir)
         self._open: dict[str, safe_open] = {}
 
     @property
     def names(self) -> list[str]:
-        """Every tensor of the checkpoint."""
+        """Return every tensor name of the checkpoint."""
         return list(self.file_of)
 
     def read(self, name: str) -> torch.Tensor:
-        """One full tensor. Raises ValueError where the checkpoint has none of that name."""
+        """Return one full tensor. Raises ValueError if the checkpoint has none of that name."""
         return self._file_with(name).get_tensor(name)
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a tensor, without reading it."""
+        """Return the shape of a tensor, without reading it."""
         return tuple(self._file_with(name).get_slice(name).get_shape())
 
     def dtype(self, name: str) -> torch.dtype:
-        """The dtype in which the checkpoint keeps a tensor."""
+        """Return the dtype in which the checkpoint keeps a tensor."""
         first = self._file_with(name).get_slice(name)
         return torch.empty(0, dtype=_DTYPES[first.get_dtype()]).dtype
 
     def write_like(self, directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write a folder of the same files: names, shapes, dtypes, shards, companions as here, values from `tensors`.
+        """Write a folder of the same files: names, shapes, dtypes, shards and companions are those here, values come
+        from `tensors`.
 
-        Each tensor goes to its place as it comes, so one at a time is in memory. The folder appears whole or not at
-        all: an older one in its place is replaced when the new one is complete. Where that fails `tensors` is still
-        taken to its end, for ranks that give their parts of them.
+        Each tensor is written when it comes, so one at a time is in memory. The folder appears whole or not at all: an
+        older folder is replaced when the new one is complete. If writing fails, `tensors` is still read to its end, for
+        ranks that give their parts of them.
         """
         coming = iter(tensors)
         try:
@@ -109,7 +111,7 @@ class CheckpointFiles:
 
 
 class _SameLayout:
-    """A safetensors file with the header of another, whose tensors are written in any order."""
+    """A safetensors file with the header of another file. Its tensors are written in any order."""
 
     def __init__(self, like: Path, path: Path) -> None:
         header = read_header(like)
@@ -120,7 +122,7 @@ class _SameLayout:
         self._file.truncate(like.stat().st_size)
 
     def write(self, name: str, tensor: torch.Tensor) -> None:
-        """One tensor, of the shape and dtype that the header says."""
+        """Write one tensor, with the shape and dtype of the header."""
         wanted = self._entries[name]["shape"]
         if list(tensor.shape) != wanted:
             raise ValueError(f"{name} has shape {list(tensor.shape)}, but the model's folder keeps {wanted}")
@@ -137,7 +139,7 @@ class _SameLayout:
 
 @contextmanager
 def _replaced_whole(directory: Path) -> Iterator[Path]:
-    """An empty folder beside `directory` that takes its place at the end; what an earlier end left is removed."""
+    """Yield an empty folder that replaces `directory` at the end. The folder of an earlier failure is removed."""
     partial, old = (directory.with_name(f".{directory.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         if leftover.exists():

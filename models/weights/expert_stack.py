@@ -1,7 +1,7 @@
-"""The experts of a layer in a checkpoint, and which of their rows a rank's part of them has.
+"""The experts of a layer in a checkpoint, and which of their rows a rank holds.
 
-A rank holds whole experts of a layer, stacked [num_local, rows, columns], and of each a part where expert tensor
-parallelism cuts them. Ranks are numbered with that cut running fastest.
+A rank holds whole experts of a layer, stacked [num_local, rows, columns], or a part of each where expert tensor
+parallelism cuts them. In the numbering of ranks, the number of the part changes fastest.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import torch
 from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shapes
 
 ExpertLayout = Literal["out_in", "in_out", "named"]
-"""out_in, in_out: one tensor for all experts of a layer, [num_experts, out, in] as transformers 5 writes it or
-[num_experts, in, out] as the released checkpoints have it; gate and up projection joined along `out`. named: tensors
-of their own for every expert."""
+"""The form of the experts. out_in, in_out: one tensor for all experts of a layer, [num_experts, out, in] as
+transformers 5 writes it or [num_experts, in, out] as in the released checkpoints; gate and up projection are joined
+along `out`. named: separate tensors for every expert."""
 
 
 class ExpertStack:
@@ -33,19 +33,19 @@ class ExpertStack:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of every expert."""
+        """The dtype of every expert."""
         return self.params[0].dtype
 
     @property
     def device(self) -> torch.device:
-        """Of every expert."""
+        """The device of every expert."""
         return self.params[0].device
 
     def __getitem__(self, expert: int) -> torch.Tensor:
         return self.params[expert]
 
     def detach(self) -> ExpertStack:
-        """The same memory, outside of autograd."""
+        """Return the same memory, outside of autograd."""
         return ExpertStack([param.detach() for param in self.params])
 
 
@@ -59,7 +59,7 @@ def copy_whole(held: torch.Tensor | ExpertStack, place: torch.Tensor) -> None:
 
 
 def expert_shapes(layout: ExpertLayout, kind: Kind, stack: Shape, shapes: Shapes, num_ranks: int) -> list[Shape]:
-    """Shapes of the Hugging Face tensors behind the `stack` that each of the ranks holds."""
+    """Return the shapes of the Hugging Face tensors behind the `stack` that each of the ranks holds."""
     single = full_shapes(kind, stack[1:], shapes, shapes.expert_ranks)
     num_experts = stack[0] * num_ranks // shapes.expert_ranks
     if layout == "named":
@@ -77,7 +77,7 @@ def expert_parts(
     rank: int,
     num_ranks: int,
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(view of a rank's `stack`, view of a tensor of `full`) of equal shape, as `common_parts` gives them."""
+    """Yield pairs of equal shape, like `common_parts`: a view of a rank's `stack`, and a view of a tensor of `full`."""
     assert num_ranks % shapes.expert_ranks == 0
     group, part = divmod(rank, shapes.expert_ranks)
     num_local = stack.shape[0]
@@ -87,7 +87,7 @@ def expert_parts(
 
 
 def _views(layout: ExpertLayout, kind: Kind, full: Sequence[torch.Tensor], expert: int) -> list[torch.Tensor]:
-    """The tensors [out, in] of one expert."""
+    """Return the tensors [out, in] of one expert."""
     num_parts = 2 if kind == "gated" else 1
     if layout == "named":
         return list(full[expert * num_parts : (expert + 1) * num_parts])

@@ -1,8 +1,8 @@
-"""The policy's full tensors under their Hugging Face names, from any layout, again and again.
+"""Exports the policy's full tensors under their Hugging Face names, from any layout, any number of times.
 
 `ShardedWeights` is a weight source in vLLM's sense (`vllm.distributed.weight_transfer.base.WeightSource`): `metadata()`
-tells what comes, iterating gives it. A source of the same memory for all ranks needs no collective: `own_parts`
-tells each rank what to copy where.
+describes the tensors, and iterating gives them. Where all ranks share the target memory no collective is needed:
+`own_parts` tells each rank what to copy where.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from models.weights.load import Held, WeightTable, global_names
 
 
 class ShardedWeights:
-    """Reads the parameters whenever it is iterated; what is agreed between ranks is agreed once."""
+    """The source of the tensors. It reads the parameters whenever it is iterated; the agreement between ranks is made
+    once."""
 
     def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
-        """`chunks`: this rank's parts of the model. Collective over `weight_plan.holders()`."""
+        """`chunks`: this rank's parts of the model. Collective over `export_plan.holders()`."""
         self._table = table
         self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}
         self._planned = plan(chunks, table)
@@ -30,14 +31,14 @@ class ShardedWeights:
         self._group = holders()
 
     def metadata(self) -> list[WeightMeta]:
-        """Name, dtype and full shape of every tensor, in the order of iteration."""
+        """Return name, dtype and full shape of every tensor, in the order of iteration."""
         return list(self._metadata)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor on every rank. Collective: all ranks iterate to the end.
+        """Yield every tensor on every rank. Collective: all ranks iterate to the end.
 
         While one bucket's tensors are given out, the next is on its way. Where one rank holds the whole model, tensors
-        may be views of its parameters; they are the caller's otherwise.
+        may be views of its parameters; otherwise the caller owns them.
         """
         if self._group.size() == 1:
             for shards in self._planned:
@@ -47,7 +48,7 @@ class ShardedWeights:
         buffers = _Buffers(bundles, next(iter(self._own.values())).device)
         under_way: list[_Transfer] = []
         for bucket in bundles:
-            # where the consumer changes streams, as vLLM's does, the last reads of the buffer were on another one
+            # if the consumer changes streams, as vLLM's does, the last reads of the buffer were on another stream
             buffers.wait_until_read()
             under_way.append(_start(bucket, buffers.next(bucket), self._own, self._group))
             if len(under_way) > 1:
@@ -57,7 +58,8 @@ class ShardedWeights:
             yield from self._finish(transfer)
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """(name, tensor) of all that this rank holds; the name is that of a Hugging Face tensor it is part of."""
+        """Yield (name, tensor) of all tensors that this rank holds. The name is that of a Hugging Face tensor of which
+        it is a part."""
         for shards in self._planned:
             if self._group.rank() in shards.owners:
                 held = self._own[shards.name].detach()
@@ -65,9 +67,10 @@ class ShardedWeights:
                 yield from ((shards.match.names[0], part) for part in parts)
 
     def own_parts(self, full: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """(name, part of a parameter of this rank, its place in `full`): copied by all ranks, `full` is the model.
+        """Yield (name, part of a parameter of this rank, its place in `full`). When all ranks have copied, `full` is
+        the model.
 
-        What several ranks hold is given to one of them, in turns. Not collective.
+        A part that several ranks hold is given to one of them, in turns. Not collective.
         """
         rank = self._group.rank()
         number, num_replicas = replica()
@@ -93,7 +96,8 @@ class ShardedWeights:
                 yield name, tensor.clone() if is_of_buffer else tensor
 
     def _join(self, shards: Shards, parts: Sequence[Held]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The Hugging Face tensors of a parameter from all of its shards; one that is whole is given as it is."""
+        """Yield the Hugging Face tensors of a parameter from all of its shards. A whole parameter is given without a
+        copy."""
         match, table, num_parts = shards.match, self._table, len(parts)
         if match.kind == "rep" or (num_parts == 1 and match.kind in ("col", "row") and not match.experts):
             assert isinstance(parts[0], torch.Tensor)
@@ -127,18 +131,18 @@ class _Buffers:
         self._was_read = torch.cuda.Event() if device.type == "cuda" else None
 
     def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
-        """[positions, elements of a shard of the bucket], in the bucket's dtype."""
+        """Return [positions, elements of a shard of the bucket], in the bucket's dtype."""
         self._flat.reverse()
         num_positions = len(bucket[0].owners)
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
 
     def note_read(self) -> None:
-        """All that was queued on the current stream reads the buffer that comes next."""
+        """Note that all operations on the present stream read the buffer that comes next."""
         if self._was_read:
             self._was_read.record()
 
     def wait_until_read(self) -> None:
-        """The current stream goes on when the noted reads are done."""
+        """Let the present stream wait until the noted reads are finished."""
         if self._was_read:
             self._was_read.wait()
 
@@ -146,7 +150,7 @@ class _Buffers:
 def _start(
     bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, Held], group: dist.ProcessGroup
 ) -> _Transfer:
-    """Put this rank's shards in their places, and begin to move them: nobody waits here."""
+    """Put this rank's shards in their places and begin to move them, without waiting."""
     owners = bucket[0].owners
     if group.rank() in owners:
         position = owners.index(group.rank())

@@ -1,6 +1,6 @@
-"""What an export will do, agreed once by all ranks of a model: whose shard is where, and what is moved together.
+"""The plan of an export, which all ranks of a model agree on once: whose shard is where, and what is moved together.
 
-Left out: moving it (`models.weights.export`).
+Moving the tensors is in `models.weights.export`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from models.compat.megatron_core import parallel_state
 from models.weights.load import Match, WeightTable, global_names, shard_group
 
 BUCKET_BYTES = 64 * 2**20
-"""Of each rank's shards that are moved together; two buckets are under way at a time."""
+"""The bytes of each rank's shards that are moved together. Two buckets are in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,36 +29,36 @@ class WeightMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """One parameter, cut over the ranks of a group: what all of them know of it."""
+    """One parameter, cut over the ranks of a group, with what all of them know about it."""
 
     name: str
-    """megatron's, with global layer number; a stack of experts has one name."""
+    """megatron's name, with the global layer number; a stack of experts has one name."""
     owners: tuple[int, ...]
-    """[position] the rank that holds it, as a number in the model-parallel group."""
+    """[position] the rank that holds the shard, as a number in the model-parallel group."""
     shape: tuple[int, ...]
-    """Of each shard."""
+    """The shape of each shard."""
     dtype: torch.dtype
     match: Match
 
     @property
     def numel(self) -> int:
-        """Elements of each shard."""
+        """The elements of each shard."""
         return torch.Size(self.shape).numel()
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What a rank says of itself."""
+    """One rank's report about its parameters."""
 
     stage: int
     params: list[tuple[str, tuple[int, ...], torch.dtype]]
 
 
 def holders() -> dist.ProcessGroup:
-    """The ranks that hold one whole model between them.
+    """Return the ranks that hold one whole model between them.
 
-    Experts may be dealt to more ranks of a stage than the tensor-parallel ones, or to fewer; of the two groups one
-    holds the other (`check_layout` sees to it).
+    Experts may be divided over more ranks of a stage than the tensor-parallel ones, or over fewer. One of the two
+    groups contains the other (`check_layout` checks it).
     """
     model = parallel_state.get_model_parallel_group()
     experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
@@ -66,7 +66,8 @@ def holders() -> dist.ProcessGroup:
 
 
 def replica() -> tuple[int, int]:
-    """(number of this rank's `holders()` among the groups that hold the same, how many groups there are)."""
+    """Return the number of this rank's `holders()` among the groups that hold the same, and the number of these
+    groups."""
     if holders() is parallel_state.get_model_parallel_group():
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     else:
@@ -75,7 +76,7 @@ def replica() -> tuple[int, int]:
 
 
 def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
-    """Every exported parameter, in the same order on all ranks. Collective over `holders()`."""
+    """Return every exported parameter, in the same order on all ranks. Collective over `holders()`."""
     group = holders()
     stage = parallel_state.get_pipeline_model_parallel_rank()
     params = [
@@ -94,7 +95,7 @@ def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
 
 
 def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
-    """Names, dtypes and full shapes, in the order of the export."""
+    """Return names, dtypes and full shapes, in the order of the export."""
     metas: list[WeightMeta] = []
     for shards in planned:
         match = shards.match
@@ -105,7 +106,7 @@ def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
 
 
 def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
-    """Neighbours with the same owners and dtype, up to BUCKET_BYTES of each rank."""
+    """Yield neighbours with the same owners and dtype, up to BUCKET_BYTES of each rank."""
     bucket: list[Shards] = []
     num_bytes = 0
     for shards in planned:
@@ -123,7 +124,8 @@ def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
 def _of_stage(
     params_of: dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]], table: WeightTable
 ) -> Iterator[Shards]:
-    """Shards of the same name on a stage's ranks belong together; of ranks with the same shard the first ones count."""
+    """Yield the shards of a stage. Shards of the same name belong together; of ranks with the same shard the first ones
+    count."""
     for at_same_place in zip(*params_of.values(), strict=True):
         name, shape, dtype = at_same_place[0]
         num_owners = shard_group(is_expert=table.match(name).experts is not None).size()

@@ -1,7 +1,7 @@
-"""Weights from a Hugging Face checkpoint into megatron's parameters, by one table of rules.
+"""Loads weights from a Hugging Face checkpoint into megatron's parameters, with one table of rules.
 
-A family gives the table (`models.<family>.mapping`); `models.weights.slicing` knows how each kind of tensor is cut over
-the ranks; `models.weights.export` goes the other way by the same table.
+A family gives the table (`models.<family>.mapping`). `models.weights.slicing` knows how each kind of tensor is cut over
+the ranks, and `models.weights.export` goes the other way with the same table.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Rule:
     """One row of a family's table."""
 
     megatron: str
-    """Name with global layer number; may hold {layer} and {rest}."""
+    """The name in megatron with the global layer number; it may hold {layer} and {rest}."""
     hugging_face: Sequence[str]
     kind: Kind
     is_exported: bool = True
     copies: Sequence[str] = ()
-    """Further names under which the checkpoint keeps the same single tensor: written, not read."""
+    """Further names under which the checkpoint keeps the same single tensor. They are written and not read."""
     experts: ExpertLayout | None = None
-    """How the checkpoint keeps the experts of a layer, of which this is the stack; `kind` then cuts each of them."""
+    """How the checkpoint keeps the experts of a layer, if this is their stack; `kind` then cuts each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Match:
     """A rule, applied to one parameter."""
 
     names: tuple[str, ...]
-    """Of the Hugging Face tensors that the parameter is made of."""
+    """The names of the Hugging Face tensors that the parameter is made of."""
     kind: Kind
     is_exported: bool
     copies: Sequence[str]
@@ -61,7 +61,7 @@ class WeightTable:
         self._compiled = [(_compile(rule.megatron), rule) for rule in self.rules]
 
     def match(self, name: str) -> Match:
-        """The Hugging Face names behind a megatron name. Raises KeyError where no rule fits."""
+        """Return the Hugging Face names behind a megatron name. Raises KeyError if no rule fits."""
         for pattern, rule in self._compiled:
             found = pattern.fullmatch(name)
             if found:
@@ -70,7 +70,7 @@ class WeightTable:
         raise KeyError(f"no rule for the parameter {name}")
 
     def full_shapes(self, match: Match, shard: Shape, num_ranks: int) -> list[Shape]:
-        """Shapes of the Hugging Face tensors behind a parameter of which each rank holds a `shard`."""
+        """Return the shapes of the Hugging Face tensors behind a parameter of which each rank holds a `shard`."""
         if match.experts:
             return expert_shapes(match.experts, match.kind, shard, self.shapes, num_ranks)
         return full_shapes(match.kind, shard, self.shapes, num_ranks)
@@ -78,14 +78,15 @@ class WeightTable:
     def common_parts(
         self, match: Match, shard: Held, full: Sequence[torch.Tensor], rank: int, num_ranks: int
     ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """(view of a rank's `shard`, view of a tensor of `full`) for all that both have."""
+        """Yield (view of a rank's `shard`, view of a tensor of `full`) for all rows that both have."""
         if match.experts:
             return expert_parts(match.experts, match.kind, shard, full, self.shapes, rank, num_ranks)
         assert isinstance(shard, torch.Tensor)
         return common_parts(match.kind, shard, full, self.shapes, rank, num_ranks)
 
     def load(self, model: torch.nn.Module, files: CheckpointFiles) -> list[str]:
-        """Fill this rank's parameters from a checkpoint; returns the names of tensors that are not finite there."""
+        """Fill this rank's parameters from a checkpoint; return the names of tensors with values that are not
+        finite."""
         spoilt: list[str] = []
         for name, held in global_names(model):
             match = self.match(name)
@@ -105,14 +106,15 @@ class WeightTable:
 
 
 def shard_group(*, is_expert: bool) -> dist.ProcessGroup:
-    """The ranks of a stage over which a parameter is cut: tensor parallel ones, or those that hold its experts."""
+    """Return the ranks of a stage over which a parameter is cut: the tensor-parallel ones, or those that hold its
+    experts."""
     if is_expert:
         return parallel_state.get_expert_tensor_and_model_parallel_group()
     return parallel_state.get_tensor_model_parallel_group()
 
 
 def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
-    """Raise ValueError, on all ranks alike, unless the names that the model exports are exactly the checkpoint's."""
+    """Raise ValueError, on all ranks, unless the model exports exactly the checkpoint's names."""
     for names, what in (
         (set(files.names) - set(exported), "holds tensors that the model of its config.json does not have"),
         (set(exported) - set(files.names), "lacks tensors that the model of its config.json has"),
@@ -125,7 +127,7 @@ def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
 
 
 def check_finite(spoilt: Collection[str], files: CheckpointFiles) -> None:
-    """Raise ValueError, on all ranks alike, where any rank found NaN or infinite weights. Collective over the world."""
+    """Raise ValueError, on all ranks, if any rank found NaN or infinite weights. Collective over the world."""
     found: list[Collection[str]] = [()] * dist.get_world_size()
     dist.all_gather_object(found, list(spoilt))
     names = sorted({name for part in found for name in part})
@@ -137,7 +139,7 @@ def check_finite(spoilt: Collection[str], files: CheckpointFiles) -> None:
 
 
 def global_names(model: torch.nn.Module) -> Iterator[tuple[str, Held]]:
-    """This rank's parameters, their layers numbered over the whole pipeline; experts of a layer as one stack."""
+    """Yield this rank's parameters, with layers numbered over the whole pipeline; experts of a layer are one stack."""
     layers: torch.nn.ModuleList = model.get_submodule("language_model.decoder.layers")  # type: ignore[assignment]
     offset = int(layers[0].layer_number) - 1 if len(layers) else 0  # type: ignore[arg-type]
     stacks: dict[str, list[torch.nn.Parameter]] = {}

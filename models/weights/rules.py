@@ -11,12 +11,12 @@ DECODER = "language_model.decoder.layers.{layer}."
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 VISUAL_PREFIXES = ("model.visual.", "visual.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-"""Older releases of models that wrap a whole language model have the second."""
+"""The names of the head. Older releases of models that wrap a whole language model have the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefixes:
-    """Where a checkpoint keeps its two parts; it moved between transformers releases."""
+    """The prefixes of a checkpoint's two parts, which changed between transformers releases."""
 
     text: str
     visual: str
@@ -30,7 +30,8 @@ class Prefixes:
         visual: tuple[str, ...] = VISUAL_PREFIXES,
         in_visual: str = "patch_embed.proj.weight",
     ) -> Prefixes:
-        """The prefixes of this checkpoint; `visual` are the tower's possible ones, `in_visual` a tensor behind them.
+        """Return the prefixes of this checkpoint. `visual` are the possible ones of the tower, `in_visual` is a tensor
+        behind them.
 
         Raises ValueError where the checkpoint lacks either part.
         """
@@ -41,18 +42,18 @@ class Prefixes:
 
     @property
     def layer(self) -> str:
-        """Prefix of a decoder layer."""
+        """The prefix of a decoder layer."""
         return self.text + "layers.{layer}."
 
 
 def end_rules(prefixes: Prefixes, names: Collection[str], *, is_head_tied: bool) -> list[Rule]:
-    """What stands before and after the layers: embedding, head, last norm, vision tower."""
+    """Return the rules for the parts before and after the layers: embedding, head, last norm, vision tower."""
     embedding = prefixes.text + "embed_tokens.weight"
     head = next((name for name in HEADS if name in names), HEADS[0])
     copies = [head] if is_head_tied and head in names else []
     return [
         Rule("language_model.embedding.word_embeddings.weight", [embedding], "vocab", copies=copies),
-        # the last pipeline stage has its own copy of a tied head: loaded, not exported
+        # the last pipeline stage has its own copy of a tied head: it is loaded, and not exported
         Rule("language_model.output_layer.weight", [embedding if is_head_tied else head], "vocab", not is_head_tied),
         Rule("language_model.decoder.final_layernorm.weight", [prefixes.text + "norm.weight"], "rep"),
         Rule("vision_model.visual.{rest}", [prefixes.visual + "{rest}"], "rep"),
@@ -60,14 +61,14 @@ def end_rules(prefixes: Prefixes, names: Collection[str], *, is_head_tied: bool)
 
 
 def layer_rules(prefixes: Prefixes) -> list[Rule]:
-    """Norms, attention and a dense MLP of a layer."""
+    """Return the rules for norms, attention and a dense MLP of a layer."""
     layer = prefixes.layer
     attention, mlp = layer + "self_attn.", layer + "mlp."
     qkv = [attention + part for part in ("q_proj.", "k_proj.", "v_proj.")]
     return [
         Rule(DECODER + "input_layernorm.weight", [layer + "input_layernorm.weight"], "rep"),
         Rule(DECODER + "pre_mlp_layernorm.weight", [layer + "post_attention_layernorm.weight"], "rep"),
-        # Transformer Engine's linear layers have the norm before them inside
+        # Transformer Engine's linear layers contain the norm before them
         Rule(DECODER + "self_attention.linear_qkv.layer_norm_weight", [layer + "input_layernorm.weight"], "rep"),
         Rule(DECODER + "mlp.linear_fc1.layer_norm_weight", [layer + "post_attention_layernorm.weight"], "rep"),
         Rule(DECODER + "self_attention.linear_qkv.weight", [name + "weight" for name in qkv], "qkv"),

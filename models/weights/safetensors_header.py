@@ -1,14 +1,16 @@
-"""The beginning of a safetensors file: what says which tensors it holds. No torch here."""
+"""Reads the header of a safetensors file, which lists its tensors. No torch here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 LENGTH_BYTES = 8
-"""Before the header stands its length, little-endian; behind it the tensors' bytes."""
+"""The bytes of the header's length, little-endian, at the beginning of the file; the tensors' bytes follow the
+header."""
 
 
 def read_header(path: Path) -> bytes:
-    """JSON: [name] dtype, shape and data_offsets behind the header; `__metadata__` is no tensor."""
+    """Return the header, JSON: [name] dtype, shape and data_offsets behind the header; `__metadata__` is not a
+    tensor."""
     with path.open("rb") as file:
         return file.read(int.from_bytes(file.read(LENGTH_BYTES), "little"))

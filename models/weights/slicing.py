@@ -1,6 +1,6 @@
 """How each kind of tensor is cut over ranks: which rows of a rank's parameter are which rows of a full tensor.
 
-One description serves both directions: loading copies from the full tensors, export copies into them.
+One description serves both directions: loading copies from the full tensors, and export copies into them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """What cutting depends on besides the tensor."""
+    """The numbers that cutting depends on, besides the tensor."""
 
     num_heads: int
     num_groups: int
@@ -32,7 +32,7 @@ class Shapes:
 
 
 class _Block(NamedTuple):
-    """Rows of one full tensor; all blocks one after another are what is cut evenly over the ranks."""
+    """Rows of one full tensor. All blocks, one after another, are cut evenly over the ranks."""
 
     tensor: int
     begin: int
@@ -40,7 +40,7 @@ class _Block(NamedTuple):
 
 
 def full_shapes(kind: Kind, shard: Shape, shapes: Shapes, num_ranks: int) -> list[Shape]:
-    """Shapes of the Hugging Face tensors behind a parameter of which each rank holds a `shard`."""
+    """Return the shapes of the Hugging Face tensors behind a parameter of which each rank holds a `shard`."""
     if kind == "rep":
         return [shard]
     if kind == "row":
@@ -59,7 +59,7 @@ def full_shapes(kind: Kind, shard: Shape, shapes: Shapes, num_ranks: int) -> lis
 def common_parts(
     kind: Kind, shard: torch.Tensor, full: Sequence[torch.Tensor], shapes: Shapes, rank: int, num_ranks: int
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(view of `shard`, view of a tensor of `full`) of equal shape, for all that a rank's parameter has of them.
+    """Yield (view of `shard`, view of a tensor of `full`) of equal shape, for all rows of a rank's parameter.
 
     Rows that pad a vocabulary are in no pair.
     """
