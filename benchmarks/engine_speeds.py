@@ -166,7 +166,8 @@ def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[in
 
 
 def paid(groups: Sequence[GroupRef]) -> np.ndarray:
-    """[5] how often `COSTS` were paid, as the simulator reckons: a prompt is read once, all sequences step together."""
+    """Return [5] how many times each of `COSTS` was paid, by the rule of the simulator: a prompt is read once, and all
+    sequences step together."""
     lengths = [length for group in groups for length in group.lengths]
     patches = sum(int(np.prod(ref.shape[:-1])) for group in groups for ref in group.media)
     prompts = sum(group.num_prompt_tokens for group in groups)

@@ -214,7 +214,7 @@ def family(pid: int) -> set[psutil.Process]:
 
 
 def unreadable(node: EmbeddedNode, durable: list[dict[str, Any]]) -> list[str]:
-    """Acknowledged durable objects that cannot be had any more, or are other bytes."""
+    """Return acknowledged durable objects that cannot be read any more, or have other bytes."""
     found = []
     with Reader(node.uri) as reader:
         for ref in map(Ref.from_dict, durable):

@@ -87,7 +87,7 @@ class NamespaceLink:
             self._ip("netns", "delete", self._made.pop())  # and with it its end of the pair, and so the other
 
     def address(self, host: str) -> str:
-        """Of its end of the pair."""
+        """The address of its end of the pair."""
         return f"{self._net}.{1 if host == 'a' else 2}"
 
     def prefix(self, host: str) -> list[str]:
@@ -95,7 +95,7 @@ class NamespaceLink:
         return ["ip", "netns", "exec", self._space(host)]
 
     def uri_of_a_for_b(self) -> str:
-        """The same as for everybody."""
+        """Return the same address for every client."""
         return self.uris["a"]
 
     def sent_bytes(self) -> int:

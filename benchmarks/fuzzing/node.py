@@ -13,7 +13,7 @@ from tests.dataplane.shards import encode, noise, write_shard
 
 MEMORY_BYTES = 64 << 20
 SETTLE_S = 20.0
-"""A node that has nothing to do is given so long to come to rest."""
+"""The time that an idle node is given until its threads and memory are stable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@
 of shared memory; `writer.py` has `Writer`, which makes arrays in shared memory; `embedded.py` has `EmbeddedNode`.
 `connect.py` opens connections and reads credentials, `retry.py` repeats calls to a node that went away, and
 `torch_view.py` turns views into torch tensors. The other files are their parts: `lease_session.py` (leases of a
-reader), `download.py` and `downloaded_views.py` (copies over Flight), `inplace_put.py` and `inplace_stream.py` (writes
+reader), `download.py` and `object_downloader.py` (copies over Flight), `inplace_put.py` and `inplace_stream.py` (writes
 into the arena), `put_batches.py`, `scope_heartbeat.py` and `node_process.py`.
 
 May import: core.

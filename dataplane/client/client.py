@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
 from dataplane.client.inplace_put import InplacePut
-from dataplane.client.put_batches import Buffer, flat, groups, plain_body
+from dataplane.client.put_batches import Buffer, as_bytes_view, batch_ranges, plain_body
 from dataplane.client.retry import GRACE_S, NodeRetry
 from dataplane.client.scope_heartbeat import ScopeHeartbeat, weak_method
 from dataplane.core.digests import content_digest
@@ -75,7 +75,7 @@ class Client:
         `durable` needs a node with --spill: the object is on the node's disk before this call returns, and survives a
         restart of the node.
         """
-        view = flat(data)
+        view = as_bytes_view(data)
         spec = ArraySpec(name=name, dtype=dtype, shape=check_array(dtype, shape, view.nbytes), meta=meta or {})
         return self._put(view, plain_body(spec, view.nbytes, scope=scope, durable=durable))
 
@@ -86,12 +86,12 @@ class Client:
 
         If it raises, objects that were already stored stay; the same call again stores the rest.
         """
-        views = [flat(buffer) for buffer in data]
+        views = [as_bytes_view(buffer) for buffer in data]
         bodies = [
             plain_body(spec, view.nbytes, scope=scope, durable=durable) for spec, view in zip(specs, views, strict=True)
         ]
         refs: list[Ref] = []
-        for start, end in groups([view.nbytes for view in views]):
+        for start, end in batch_ranges([view.nbytes for view in views]):
             refs += self._put_group(views[start:end], bodies[start:end], scope)
         return refs
 
@@ -108,7 +108,7 @@ class Client:
         It stays until it is released, or until the last scope that contains it closes.
         """
         body = {"kind": "source", "meta": dict(meta or {}), "scope": scope, "durable": durable}
-        return self._put(flat(data), body)
+        return self._put(as_bytes_view(data), body)
 
     def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
         """Open a scope: a named group of objects that end together. Nothing in it is evicted.

@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
-from dataplane.client.downloaded_views import DownloadedViews
 from dataplane.client.inplace_stream import close_quietly
+from dataplane.client.object_downloader import ObjectDownloader
 from dataplane.client.retry import GRACE_S
 from dataplane.core.errors import NodeUnavailableError, StreamLostError
 from dataplane.core.hosts import default_host_id
@@ -124,7 +124,7 @@ class LeaseSession:
         """True if the node is gone or does not know this session any more."""
         self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
-        self._copies = DownloadedViews(uri, credentials)
+        self._copies = ObjectDownloader(uri, credentials)
         hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
@@ -245,7 +245,8 @@ class LeaseSession:
     def _keep(self) -> None:
         """Return ended leases to the node and cancel overdue streams, until the session is lost, or closed and unused.
 
-        Consumes: `ended`. Produces: `end_leases` calls.
+        Consumes: `ended`.
+        Produces: `end_leases` calls.
         """
         while True:
             leases, was_closed = self._collect()

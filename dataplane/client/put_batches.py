@@ -28,7 +28,7 @@ def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: bool
     }
 
 
-def groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
+def batch_ranges(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield (start, end) of each group of objects to store in one request, within `GROUP_BYTES` and `GROUP_OBJECTS`.
 
     Groups are limited because a node reserves the slabs of a whole group until all of them are sealed.
@@ -43,7 +43,7 @@ def groups(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
         yield start, len(sizes)
 
 
-def flat(data: Buffer) -> memoryview:
+def as_bytes_view(data: Buffer) -> memoryview:
     """Return the bytes of a buffer, without a copy. BadRequestError if it is not a buffer or not contiguous."""
     try:
         view = memoryview(data)

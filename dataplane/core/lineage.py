@@ -20,7 +20,7 @@ def source_ref(lineage: Lineage, node_id: str) -> Ref:
     )
 
 
-def gone(name: str, node_id: str) -> MissingObjectError:
+def missing_object_error(name: str, node_id: str) -> MissingObjectError:
     """Return the error for an object that its own node does not have and that cannot be made again."""
     return MissingObjectError(
         f"{name} is not on node {node_id}: a plain object is lost when it is released or its node stops; put it again"

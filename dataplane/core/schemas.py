@@ -85,7 +85,7 @@ def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[i
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def arrow_errors_as_bad_requests(what: str) -> Iterator[None]:
     """Raise BadRequestError where a read inside this block meets a message that is not Arrow IPC.
 
     Arrow raises errors of many classes there. `what` names the stream in the message. Errors of Flight pass unchanged.

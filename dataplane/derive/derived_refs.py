@@ -6,7 +6,7 @@ from typing import Any
 
 from dataplane.core.digests import derived_name, source_name
 from dataplane.core.errors import BadRequestError
-from dataplane.core.lineage import gone, source_ref
+from dataplane.core.lineage import missing_object_error, source_ref
 from dataplane.core.refs import Ref
 from dataplane.media.recipes import parse_recipe
 
@@ -41,7 +41,7 @@ def checked_ref(ref: Ref, node_id: str) -> Ref:
     """
     lineage = ref.lineage
     if ref.kind == "plain" or lineage is None:
-        raise gone(ref.name, node_id)
+        raise missing_object_error(ref.name, node_id)
     rebuilt = source_ref(lineage, node_id)
     if lineage.recipe is not None:
         rebuilt = derived_ref(rebuilt, parse_recipe(lineage.recipe).model_dump(), node_id)

@@ -14,7 +14,7 @@ from functools import partial
 from dataplane.cluster.fetcher import PeerFetcher
 from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.errors import DataPlaneError, DatasetError, NodeTimeoutError
-from dataplane.core.lineage import gone
+from dataplane.core.lineage import missing_object_error
 from dataplane.core.refs import Ref
 from dataplane.datasets.catalog import Catalog
 from dataplane.derive.derived_refs import checked_ref
@@ -51,7 +51,7 @@ class RemoteObjects:
             # the size decides how the object is fetched
             return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked
         if home == self._peers.node_id:
-            raise gone(ref.name, home)
+            raise missing_object_error(ref.name, home)
         if not self.can_fetch(ref):
             raise self._peers.unknown(ref.name, home)
         return ref

@@ -59,7 +59,8 @@ class Security:
             log.warning("tokens and data cross the network in the clear: add --tls-cert and --tls-key")
         if not (self.token_file or self.tls_ca):
             log.warning(
-                "every client that reaches %s may do everything: add --token-file, or --tls-ca for client certificates", host
+                "every client that reaches %s may do everything: add --token-file, or --tls-ca for client certificates",
+                host,
             )
 
     def server_options(self) -> dict[str, Any]:

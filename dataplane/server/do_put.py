@@ -11,7 +11,7 @@ import pyarrow.flight as fl
 from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import ITEM_BYTES, reading
+from dataplane.core.schemas import ITEM_BYTES, arrow_errors_as_bad_requests
 from dataplane.server.publish import PutRequest, seal
 from dataplane.server.services import Services
 from dataplane.storage.entries import Slab
@@ -21,7 +21,7 @@ from dataplane.storage.store import Store
 def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
     """Store the object that the descriptor announces and the stream brings."""
     request = PutRequest.from_descriptor(descriptor)
-    with reading("the schema of DoPut"):
+    with arrow_errors_as_bad_requests("the schema of DoPut"):
         dtype = _column_dtype(reader.schema)
     deadline = time.monotonic() + request.timeout_s
     slab = _receive(reader, request, dtype, services, deadline)
@@ -43,7 +43,7 @@ def _column_dtype(schema: pa.Schema) -> str:
 def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> Iterator[np.ndarray]:
     """Yield the bytes of each batch."""
     while True:
-        with reading("a batch of DoPut"):
+        with arrow_errors_as_bad_requests("a batch of DoPut"):
             try:
                 batch = reader.read_chunk().data
             except StopIteration:

@@ -33,8 +33,8 @@ class MetricsServer:
     def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
         if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
             raise BadRequestError(
-                f"--metrics-port on {host} would show this node's counters to every client that reaches it; add --token-file, "
-                "--tls-ca or --insecure"
+                f"--metrics-port on {host} would show this node's counters to every client that reaches it; "
+                "add --token-file, --tls-ca or --insecure"
             )
         try:
             self._server = _Server(host, port, metrics, tokens)

@@ -10,7 +10,7 @@ import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError, DataPlaneError
 from dataplane.core.json_body import parse
-from dataplane.core.schemas import reading
+from dataplane.core.schemas import arrow_errors_as_bad_requests
 from dataplane.server.auth import caller_of
 from dataplane.server.call_limits import BODIES
 from dataplane.server.services import Services
@@ -62,7 +62,7 @@ class RequestStream:
             self._started, self._error = 0.0, ""
         self._hold(0)
         try:
-            with reading(self._what):
+            with arrow_errors_as_bad_requests(self._what):
                 chunk = self._reader.read_chunk()
         except StopIteration:
             if not self._context.is_cancelled():

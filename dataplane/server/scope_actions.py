@@ -11,7 +11,7 @@ import pyarrow.flight as fl
 from dataplane.core.errors import BadRequestError, MissingObjectError
 from dataplane.core.json_body import SMALL_BODY_BYTES, check_plain_name, dump, parse, take, take_refs, take_timeout_s
 from dataplane.core.refs import BadMedia, Ref
-from dataplane.core.schemas import reading
+from dataplane.core.schemas import arrow_errors_as_bad_requests
 from dataplane.server.auth import Caller
 from dataplane.server.services import Services
 
@@ -35,7 +35,7 @@ def keep_open(
     try:
         writer.write_metadata(pa.py_buffer(dump({"node": services.node_id, "grace_s": services.scope_owners.grace_s})))
         while not is_final:
-            with reading("a message of scopes"):
+            with arrow_errors_as_bad_requests("a message of scopes"):
                 chunk = reader.read_chunk()
             message = parse(chunk.app_metadata, "a message of scopes", SMALL_BODY_BYTES)
             is_final = take(message, "scopes", "end", bool, default=False)

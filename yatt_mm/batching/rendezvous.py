@@ -47,8 +47,10 @@ class _Meeting:
 class Rendezvous:
     """The body of a Ray actor with asyncio concurrency.
 
-    Consumes: one call per controller and meeting.  Produces: the same result for all of them. Waits for: the other
-    controllers, up to `deadline_s` after their last sign of life. Unblocked by: the last arrival, or `abort`.
+    Consumes: one call per controller and meeting.
+    Produces: the same result for all of them.
+    Waits for: the other controllers, up to `deadline_s` after their last sign of life.
+    Unblocked by: the last arrival, or `abort`.
     """
 
     def __init__(

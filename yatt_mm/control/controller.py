@@ -1,8 +1,9 @@
 """The controller: the verbs of the training loop, on this controller's share of the prompts. All controllers are equal.
 
-Consumes: samples and refs from the data plane, drawn through the rendezvous. Produces: calls to engines, reward workers
-and training ranks; a share of each step's metrics. Waits for: workers and the other controllers, always with a
-deadline. It holds refs, lengths and rewards. No pixel, token or weight passes through it.
+Consumes: samples and refs from the data plane, drawn through the rendezvous.
+Produces: calls to engines, reward workers and training ranks; a share of each step's metrics.
+Waits for: workers and the other controllers, always with a deadline. It holds refs, lengths and rewards. No pixel,
+token or weight passes through it.
 """
 
 from __future__ import annotations

@@ -46,7 +46,8 @@ class FilledBatch:
 
 
 class BatchFiller:
-    """Consumes: prompts that the rendezvous deals out.  Produces: scored groups."""
+    """Consumes: prompts that the rendezvous deals out.
+    Produces: scored groups."""
 
     def __init__(
         self,

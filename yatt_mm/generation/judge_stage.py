@@ -13,7 +13,8 @@ from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 
 
 class JudgeStage:
-    """Consumes: scored groups.  Produces: the same with the judges' weighted scores added to their rewards."""
+    """Consumes: scored groups.
+    Produces: the same with the judges' weighted scores added to their rewards."""
 
     def __init__(
         self,

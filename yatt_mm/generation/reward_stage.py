@@ -15,7 +15,8 @@ MAX_ATTEMPTS = 3
 
 
 class RewardStage:
-    """Consumes: groups with all responses.  Produces: the same groups with the function's rewards."""
+    """Consumes: groups with all responses.
+    Produces: the same groups with the function's rewards."""
 
     def __init__(self, context: PhaseContext, on_scored: Callable[[list[GroupWork]], None]) -> None:
         self._context = context

@@ -13,7 +13,8 @@ POOL = str(Role.ROLLOUT)
 
 
 class RolloutStage:
-    """Consumes: prompts.  Produces: groups with all responses, as each call to an engine ends."""
+    """Consumes: prompts.
+    Produces: groups with all responses, as each call to an engine ends."""
 
     def __init__(
         self,

@@ -1,8 +1,9 @@
 """Generation phases as a stream: every group goes to the next stage at once, and further prompts come in.
 
-Consumes: prompts as the rendezvous deals them out.  Produces: this controller's groups of the batch. Waits for: its own
-calls, and the news that the batch is full. When the batch is full, groups in flight are cut off, and dropped or carried
-over into the next step.
+Consumes: prompts as the rendezvous deals them out.
+Produces: this controller's groups of the batch.
+Waits for: its own calls, and the news that the batch is full. When the batch is full, groups in flight are cut off, and
+dropped or carried over into the next step.
 """
 
 from __future__ import annotations

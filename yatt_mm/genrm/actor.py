@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class JudgeActor:
     """One engine of a judge; all controllers send it groups.
 
-    Consumes: lists of finished groups.  Produces: their verdicts.
+    Consumes: lists of finished groups.
+    Produces: their verdicts.
     """
 
     def __init__(

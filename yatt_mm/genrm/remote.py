@@ -1,10 +1,10 @@
 """A judge that is a server outside the run: asks it over HTTP with OpenAI's chat completions (e.g. `vllm serve`).
 
-Consumes: `JudgeTask`s.  Produces: `JudgedGroup`s.
-Only this judge gets encoded media by value: it sends their bytes as data URLs.
+Consumes: `JudgeTask`s.
+Produces: `JudgedGroup`s. Only this judge gets encoded media by value: it sends their bytes as data URLs.
 Waits for: the data plane; and the server, at most `deadline_s` for a request and `call_timeout_s` for a whole call.
-Unblocked by: their replies, the deadlines, or `cut_off`.
-Left out: Ray (`remote_actor`). Which frames of a video the judge looks at is decided by the server.
+Unblocked by: their replies, the deadlines, or `cut_off`. Left out: Ray (`remote_actor`). Which frames of a video the
+judge looks at is decided by the server.
 """
 
 from __future__ import annotations

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 class RemoteJudgeActor:
     """Sends groups to a judge's server; all controllers share it.
 
-    Consumes: lists of finished groups.  Produces: their verdicts.
+    Consumes: lists of finished groups.
+    Produces: their verdicts.
     """
 
     def __init__(

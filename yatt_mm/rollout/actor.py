@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 class RolloutActor:
     """One engine of the policy; all controllers send it prompts.
 
-    Consumes: lists of prompt tasks.  Produces: refs of sampled groups.
+    Consumes: lists of prompt tasks.
+    Produces: refs of sampled groups.
     """
 
     def __init__(

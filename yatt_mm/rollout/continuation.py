@@ -84,7 +84,9 @@ class Continuation:
         return sample_seed(seed, num_tokens) if num_tokens else seed
 
 
-def begin(task: PromptTask, sampling: SamplingSettings, prompt: list[int], partial: GroupRecord | None) -> Continuation:
+def begin_attempt(
+    task: PromptTask, sampling: SamplingSettings, prompt: list[int], partial: GroupRecord | None
+) -> Continuation:
     """Return the first attempt at a task, or if `partial` is given, the attempt that continues it.
 
     Raises:

@@ -40,7 +40,9 @@ class InFlightGroup:
 class InFlightGroups:
     """All groups in flight of one engine.
 
-    Consumes: requests.  Produces: sampled responses.  Waits for: the core, without a timeout.
+    Consumes: requests.
+    Produces: sampled responses.
+    Waits for: the core, without a timeout.
     """
 
     def __init__(self, name: str, llm: "AsyncLLM", backend: Any, inputs: Any, *, is_usable: Callable[[], bool]) -> None:

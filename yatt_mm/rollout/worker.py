@@ -16,7 +16,7 @@ from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.published import Published
 from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
-from yatt_mm.rollout.continuation import Continuation, begin
+from yatt_mm.rollout.continuation import Continuation, begin_attempt
 from yatt_mm.rollout.engine_media import medium_of, size_of
 from yatt_mm.rollout.engine_types import (
     ABORTED,
@@ -151,7 +151,7 @@ class RolloutWorker:
             wanted = task.partial
             (view,) = await self._call(lambda: self._reader.resolve([wanted]))
             partial = group_record.decode(view)
-        return begin(task, sampling, self._token_ids(task), partial)
+        return begin_attempt(task, sampling, self._token_ids(task), partial)
 
     async def _sample(self, attempt: Continuation, cut: Cut) -> list[Sampled]:
         """Return the new tokens of the unfinished samples; no tokens if the engine is asleep."""

@@ -1,4 +1,4 @@
-"""Ray for one run: a local cluster of its own or a connection to an existing one; ended as it was begun."""
+"""Ray for one run: the run's own local cluster, or a connection to an existing one."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from yatt_mm.common.ray_calls import wait_all
 
 CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Ray carries calls and refs; what is heavy goes through the data plane."""
+"""Ray carries calls and refs only; everything heavy goes through the data plane."""
 
 
 @contextmanager
 def ray_session(
     address: str | None, *, num_cpus: int, scratch: Path, log_dir: Path, env: Mapping[str, str]
 ) -> Iterator[None]:
-    """A Ray connection. Without an address Ray is started here, and stopped at the end; its logs are kept.
+    """Connect to Ray for a block. Without an address Ray is started here and stopped at the end; its logs are kept.
 
-    `env` holds in every worker process.
+    `env` is set in every worker process.
     """
     before = dict(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
@@ -45,7 +45,7 @@ def ray_session(
         if address is not None:
             _connect(address, runtime_env={"env_vars": dict(env)}, **common)
         else:
-            os.environ.update(env)  # a local Ray hands the environment on to its workers
+            os.environ.update(env)  # a local Ray passes the environment to its workers
             _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
         yield
     finally:
@@ -57,14 +57,14 @@ def ray_session(
 
 
 def _start(**options: Any) -> None:
-    """A cluster of this run's own.
+    """Start a local cluster for this run.
 
     Raises:
-        WorkerError: Ray's processes did not come up, which on a busy machine takes them longer than they wait.
+        WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
     """
     try:
         ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
-    except Exception as error:  # Ray raises no type of its own
+    except Exception as error:  # Ray has no error class of its own for this
         raise WorkerError(
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
             "processors; try again when it is lower, or name a running cluster in ray.address"
@@ -77,7 +77,7 @@ def _connect(address: str, **options: Any) -> None:
         if host and port.isdigit():
             socket.create_connection(
                 (host, int(port)), timeout=CONNECT_TIMEOUT_S
-            ).close()  # Ray's own try ends the process
+            ).close()  # Ray's own attempt ends the process
         ray.init(address=address, **options)
     except (OSError, ValueError) as error:
         raise ConfigError(
@@ -87,14 +87,14 @@ def _connect(address: str, **options: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Devices:
-    """What Ray reserved for a run: a bundle per device."""
+    """The devices that Ray reserved for a run: one bundle per device."""
 
     group: PlacementGroup
     gpus: tuple[str, ...]
     """[device] the machine's name for its GPU: a number or a UUID. Empty where devices are CPU slots."""
 
     def beside(self, devices: Sequence[int]) -> dict[str, Any]:
-        """Options that put an actor beside these devices, without claiming them: roles take turns."""
+        """Return options that put an actor on these devices without claiming them, because roles take turns."""
         options: dict[str, Any] = {
             "num_cpus": 0,
             "num_gpus": 0,
@@ -110,7 +110,7 @@ class Devices:
 
 @contextmanager
 def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices]:
-    """GPUs, or CPU slots where the cluster has none.
+    """Reserve GPUs for a block, or CPU slots where the cluster has none.
 
     Raises:
         WorkerError: the cluster does not have them free in time.
@@ -137,7 +137,8 @@ def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices
 
 
 def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tuple[str, ...]:
-    """[device] the GPU that Ray gave its bundle: not the device's own number where others use the machine too."""
+    """Return for each device the GPU that Ray gave its bundle. It differs from the device's number where others use the
+    machine too."""
 
     def own() -> str:
         (gpu,) = ray.get_runtime_context().get_accelerator_ids()["GPU"]
@@ -151,7 +152,7 @@ def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tupl
 
 
 def _keep_logs(ray_dir: Path, log_dir: Path) -> None:
-    """Copy what the workers said (not Ray's own logs) into the run's folder."""
+    """Copy the workers' output (not Ray's own logs) into the run's folder."""
     for file in ray_dir.glob("session_*/logs/worker-*"):
         if file.is_file() and not file.is_symlink() and file.stat().st_size:
             log_dir.mkdir(parents=True, exist_ok=True)

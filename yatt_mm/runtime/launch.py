@@ -1,6 +1,6 @@
-"""The composition root: starts what a run needs, watches it, and stops exactly what it started.
+"""The launcher: it starts the processes of a run, watches them, and stops exactly what it started.
 
-Order: data-plane node, Ray, engines and training ranks (together), controllers. Each is put on one exit stack as
+The order is: data-plane node, Ray, engines and training ranks (together), controllers. Each is put on one exit stack as
 soon as it exists, so errors and Ctrl-C end everything in reverse order.
 """
 
@@ -53,11 +53,11 @@ class Scratch:
     files: Path
     """Logs, sockets, temporary files."""
     weights: Path
-    """In shared memory: published weights."""
+    """Published weights, in shared memory."""
 
 
 def launch(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[int, float]:
-    """Run `config` to its end; returns held-out accuracy by step.
+    """Run `config` to its end; return the held-out accuracy by step.
 
     Raises:
         ConfigError: before anything heavy is started.
@@ -99,7 +99,7 @@ def _run(
     )
     with signals_held():
         stack.enter_context(session)
-    interrupt_on_signals()  # Ray has put a handler of its own
+    interrupt_on_signals()  # Ray has installed its own signal handler
     with console.status("starting engines and training ranks"):
         team = build_team(stack, config, run_id=run_id, node=node, batches=batches, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
@@ -118,7 +118,7 @@ def _run(
 
 
 def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: RunNode) -> None:
-    """Show records until every controller is through; the first failure ends the run."""
+    """Show records until every controller is finished. The first failure ends the run."""
     runs = {controller.run.remote(): f"controller {c}" for c, controller in enumerate(controllers)}
     left = list(runs)
     while left:
@@ -192,14 +192,14 @@ def _scratch() -> Iterator[Scratch]:
 
 
 def _env(scratch: Scratch) -> dict[str, str]:
-    """Environment of every worker process."""
+    """Return the environment of every worker process."""
     return {
         "TMPDIR": str(scratch.files),
         "OMP_NUM_THREADS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
-        "JOBLIB_MULTIPROCESSING": "0",  # imported by transformers; its semaphore would outlive the process
+        "JOBLIB_MULTIPROCESSING": "0",  # transformers imports joblib, whose semaphore would survive the process
     }
 
 

@@ -1,4 +1,5 @@
-"""Are the imported packages this project's? `models` and `dataplane` are names that others use as well. No torch."""
+"""Checks that the imported packages `models` and `dataplane` are this project's, because other projects use these names
+too. No torch."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ PACKAGES = ("models", "dataplane")
 
 
 def check_packages_are_ours(names: tuple[str, ...] = PACKAGES) -> None:
-    """Raise ImportError naming the foreign file where a package does not stand beside yatt_mm itself."""
+    """Raise ImportError, with the other file, if a package is not next to yatt_mm itself."""
     ours = Path(__file__).resolve().parents[2]
     for name in names:
         spec = importlib.util.find_spec(name)

@@ -1,7 +1,7 @@
-"""What people see of a run: progress bar, one line a step, metrics.jsonl, TensorBoard, and what the other files tell.
+"""What people see of a run: progress bar, one line per step, metrics.jsonl, TensorBoard, and the other files of a run.
 
-quarantine.jsonl has the samples that were set aside, placement.jsonl how devices were divided and why, timeline.json
-who held which device when.
+quarantine.jsonl has the samples that were skipped, placement.jsonl the divisions of devices with their reasons, and
+timeline.json which role held which device when.
 """
 
 from __future__ import annotations
@@ -38,17 +38,18 @@ class Reporter:
     def __init__(
         self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console
     ) -> None:
-        """`judges`: their names. Metrics of steps after `first_step` (from a run that is now resumed) are dropped."""
+        """`judges`: their names. Metrics of steps after `first_step` (from a run that is resumed now) are dropped."""
         run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
-        """Held-out accuracy by step, as seen so far."""
+        """The held-out accuracy by step, so far."""
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
             _keep_until(run_dir / name, first_step)
         self._files = {name: (run_dir / name).open("a") for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE)}
         self._timeline = Timeline(run_dir / TIMELINE_FILE, judges=judges, continues=first_step > 0)
-        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)  # written anew from the records that are kept
+        # TensorBoard files are written again from the records that are kept
+        shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
         self._writer = Writer(str(run_dir / "tensorboard"))
         for record in kept:
             self._plot(record)
@@ -109,7 +110,7 @@ class Reporter:
 
 
 def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
-    """Drop later steps from a file of records, and a last line that was cut off; what is left."""
+    """Drop later steps from a file of records, and a last line that was cut off; return what is left."""
     if not path.exists():
         return []
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]

@@ -1,4 +1,4 @@
-"""The folder of a run's results: one run at a time, nothing of an earlier one lost."""
+"""The folder of a run's results: only one run uses it at a time, and results of an earlier run are never lost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from yatt_mm.runtime.report import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
 FREE_TO_CHANGE = ("run.dir", "run.name", "train.steps", "eval", "checkpoint", "dataplane", "ray", "controllers")
-"""Keys and sections that a resumed run may have otherwise without being told so."""
+"""Keys and sections that may change when a run is resumed, without a warning."""
 
 
 @contextmanager
 def locked(config: Config) -> Iterator[None]:
-    """Hold the name of the run.
+    """Lock the name of the run.
 
     Raises:
-        ConfigError: another run with the same name and folder is going on.
+        ConfigError: another run with the same name and folder is running.
     """
     config.run_dir.parent.mkdir(parents=True, exist_ok=True)
     path = config.run_dir.with_name(f".{config.run.name}.lock")
@@ -45,7 +45,7 @@ def locked(config: Config) -> Iterator[None]:
 
 
 def prepare(config: Config, checkpoint: Path | None, step: int, console: Console) -> None:
-    """Make room for a run that starts after `step`: an earlier one is moved aside, or gone on with."""
+    """Prepare the folder for a run that starts after `step`: an earlier run is moved aside, or continued."""
     folder = config.run_dir
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")

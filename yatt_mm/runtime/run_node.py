@@ -1,4 +1,4 @@
-"""The data plane of a run: a node of its own, started again when it dies, or one that somebody else runs."""
+"""The data plane of a run: its own node, which is started again when it dies, or a node that the user started."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from yatt_mm.config.run_config import Config
 
 SCOPE_TIMEOUT_S = 10.0
 MAX_ID_CHARS = 60
-"""A node's id may have 64."""
+"""The length limit for the run's part of a node id, which may have 64 characters."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNode:
-    """Where the run's data plane is."""
+    """The run's data plane."""
 
     uri: str
     scope: str
-    """The run's rollouts are in it: they go with the run, however it ends."""
+    """The run's rollouts are in this scope, so they end with the run, however it ends."""
     durable: bool
-    """The node has a disk: rollouts are written there before they count, and outlive a node that dies."""
+    """True if the node has a disk: rollouts are written there before they count, and survive the death of the node."""
     node: EmbeddedNode | None
-    """None where somebody else runs it."""
+    """The run's own node; None if the user started the node."""
 
     @property
     def num_restarts(self) -> int:
-        """How often the run's own node was started again."""
+        """How many times the run's own node was started again."""
         return self.node.num_restarts if self.node else 0
 
     def check(self) -> None:
@@ -44,7 +44,7 @@ class RunNode:
 
 
 def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, console: Console) -> RunNode:
-    """Start a node that ends with `stack`, or use the one of `dataplane.uri`; opens the run's scope there."""
+    """Start a node that ends with `stack`, or use the one of `dataplane.uri`. Open the run's scope there."""
     node = _embedded(stack, config, run_id, scratch) if config.dataplane.uri is None else None
     uri = config.dataplane.uri if node is None else node.uri
     assert uri is not None
@@ -59,7 +59,7 @@ def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, 
 
 
 def _close_scope(client: Client, scope: str) -> None:
-    """Drop what the run stored now; a node that is gone has dropped it already."""
+    """Drop the run's objects now. A node that is gone has dropped them already."""
     with contextlib.suppress(DataPlaneError):
         client.close_scope(scope)
 

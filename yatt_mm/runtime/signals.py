@@ -1,4 +1,4 @@
-"""What Ctrl-C, SIGTERM and a closed terminal do to a run: end it in good order, once."""
+"""What Ctrl-C, SIGTERM and a closed terminal do to a run: they end it in an orderly way, once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextmanager
 def signals_restored() -> Iterator[None]:
-    """Put the caller's handlers back at the end."""
+    """Restore the caller's signal handlers at the end of the block."""
     before = {number: signal.getsignal(number) for number in SIGNALS}
     try:
         yield
@@ -23,7 +23,7 @@ def signals_restored() -> Iterator[None]:
 
 
 def interrupt_on_signals() -> None:
-    """From now on each of them raises KeyboardInterrupt."""
+    """From now on each of these signals raises KeyboardInterrupt."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -33,7 +33,7 @@ def interrupt_on_signals() -> None:
 
 
 def say_on_signals(console: Console) -> None:
-    """From now on they only say that things are being stopped: nothing may be left behind half stopped."""
+    """From now on these signals only print that the run is being stopped, so that stopping is not interrupted."""
 
     def say(signum: int, frame: object) -> None:
         console.print("stopping what this run started; one moment")
@@ -44,7 +44,7 @@ def say_on_signals(console: Console) -> None:
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold them back in a block that must not be cut in two; one that came raises KeyboardInterrupt after it."""
+    """Delay signals during a block that must not be interrupted. A delayed signal raises KeyboardInterrupt after it."""
     came: list[int] = []
     with signals_restored():
         for number in SIGNALS:

@@ -1,4 +1,4 @@
-"""Start the actors of a run on the devices that the placement gives them, and stop them again."""
+"""Starts the actors of a run on the devices that the placement gives them, and stops them again."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ from yatt_mm.training.actor import TrainActor
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
 SHARE_OF_JUDGE = 0.8
-"""Of the controllers' deadline: a judge that is late for so long, in all its attempts, has failed; the run goes on."""
+"""The share of the controllers' deadline after which a judge, with all its attempts, has failed; the run continues."""
 
 
 def build_team(
     stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: StepBatches, weights_dir: Path
 ) -> Team:
-    """Every actor but the controllers, started and ready; `stack` ends them.
+    """Start every actor except the controllers; `stack` ends them.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
@@ -96,7 +96,8 @@ def build_team(
 
 
 def _start(site: _Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
-    """On GPUs in turns, since an engine takes its device's memory before it sleeps; on the CPU all at once."""
+    """Start the actors: on GPUs one after another, because an engine takes its device's memory before it sleeps; on the
+    CPU all at once."""
     address = ("training rank 0", ranks[0].address.remote())
     (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
     turns: list[list[tuple[str, Any, tuple[str, ...]]]]
@@ -113,13 +114,13 @@ def _start(site: _Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], 
 def _workers(
     placement: Placement, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]
 ) -> dict[Unit, Any]:
-    """[unit] its actor."""
+    """Return the actor of each unit."""
     pools = {"rollout": engines, "train": ranks, **judges}
     return {unit: pools[unit.pool][unit.index] for unit in placement.units}
 
 
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
-    """One controller actor per `controllers.num`, idle until told to run."""
+    """Create one controller actor per `controllers.num`. They are idle until told to run."""
     return [
         _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
         for c in range(config.controllers.num)
@@ -128,7 +129,7 @@ def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunSt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Site:
-    """Where actors are made, what they are told, and what ends them."""
+    """What the creation of actors needs: where they run, what they get, and what ends them."""
 
     stack: ExitStack
     config: Config
@@ -138,16 +139,16 @@ class _Site:
 
     @property
     def model_dir(self) -> str:
-        """As it reads from another working directory."""
+        """The model folder as an absolute path, for processes with another working directory."""
         return str(Path(self.config.model.path).absolute())
 
     def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """The processor cores of devices, where devices are cores and each keeps to its own."""
+        """Return the processor cores of devices, where devices are cores and each keeps to its own."""
         is_pinned = self.config.placement.pin_cores and not self.devices.gpus
         return tuple(map(core_of, devices)) if is_pinned else ()
 
     def create(self, body: type, devices: Sequence[int], *, concurrency: int) -> Any:
-        """The constructor of an actor beside these devices."""
+        """Return the constructor of an actor on these devices."""
         return _create(self.stack, body, concurrency=concurrency, **self.devices.beside(devices))
 
 
@@ -186,7 +187,7 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
 
 
 def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
-    """Its engines, or what sends to its server; its folder is looked into once for all of them."""
+    """Create the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
     config = site.config
     server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
     shared: dict[str, Any] = {
@@ -276,7 +277,7 @@ def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str)
 
 
 def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -> Any:
-    """The constructor of an actor that ends with `stack`."""
+    """Return the constructor of an actor that ends with `stack`."""
     settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
     remote: Any = ray.remote(body).options(**settings)
 
@@ -289,5 +290,5 @@ def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -
 
 
 def _stop_engines(engines: list[Any]) -> None:
-    """Let engines end their own processes; one that does not is ended with its actor right after."""
+    """Let engines end their own processes. An engine that does not is ended with its actor right after."""
     ray.wait([engine.shutdown.remote() for engine in engines], num_returns=len(engines), timeout=STOP_DEADLINE_S)

@@ -1,8 +1,9 @@
-"""`timeline.json`: who held which device when, in the Chrome trace format (opens in Perfetto and chrome://tracing).
+"""`timeline.json`: which role held which device when, in the Chrome trace format (opens in Perfetto and
+chrome://tracing).
 
-One process per device with a row for rollout, one for training and one for each judge (judges may be awake together),
-and one process for the controllers' phases. Times are microseconds since the epoch. The file is a complete JSON array
-after every step.
+It has one process per device with a row for rollout, one for training and one for each judge (judges may be awake
+together), and one process for the controllers' phases. Times are microseconds since the epoch. The file is a complete
+JSON array after every step.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from yatt_mm.protocol.placement_model import Role
 
 TIMELINE_FILE = "timeline.json"
 PHASES_PID = 1_000_000
-"""Process number of the row of phases: no device has it."""
+"""The process number of the row of phases; no device has it."""
 _END = "\n]\n"
 
 
@@ -25,7 +26,7 @@ class Timeline:
     """Appends to the file."""
 
     def __init__(self, path: Path, *, judges: Sequence[str], continues: bool) -> None:
-        """`judges`: their names, in an order that stays. `continues`: keep what an earlier part of the run wrote."""
+        """`judges`: their names, in a fixed order. `continues`: keep what an earlier part of the run wrote."""
         self._path = path
         first, *others = judges or ("",)
         self._rows = {pool: row for row, pool in enumerate((Role.ROLLOUT, first, Role.TRAIN, *others))}
@@ -35,7 +36,7 @@ class Timeline:
             self._append([_name("process_name", PHASES_PID, 0, "phases")])
 
     def add(self, spans: Iterable[LedgerSpan], phases: Iterable[tuple[str, float, float]]) -> None:
-        """Who held what, and phases as (name, begin, end) in seconds since the epoch."""
+        """Add spans of devices, and phases as (name, begin, end) in seconds since the epoch."""
         events: list[dict[str, Any]] = []
         for span in spans:
             for device in span.devices:

@@ -1,8 +1,8 @@
-"""The asynchronous layout: rollout, GenRM and training on devices of their own, all at work all the time.
+"""The asynchronous layout: rollout, GenRM and training have separate devices and work all the time.
 
-A group that is trained in step k was started with a policy of version k - staleness or newer: no more groups are under
-way than the batches for which the present weights are new enough, and a batch is closed only when what goes on after
-it will still be new enough.
+A group that is trained in step k was started with a policy of version k - staleness or newer. So no more groups are in
+flight than the batches for which the present weights are new enough, and a batch is closed only when the groups that
+continue after it will still be new enough.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _AsyncRun:
         self._trained: list[tuple[float, float]] = []
 
     def result(self) -> LayoutResult:
-        """The layout's figures, without the first step (the pipeline fills)."""
+        """Return the layout's figures without the first step, in which the pipeline fills."""
         generation, events, config = self.generation, self.events, self.config
         for cell in range(self._num_rollout + self._num_genrm):
             is_rollout = cell < self._num_rollout
@@ -109,7 +109,7 @@ class _AsyncRun:
             self.cells.put(cell, Use.TRAIN, self.events.now_s)
 
     def _end_training(self) -> None:
-        """The engines stand still while they take the weights."""
+        """Stop the engines while they load the weights."""
         for cell in self._train_cells:
             self.cells.put(cell, Use.IDLE, self.events.now_s)
         self.generation.rollout.pause(self.config.publish_s.value)

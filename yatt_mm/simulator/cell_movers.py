@@ -1,4 +1,5 @@
-"""Who moves cells between rollout and GenRM during a generation phase: nobody, turns, or the real placement policy."""
+"""How cells move between rollout and GenRM during a generation phase: not at all, in turns, or by the real placement
+policy."""
 
 from __future__ import annotations
 
@@ -16,27 +17,27 @@ from yatt_mm.simulator.fleet import Fleet
 from yatt_mm.simulator.generation import GenerationPhase
 
 MAX_DECISIONS = 10**5
-"""In a phase; a run has a few hundred."""
+"""The most decisions of a phase; a run has a few hundred."""
 
 
 class CellMover(Protocol):
     """Decides on cells."""
 
     def first_split(self) -> Split:
-        """Cells of each role at the start of the phase that comes."""
+        """Return the cells of each role at the start of the next phase."""
 
     def begin(self) -> None:
-        """The phase has begun."""
+        """Note that the phase has begun."""
 
     def changed(self) -> None:
-        """A request ended."""
+        """Note that a request ended."""
 
     def end(self) -> None:
-        """The phase is over."""
+        """Note that the phase is over."""
 
 
 class Hands:
-    """Moves one cell from role to role; it is out of work meanwhile."""
+    """Moves one cell from role to role. The cell does no work meanwhile."""
 
     def __init__(self, config: SimulationConfig, generation: GenerationPhase, events: Events, cells: Cells) -> None:
         self.num_moving = 0
@@ -48,16 +49,16 @@ class Hands:
 
     @property
     def move_s(self) -> float:
-        """Seconds of the slower direction."""
+        """The seconds of the slower direction."""
         return max(self.to_genrm_s, self.to_rollout_s)
 
     def end_phase(self) -> None:
-        """What is on its way does not arrive in this phase."""
+        """Cancel moves in progress; they do not arrive in this phase."""
         self._phase += 1
         self.num_moving = 0
 
     def move(self, cell: int, use: Use) -> None:
-        """Wake the other role on a cell."""
+        """Wake up the other role on a cell."""
         generation = self._generation
         is_to_genrm = use is Use.GENRM
         giver, taker = (generation.rollout, generation.genrm) if is_to_genrm else (generation.genrm, generation.rollout)
@@ -78,41 +79,41 @@ class Hands:
 
 
 class Fixed:
-    """The same split all the time."""
+    """Keeps the same split all the time."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
 
     def first_split(self) -> Split:
-        """As configured."""
+        """Return the configured split."""
         return self._split
 
     def begin(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def changed(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class Turns:
-    """Full colocation: all cells answer, then all judge, and again while groups are replaced."""
+    """Full colocation: all cells sample, then all judge, and again while groups are replaced."""
 
     def __init__(self, generation: GenerationPhase, hands: Hands, num_cells: int) -> None:
         self._generation, self._hands, self._num_cells = generation, hands, num_cells
 
     def first_split(self) -> Split:
-        """All cells answer."""
+        """Return the split in which all cells sample."""
         return Split(rollout=self._num_cells, genrm=0)
 
     def begin(self) -> None:
-        """A phase that begins with unjudged responses alone has nothing to answer."""
+        """Begin with judging if the phase begins with unjudged responses alone."""
         self.changed()
 
     def changed(self) -> None:
-        """Changes sides when one has nothing left and the other has."""
+        """Change the role of all cells when one role has nothing left and the other has work."""
         rollout, genrm = self._generation.rollout, self._generation.genrm
         if self._hands.num_moving or self._generation.num_handing_over:
             return
@@ -124,11 +125,11 @@ class Turns:
                 self._hands.move(cell, Use.ROLLOUT)
 
     def end(self) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
 
 class ByPolicy:
-    """Partial colocation, moved by `yatt_mm.placement.policy`."""
+    """Partial colocation: `yatt_mm.placement.policy` moves the cells."""
 
     def __init__(
         self,
@@ -149,10 +150,10 @@ class ByPolicy:
         self._lead = JudgeIdle(decide_every_s=config.placement.decide_every_s)
         self._start: dict[Fleet, tuple[EngineTime, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
-        """Work and requests of the last phase: at the start of a phase little has ended yet."""
+        """Work and requests of the last phase, because at the start of a phase little has ended yet."""
 
     def first_split(self) -> Split:
-        """What the last phase says; one half before there was any."""
+        """Return the split that follows from the last phase, or one half before the first phase."""
         generation = self._generation
         if self._start:
             observation = Observation(
@@ -168,7 +169,7 @@ class ByPolicy:
         return self._split
 
     def begin(self) -> None:
-        """Decides now and then from here on."""
+        """Decide at intervals from now on."""
         self._is_on = True
         self._phase += 1
         self._num_decisions = 0
@@ -178,10 +179,10 @@ class ByPolicy:
         self._plan()
 
     def changed(self) -> None:
-        """Waits for the next decision."""
+        """Do nothing; the next decision will see the change."""
 
     def end(self) -> None:
-        """Keeps what was measured."""
+        """Keep the measured values."""
         self._is_on = False
         for fleet in (self._generation.rollout, self._generation.genrm):
             times, num_ended = self._since_begin(fleet)
@@ -225,7 +226,7 @@ class ByPolicy:
             self._hands.move(cell, use)
 
     def _since_begin(self, fleet: Fleet) -> tuple[EngineTime, int]:
-        """Times and requests of this phase so far."""
+        """Return times and requests of this phase so far."""
         before, ended_before = self._start[fleet]
         return fleet.times().since(before), fleet.num_ended - ended_before
 

@@ -1,4 +1,4 @@
-"""The devices: which role is awake on each cell, from when to when. Two awake roles on a cell are an error here."""
+"""The cells: which role is awake on each, and when. Two awake roles on a cell are an error here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Use(StrEnum):
     TRAIN = "train"
     PUBLISH = "publish"
     SWITCH = "switch"
-    """One role falls asleep, another wakes."""
+    """One role goes to sleep and another wakes up."""
     IDLE = "idle"
 
 
@@ -23,7 +23,7 @@ AWAKE = (Use.ROLLOUT, Use.GENRM, Use.TRAIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A stretch of a cell's time."""
+    """A span of a cell's time."""
 
     cell: int
     use: Use
@@ -32,7 +32,7 @@ class Span:
 
 
 class Cells:
-    """Which role has which cell, and the history of it."""
+    """The role of each cell, with its history."""
 
     def __init__(self, num_cells: int) -> None:
         self.num = num_cells
@@ -41,7 +41,7 @@ class Cells:
         self._since_s = [0.0] * num_cells
 
     def put(self, cell: int, use: Use, now_s: float) -> None:
-        """From now on the cell does something else; between two awake roles lies SWITCH or IDLE."""
+        """Let the cell do something else from now on. Between two awake roles there must be SWITCH or IDLE."""
         before = self._use[cell]
         assert before is not use, f"cell {cell} is already at {use}"
         assert not (before in AWAKE and use in AWAKE), f"{before} and {use} would both be awake on cell {cell}"
@@ -50,7 +50,7 @@ class Cells:
         self._use[cell], self._since_s[cell] = use, now_s
 
     def use_of(self, cell: int) -> Use:
-        """What the cell does now."""
+        """Return what the cell does now."""
         return self._use[cell]
 
     def close(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The configuration of a simulation: one YAML file; every modelled speed has its value and the source of it."""
+"""The configuration of a simulation: one YAML file, in which every modelled speed has its value and its source."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from yatt_mm.config.yaml_file import explain, read_tree
 NO_SOURCE = "given without a source"
 
 HUGE, TINY = 1e18, 1e-6
-"""What is beyond these is a slip, and cannot be computed with."""
+"""Numbers beyond these are mistakes, and cannot be computed with."""
 
 Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=TINY, le=HUGE, allow_inf_nan=False)]
@@ -30,12 +30,12 @@ Number = TypeVar("Number", bound=float)
 
 
 class Sourced(Section, Generic[Number]):
-    """A number and where it comes from; a number alone is taken for one without a source."""
+    """A number and its source. A plain number is a number without a source."""
 
     value: Number
     """The number."""
     source: str
-    """Where it comes from: a paper, a data sheet, a measurement, or the word assumed and why."""
+    """The source: a paper, a data sheet, a measurement, or the word assumed and why."""
 
     @model_validator(mode="before")
     @classmethod
@@ -46,29 +46,29 @@ class Sourced(Section, Generic[Number]):
 
     @classmethod
     def unused(cls, value: float) -> Self:
-        """A default that switches something off, and so needs no source."""
+        """Return a default that switches something off and needs no source."""
         return cls.model_validate({"value": value, "source": "switched off"})
 
 
 class RunSection(Section):
     seed: Annotated[int, Field(ge=0)] = 0
-    """Everything that is drawn at random follows from it; all layouts get the same prompts and lengths."""
+    """The seed of everything that is drawn at random; all layouts get the same prompts and lengths."""
     steps: Count = 3
     """Training steps to simulate; figures are means over them."""
 
 
 class DevicesSection(Section):
     num: Count
-    """All devices."""
+    """The number of all devices."""
     per_cell: Count
-    """Devices of a cell, the unit that changes role: whole engines of both roles fit."""
+    """The devices of a cell, the unit that changes role: whole engines of both roles fit."""
 
 
 class ControllersSection(Section):
     num: Count = 1
-    """Parallel controllers."""
+    """The number of parallel controllers."""
     meeting_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds of a meeting of all controllers, whatever is said there."""
+    """Seconds of a meeting of all controllers, for any content."""
     meeting_per_controller_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds that each controller adds to a meeting."""
     plan_per_sample_s: Sourced[Amount] = Sourced[Amount].unused(0)
@@ -77,17 +77,17 @@ class ControllersSection(Section):
 
 class LengthSection(Section):
     median: Sourced[Tokens]
-    """Tokens that half of the samples exceed."""
+    """The number of tokens that half of the samples exceed."""
     sigma: Sourced[Spread]
-    """Standard deviation of the logarithm."""
+    """The standard deviation of the logarithm."""
     tail_frac: Sourced[Share] = Sourced[Share].unused(0)
-    """Share of the samples in the Pareto tail."""
+    """The share of the samples in the Pareto tail."""
     tail_alpha: Sourced[Positive] = Sourced[Positive].unused(1.5)
-    """Exponent of the tail; smaller is heavier."""
+    """The exponent of the tail; smaller is heavier."""
     max_tokens: Sourced[Tokens]
-    """Where lengths are cut off."""
+    """The length at which samples are cut off."""
     prompt_correlation: Sourced[Share] = Sourced[Share].unused(0)
-    """Share of the variance that the samples of a prompt have in common, from 0 to 1."""
+    """The share of the variance that the samples of a prompt have in common, from 0 to 1."""
 
 
 class WorkloadSection(Section):
@@ -96,11 +96,11 @@ class WorkloadSection(Section):
     group_size: Count
     """Responses per prompt."""
     prompt_tokens: Sourced[Amount]
-    """Of the policy's prompt, images expanded."""
+    """Tokens of the policy's prompt, images expanded."""
     judge_prompt_tokens: Sourced[Amount]
-    """Of the judge's instructions and question, images expanded, without the response."""
+    """Tokens of the judge's instructions and question, images expanded, without the response."""
     patches_per_prompt: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Rows that a vision tower reads per prompt, in both models."""
+    """Patches that a vision tower reads per prompt, in both models."""
     response: LengthSection
     """Tokens that the policy samples."""
     verdict: LengthSection
@@ -108,27 +108,27 @@ class WorkloadSection(Section):
     verdicts_per_response: Count = 1
     """Judgements of each response."""
     signal_frac: Sourced[Share] = Sourced[Share].unused(1)
-    """Share of the prompts whose rewards differ."""
+    """The share of the prompts whose rewards differ."""
     drift: Sourced[Positive] = Sourced[Positive].unused(1)
-    """What verdict lengths are multiplied by at the last step; it changes evenly (in ratio) from 1 at the first."""
+    """The factor of verdict lengths at the last step; it changes evenly (in ratio) from 1 at the first step."""
 
 
 class SamplingSection(Section):
     replaces_groups: bool = False
     """True replaces groups without signal (DAPO)."""
     max_prompts_factor: Factor = 10.0
-    """Most prompts a step may use, as a multiple of the batch."""
+    """The most prompts that a step may use, as a multiple of the batch."""
     over_dispatch: Factor = 1.0
-    """Groups under way per group still missing."""
+    """Groups in flight per group that is still missing."""
     tail: Tail = Tail.DROP
-    """What becomes of groups that are under way when the batch is full."""
+    """What happens to groups in flight when the batch is full."""
 
 
 class EngineSection(Section):
     devices: Count
     """Devices of one engine."""
     decode_fixed_s: Sourced[Positive]
-    """Seconds of a decode step, whatever the batch: reading the weights."""
+    """Seconds of a decode step for any batch: reading the weights."""
     decode_per_sequence_s: Sourced[Amount]
     """Seconds that each sequence adds to a decode step: reading its keys and values, computing."""
     prefill_per_token_s: Sourced[Amount]
@@ -136,15 +136,15 @@ class EngineSection(Section):
     vision_per_patch_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds per patch that the vision tower reads."""
     request_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds that every request costs beside its tokens: reading it, scheduling, answering."""
+    """Seconds of every request in addition to its tokens: reading, scheduling, answering."""
     max_num_seqs: Count
     """Sequences that an engine works on at the same time."""
     kv_tokens: Sourced[Tokens]
     """Tokens that its key-value cache holds."""
     sleep_s: Sourced[Amount]
-    """Seconds to fall asleep."""
+    """Seconds to go to sleep."""
     wake_s: Sourced[Amount]
-    """Seconds to wake, weights loaded."""
+    """Seconds to wake up, weights loaded."""
 
 
 class TrainingSection(Section):
@@ -153,17 +153,17 @@ class TrainingSection(Section):
     flops_per_patch: Sourced[Amount] = Sourced[Amount].unused(0)
     """Operations per patch in the vision tower."""
     peak_flops: Sourced[Positive]
-    """Of one device, per second."""
+    """The peak operations per second of one device."""
     mfu: Sourced[PositiveShare]
-    """Share of the peak that is reached at `reference_devices`."""
+    """The share of the peak that is reached at `reference_devices`."""
     reference_devices: Count
-    """Devices at which `mfu` holds."""
+    """The number of devices at which `mfu` holds."""
     scaling_exponent: Sourced[PositiveShare] = Sourced[PositiveShare].unused(1)
     """Throughput grows with this power of the number of devices; 1 is perfect."""
     devices_per_replica: Count
-    """Tensor, context and pipeline ranks of a data-parallel replica."""
+    """The tensor, context and pipeline ranks of a data-parallel replica."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1, le=10**9)]
-    """As in a run; the real balance code uses it."""
+    """The most tokens of a microbatch; the real balance code uses it."""
     sleep_s: Sourced[Amount]
     """Seconds to move the training state off the devices."""
     wake_s: Sourced[Amount]
@@ -188,14 +188,14 @@ class ExternalSection(Section):
 
 class AsyncSection(Section):
     staleness: Annotated[int, Field(ge=0, le=1000)] = 1
-    """Steps by which rollouts may be older than the policy that trains on them."""
+    """The number of steps by which rollouts may be older than the policy that trains on them."""
 
 
 class SearchSection(Section):
     max_splits: Count = 64
-    """Splits to try in a search; with fewer possible ones it is exhaustive."""
+    """Splits to try in a search. With fewer possible splits all are tried."""
     steps: Count | None = None
-    """Steps per try; all of the run's by default."""
+    """Steps per try; by default all steps of the run."""
 
 
 class SimulationConfig(Section):
@@ -214,13 +214,13 @@ class SimulationConfig(Section):
     asynchronous: AsyncSection = AsyncSection()
     search: SearchSection = SearchSection()
     publish_s: Sourced[Amount]
-    """Seconds in which the trained weights reach the engines."""
+    """Seconds until the trained weights have reached the engines."""
     handover_s: Sourced[Amount] = Sourced[Amount].unused(0)
     """Seconds from a finished response to the judge's queue."""
 
     @property
     def num_cells(self) -> int:
-        """Units that change role."""
+        """The number of units that change role."""
         return self.devices.num // self.devices.per_cell
 
     @model_validator(mode="after")
@@ -259,16 +259,16 @@ class SimulationConfig(Section):
 
 
 def load_simulation(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> SimulationConfig:
-    """Read a YAML file, apply `dotted.key=value` overrides, check everything.
+    """Read a YAML file, apply `dotted.key=value` overrides, and check everything.
 
     Raises:
-        ConfigError: with every problem found, one a line.
+        ConfigError: with every problem found, one per line.
     """
     return parse_simulation(read_tree(path, overrides))
 
 
 def parse_simulation(tree: dict[str, Any]) -> SimulationConfig:
-    """The same from a tree of plain values."""
+    """Return the configuration of a tree of plain values."""
     try:
         return SimulationConfig.model_validate(tree)
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""The clock: what happens when, in order of time and, at the same time, of planning."""
+"""The event queue: planned calls in order of time and, at the same time, in order of planning."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from yatt_mm.common.errors import ConfigError
 
 LATEST_S = 1e9
-"""Thirty years: a clock that stands there no longer tells decode steps apart."""
+"""Thirty years: a later clock could not tell decode steps apart."""
 
 
 class Events:
@@ -20,7 +20,7 @@ class Events:
         self._num_planned = 0
 
     def plan(self, time_s: float, call: Callable[[], None]) -> None:
-        """Have `call` called at a time, which must not be past.
+        """Plan a call at a time, which must not be in the past.
 
         Raises:
             ConfigError: the time is after `LATEST_S`.
@@ -32,7 +32,7 @@ class Events:
         heapq.heappush(self._heap, (time_s, self._num_planned, call))
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Call what is planned, in order, until `is_over` or nothing is left."""
+        """Make the planned calls in order, until `is_over` or none is left."""
         while self._heap and not is_over():
             self.now_s, _, call = heapq.heappop(self._heap)
             call()

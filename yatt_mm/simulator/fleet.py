@@ -1,7 +1,7 @@
-"""All awake engines of one role, and the requests that wait for them.
+"""A fleet: all awake engines of one role, and the requests that wait for them.
 
 A request goes to the engine with the fewest sequences if that has room; otherwise it waits, first come first served.
-The samples of a group start together as far as there is room, so that their prompt is read once.
+The samples of a group start together if there is room, so that their prompt is read once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from yatt_mm.simulator.modelled_engine import ModelledEngine, Request, Speed
 
 
 class Fleet:
-    """State of a role."""
+    """The engines of one role."""
 
     def __init__(
         self, speed: EngineSection, devices_per_cell: int, events: Events, on_end: Callable[[Request], None]
@@ -42,26 +42,26 @@ class Fleet:
 
     @property
     def requests_per_cell(self) -> float:
-        """Sequences at which a cell is full."""
+        """The number of sequences at which a cell is full."""
         return self._requests_per_cell
 
     @property
     def cells(self) -> list[int]:
-        """Cells that the role has, in order."""
+        """The cells of the role, in order."""
         return sorted(self._engines)
 
     @property
     def num_running(self) -> int:
-        """Requests at work."""
+        """The number of requests at work."""
         return self._num_running
 
     @property
     def num_present(self) -> int:
-        """Requests at work or waiting."""
+        """The number of requests at work or waiting."""
         return self._num_running + len(self.waiting)
 
     def times(self) -> EngineTime:
-        """Cell-seconds so far."""
+        """Return the cell-seconds so far."""
         now_s = self._events.now_s
         self._count_crowded()
         engines = [engine for group in self._engines.values() for engine in group]
@@ -78,11 +78,11 @@ class Fleet:
         )
 
     def emptiest(self, count: int) -> list[int]:
-        """The cells with the fewest requests at work."""
+        """Return the cells with the fewest requests at work."""
         return sorted(self._engines, key=lambda cell: (sum(e.num_running for e in self._engines[cell]), cell))[:count]
 
     def wake(self, cell: int) -> None:
-        """The role's engines on a cell are awake from now on."""
+        """Wake up the role's engines on a cell."""
         self._count_crowded()
         now_s = self._events.now_s
         assert cell not in self._engines
@@ -93,13 +93,13 @@ class Fleet:
         self.fill()
 
     def sleep(self, cell: int) -> None:
-        """The engines on a cell fall asleep; their requests continue elsewhere and are the first to."""
+        """Put the engines on a cell to sleep. Their requests continue elsewhere, before others."""
         self._count_crowded()
         now_s = self._events.now_s
         cut: list[Request] = []
         for engine in self._engines.pop(cell):
             cut += engine.drain(now_s)
-            engine.version = -1  # whatever was planned for it is void
+            engine.version = -1  # this cancels all planned events of the engine
             self._gone_active_s += engine.active_s
             self._gone_filled_s += engine.filled_s
         self._gone_held_s += now_s - self._held_since_s.pop(cell)
@@ -108,13 +108,13 @@ class Fleet:
         self.fill()
 
     def submit(self, requests: Iterable[Request]) -> None:
-        """Requests that are ready to be worked on."""
+        """Take requests that are ready."""
         self._count_crowded()
         self.waiting.extend(requests)
         self.fill()
 
     def drop(self, groups: set[int]) -> int:
-        """Abort all requests of some groups; returns how many."""
+        """Abort all requests of some groups; return how many."""
         self._count_crowded()
         num = len(self.waiting)
         self.waiting = deque(request for request in self.waiting if request.group not in groups)
@@ -130,14 +130,14 @@ class Fleet:
         return num
 
     def pause(self, seconds: float) -> None:
-        """All engines stand still for a while."""
+        """Stop all engines for this time."""
         for engines in self._engines.values():
             for engine in engines:
                 engine.pause(self._events.now_s, seconds)
                 self._plan(engine)
 
     def fill(self) -> None:
-        """Start what waits and has room."""
+        """Start the waiting requests that have room."""
         touched: dict[int, ModelledEngine] = {}
         while self.waiting:
             engine = self._least_loaded()
@@ -153,7 +153,7 @@ class Fleet:
             self._plan(engine)
 
     def _count_crowded(self) -> None:
-        """Before the requests present or the cells change."""
+        """Count crowded time; called before the present requests or the cells change."""
         now_s, num_cells = self._events.now_s, len(self._engines)
         if self.num_present > num_cells * self._requests_per_cell:
             self._crowded_s += num_cells * (now_s - self._crowded_until_s)

@@ -1,4 +1,4 @@
-"""A picture of who does what when: one panel a layout, one bar a cell."""
+"""Draws a Gantt chart of the layouts: one panel per layout, one bar per cell."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ COLOURS = {
     Use.IDLE: "#ffffff",
 }
 MAX_CELLS = 32
-"""Cells that are drawn of each layout, evenly chosen."""
+"""The number of cells that are drawn of each layout, evenly chosen."""
 
 
 def draw(results: Sequence[LayoutResult], path: str) -> None:
-    """Write the picture; its format follows from the file's name.
+    """Write the picture. Its format follows from the file's name.
 
     Raises:
         ConfigError: matplotlib is not installed, or the format is not known.

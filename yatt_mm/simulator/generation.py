@@ -1,7 +1,8 @@
-"""The generation phase: prompts drawn, answered, judged and replaced until the batch is full.
+"""The simulated generation phase: prompts are drawn, sampled, judged and replaced until the batch is full.
 
-Consumes: prompts by position.  Produces: the outcome of the real sampling rule.  Leaves out: which cell has which role
-(the caller wakes and moves cells) and everything after the batch is full.
+Consumes: prompts by position.
+Produces: the outcome of the real sampling rule. Which cell has which role (the caller wakes and moves cells), and
+everything after the batch is full, is elsewhere.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ from yatt_mm.simulator.workload import SimulatedPrompt, Workload
 class _Group:
     prompt: SimulatedPrompt
     version: int
-    """Of the policy when it was started."""
+    """The version of the policy with which the group was started."""
     num_to_judge: list[int] = field(default_factory=list)
-    """[G] verdicts that each response still waits for."""
+    """[G] the verdicts that each response still waits for."""
     num_judged: int = 0
 
     @property
     def is_judged(self) -> bool:
-        """True when all its responses are."""
+        """True when all its responses are judged."""
         return self.num_judged == len(self.num_to_judge)
 
 
 @dataclass(slots=True)
 class Tally:
-    """Where all requests of one role went; each is in one place."""
+    """The counts of all requests of one role by their outcome; each request is counted once."""
 
     num_dispatched: int = 0
     num_ended: int = 0
@@ -51,12 +52,12 @@ class GenerationPhase:
         self.rollout = Fleet(config.rollout, config.devices.per_cell, events, self._answered)
         self.genrm = Fleet(config.genrm, config.devices.per_cell, events, self._judged)
         self.on_change: Callable[[], None] = lambda: None
-        """Called when something ended."""
+        """Called when a request ended."""
         self.rollout_tally, self.genrm_tally = Tally(), Tally()
         self.num_handing_over = 0
         self.step = -1
         self.version = 0
-        """Training steps behind the engines' weights."""
+        """The number of training steps behind the engines' weights."""
         self._config, self._workload, self._events = config, workload, events
         self._holds_verdicts = holds_verdicts
         self._held: list[Request] = []
@@ -77,23 +78,23 @@ class GenerationPhase:
 
     @property
     def sampling(self) -> StepSampling:
-        """The step's batch."""
+        """The batch of the present step."""
         assert self._sampling is not None
         return self._sampling
 
     @property
     def is_done(self) -> bool:
-        """True when the batch is full or will not get any fuller."""
+        """True when the batch is full, or will not get more groups."""
         return self.sampling.is_done
 
     @property
     def num_held(self) -> int:
-        """Verdicts that wait for the last response."""
+        """The number of verdicts that wait for the last response."""
         return len(self._held)
 
     @property
     def oldest_version(self) -> int:
-        """The policy version with which the oldest group under way was started; the present one if there is none."""
+        """The policy version with which the oldest group in flight was started; the present one if there is none."""
         flying = (group.version for group in self._groups.values() if not group.is_judged)
         return min(flying, default=self.version)
 
@@ -113,7 +114,7 @@ class GenerationPhase:
         self._draw()
 
     def end(self) -> SamplingOutcome:
-        """Close the step's batch; the groups of its tail are aborted, or stay where they are when they go on."""
+        """Close the step's batch. The groups of its tail are aborted, or stay if they continue."""
         outcome = self.sampling.outcome()
         self._is_open = False
         for position in (*outcome.accepted, *outcome.fillers, *outcome.rejected):
@@ -171,7 +172,7 @@ class GenerationPhase:
         self.num_handing_over -= 1
         position = group.prompt.position
         if self._groups.get(position) is not group:
-            return  # aborted meanwhile
+            return  # the group was aborted meanwhile
         work = self._config.workload
         question = (("question", position), work.judge_prompt_tokens.value, work.patches_per_prompt.value)
         response = (("response", position, sample), float(group.prompt.response_lengths[sample]), 0.0)

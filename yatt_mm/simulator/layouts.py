@@ -1,4 +1,4 @@
-"""The seven layouts side by side, each with the split that its name promises."""
+"""Compares the seven layouts, each with the split that its name promises."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ NAMES = (
 )
 
 MIN_ASYNC_CELLS = 3
-"""Rollout, judge and training have cells of their own there."""
+"""Rollout, judge and training have separate cells in the asynchronous layout."""
 
 
 def compare(config: SimulationConfig) -> Iterator[LayoutResult]:
-    """Every layout for which there are cells, in the order of `NAMES`."""
+    """Yield the result of every layout for which there are enough cells, in the order of `NAMES`."""
     num_cells = config.num_cells
     yield full(config)
     yield best_partial_static(config)
@@ -40,21 +40,21 @@ def compare(config: SimulationConfig) -> Iterator[LayoutResult]:
 
 
 def best_partial_static(config: SimulationConfig) -> LayoutResult:
-    """Partial colocation at the best split that a search finds."""
+    """Return partial colocation with the best split that a search finds."""
     return _searched(config, list(range(1, config.num_cells)), lambda tried, r: partial_static(tried, r))
 
 
 def best_external(config: SimulationConfig) -> LayoutResult:
-    """GenRM on its own devices at the best split that a search finds."""
+    """Return the layout with GenRM on its own devices, with the best split that a search finds."""
     return _searched(
         config, list(range(1, config.num_cells)), lambda tried, r: external(tried, r, "external_genrm_best")
     )
 
 
 def best_async(config: SimulationConfig) -> LayoutResult:
-    """The asynchronous layout at the best split into three; the generating share is searched for by halves.
+    """Return the asynchronous layout with the best split into three; the search halves the generating share.
 
-    With many cells rollout and GenRM share theirs in the proportion of their work in full colocation.
+    With many cells, rollout and GenRM share theirs in the proportion of their work in full colocation.
     """
     num_cells = config.num_cells
     every = [(r, g) for r in range(1, num_cells - 1) for g in range(1, num_cells - r)]

@@ -16,12 +16,12 @@ from yatt_mm.placement.policy import FULL_SLOWDOWN
 from yatt_mm.simulator.config import EngineSection
 
 EPSILON = 1e-6
-"""Tokens by which rounding may be off."""
+"""The tolerance for rounding, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """An engine's part of the config as plain numbers: they are read at every event."""
+    """An engine's part of the config as plain numbers, because they are read at every event."""
 
     decode_fixed_s: float
     decode_per_sequence_s: float
@@ -33,7 +33,7 @@ class Speed:
 
     @classmethod
     def of(cls, section: EngineSection) -> Speed:
-        """The numbers of a section."""
+        """Return the numbers of a section."""
         return cls(
             decode_fixed_s=section.decode_fixed_s.value,
             decode_per_sequence_s=section.decode_per_sequence_s.value,
@@ -46,7 +46,7 @@ class Speed:
 
     @property
     def knee(self) -> float:
-        """Sequences at which a decode step takes `FULL_SLOWDOWN` times as long as with none."""
+        """The number of sequences at which a decode step takes `FULL_SLOWDOWN` times as long as with none."""
         most = float(self.max_num_seqs)
         if self.decode_per_sequence_s == 0:
             return most
@@ -58,18 +58,18 @@ class Request:
     """A sequence to be sampled."""
 
     group: int
-    """Position of its prompt."""
+    """The position of its prompt."""
     sample: int
-    """Response of the group."""
+    """The number of the response in its group."""
     num_left: float
     """Tokens still to be sampled."""
     num_done: float = 0.0
-    """Tokens sampled before it was cut off somewhere else; they are prefilled again."""
+    """Tokens sampled before it was cut off at another engine; they are prefilled again."""
     prefixes: tuple[tuple[Hashable, float, float], ...]
-    """(name, tokens, patches) of its prompt's parts; an engine that holds a part does not compute it again."""
+    """(name, tokens, patches) of its prompt's parts. An engine that holds a part does not compute it again."""
     is_over: bool = False
     num_reserved: float = field(init=False)
-    """Tokens of the key-value cache that it needs in the end."""
+    """The tokens of the key-value cache that it needs at its end."""
 
     def __post_init__(self) -> None:
         self.num_reserved = sum(tokens for _, tokens, _ in self.prefixes) + self.num_done + self.num_left
@@ -77,17 +77,17 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class ModelledEngine:
-    """State of one awake engine."""
+    """One awake engine."""
 
     speed: Speed
     clock_s: float = 0.0
-    """Time up to which its state is known."""
+    """The time up to which its state is known."""
     active_s: float = 0.0
     """Seconds with at least one request, so far."""
     filled_s: float = 0.0
-    """The same, with decoding of fewer sequences than the knee counted in proportion."""
+    """The same seconds, where decoding fewer sequences than the knee counts in proportion."""
     version: int = 0
-    """Counts changes; a planned event of an older version is void."""
+    """A counter of changes. A planned event of an older version is ignored."""
     _tokens: float = 0.0
     _stalled_until_s: float = 0.0
     _reserved: float = 0.0
@@ -101,11 +101,11 @@ class ModelledEngine:
 
     @property
     def num_running(self) -> int:
-        """Sequences at work."""
+        """The number of sequences at work."""
         return len(self._heap)
 
     def has_room(self, request: Request) -> bool:
-        """True when the request could start now."""
+        """Return True if the request could start now."""
         speed = self.speed
         return len(self._heap) < speed.max_num_seqs and self._reserved + request.num_reserved <= speed.kv_tokens
 
@@ -126,20 +126,21 @@ class ModelledEngine:
         self.version += 1
 
     def pause(self, now_s: float, seconds: float) -> None:
-        """Stand still for a while (weights are being exchanged)."""
+        """Stop for this time, while weights are exchanged."""
         self.advance(now_s)
         self._stalled_until_s = max(self._stalled_until_s, now_s) + seconds
         self.version += 1
 
     def next_end_s(self) -> float | None:
-        """When the next sequence ends, if nothing changes; None when there is none."""
+        """Return when the next sequence ends if nothing changes; None when there is none."""
         if not self._heap:
             return None
         decode_s = max(0.0, self._heap[0][0] - self._tokens) * self._step_s()
         return max(self.clock_s, self._stalled_until_s) + decode_s
 
     def pop_ended(self, now_s: float) -> list[Request]:
-        """The sequences that have ended by now: the first of all, however the clock is rounded, and its equals."""
+        """Return the sequences that have ended by now: the earliest one, for any rounding of the clock, and those equal
+        to it."""
         self.advance(now_s)
         ended: list[Request] = []
         while self._heap and (not ended or self._heap[0][0] <= self._tokens + EPSILON):
@@ -151,7 +152,7 @@ class ModelledEngine:
         return ended
 
     def drain(self, now_s: float) -> list[Request]:
-        """Cut off all sequences; they keep the tokens that they have."""
+        """Cut off all sequences; they keep their tokens."""
         self.advance(now_s)
         cut = []
         for end, _, request in sorted(self._heap, key=lambda entry: entry[1]):
@@ -166,7 +167,7 @@ class ModelledEngine:
         return cut
 
     def drop(self, is_dropped: set[int], now_s: float) -> int:
-        """Abort the sequences of some groups; returns how many there were."""
+        """Abort the sequences of some groups; return how many there were."""
         self.advance(now_s)
         kept = [entry for entry in self._heap if entry[2].group not in is_dropped]
         num_dropped = len(self._heap) - len(kept)
@@ -178,7 +179,7 @@ class ModelledEngine:
         return num_dropped
 
     def advance(self, now_s: float) -> None:
-        """Bring the state up to a time."""
+        """Advance the state to a time."""
         if now_s <= self.clock_s:
             return
         if self._heap:

@@ -1,4 +1,4 @@
-"""The layouts as a table for people and as an object for programs."""
+"""Formats the results of the layouts: a table for people, an object for programs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from yatt_mm.simulator.results import LayoutResult
 
 
 def as_object(results: Sequence[LayoutResult]) -> dict[str, Any]:
-    """What `--json` prints."""
+    """Return the object that `--json` prints."""
     return {
         "layouts": [
             {
@@ -32,7 +32,8 @@ def as_object(results: Sequence[LayoutResult]) -> dict[str, Any]:
 
 
 def as_table(results: Sequence[LayoutResult], title: str) -> Table:
-    """A row a layout; savings say how much less time full colocation and the dynamic split take."""
+    """Return a table with one row per layout. Savings say how much less time full colocation and the dynamic split
+    take."""
     table = Table(title=title)
     table.add_column("layout", no_wrap=True, min_width=max(len(result.name) for result in results))
     for heading in ("step_s", "rollout_s", "busy_frac", "full saves", "dynamic saves", "dynamic saves (rollout)"):
@@ -55,7 +56,7 @@ def as_table(results: Sequence[LayoutResult], title: str) -> Table:
 
 
 def assumed_keys(config: SimulationConfig) -> list[str]:
-    """Keys whose source says that they are assumed, or that have none."""
+    """Return the keys whose source says that they are assumed, or that have no source."""
     return [
         key
         for key, source in _sources(config.model_dump())
@@ -64,7 +65,8 @@ def assumed_keys(config: SimulationConfig) -> list[str]:
 
 
 def _saving(new_s: float | None, old_s: float) -> str:
-    """Empty where there is nothing to compare: an asynchronous batch may be there as soon as it is asked for."""
+    """Return the saving, or an empty text if there is nothing to compare: an asynchronous batch may be ready as soon as
+    it is asked for."""
     return "" if new_s is None or old_s == 0 else f"{1 - new_s / old_s:+.1%}"
 
 

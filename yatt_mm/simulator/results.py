@@ -1,4 +1,4 @@
-"""What a simulation says: times of steps, means of a layout."""
+"""The results of a simulation: times of steps, means of a layout."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class LayoutResult:
 
     name: str
     split: str
-    """Which devices do what, in words."""
+    """In words, which devices do what."""
     steps: tuple[StepTimes, ...]
     busy_frac: float
-    """Share of all devices' time in which a request or an update was at work on them."""
+    """The share of all devices' time in which a request or an update was at work on them."""
     num_moves: int
     """Changes of a cell's role inside generation phases."""
     decisions: tuple[str, ...]
-    """What the placement policy said when it moved cells."""
+    """The reasons of the placement policy when it moved cells."""
     spans: tuple[Span, ...]
     policy_times: tuple[float, float] = (0.0, 0.0)
     """Cell-seconds of work of rollout and of GenRM, for layouts that divide cells by it."""

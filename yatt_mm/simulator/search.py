@@ -1,4 +1,4 @@
-"""The best of an ordered list of choices: all of them where they are few, otherwise a coarse grid that is refined."""
+"""Finds the best of an ordered list of choices: tries all if they are few, otherwise a coarse grid that is refined."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def find_best(
     *,
     max_tries: int,
 ) -> BestFound[Choice, Result]:
-    """The choice of the least cost among those tried; ties go to the earlier.
+    """Return the choice with the least cost among those tried; of equal ones the earlier.
 
-    With more choices than tries, half of the tries go to an even grid and the rest between the neighbours of the best
-    so far: right for costs with one valley.
+    With more choices than tries, half of the tries go to an even grid, and the rest between the neighbours of the best
+    so far. This is right for costs with one valley.
     """
     tried: dict[int, Result] = {}
 

@@ -1,4 +1,4 @@
-"""How long an update takes: operations over devices, and the real balance of the step's samples over replicas."""
+"""The time of an update: operations over devices, and the real balance of the step's samples over replicas."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from yatt_mm.training.microbatches import Limits, WorkGroup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateTime:
-    """Of one step."""
+    """The time of one step's update."""
 
     seconds: float
     imbalance: float
-    """Largest work of a replica over the mean."""
+    """The largest work of a replica over the mean."""
 
 
 def update_time(config: SimulationConfig, prompts: Sequence[SimulatedPrompt], num_devices: int) -> UpdateTime:
-    """The update of a batch on some devices."""
+    """Return the time of a batch's update on some devices."""
     training, work = config.training, config.workload
     groups = [_work(config, prompt) for prompt in prompts]
     replicas = spread(

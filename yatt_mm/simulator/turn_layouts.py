@@ -1,4 +1,4 @@
-"""Layouts in which generation, training and publishing take turns: colocated in full or in part, and external GenRM."""
+"""Layouts in which generation, training and publishing take turns: full and partial colocation, and external GenRM."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ NUM_MEETINGS = 4
 
 
 def full(config: SimulationConfig) -> LayoutResult:
-    """Every role on every device, in turns."""
+    """Run the layout in which every role uses every device, in turns."""
     run = _Run(config, num_external=0)
     run.mover = Turns(run.generation, run.hands, config.num_cells)
     return run.result("full", f"all {config.devices.num} devices in turns")
 
 
 def partial_static(config: SimulationConfig, num_rollout: int) -> LayoutResult:
-    """Rollout and GenRM side by side on fixed cells; training on all."""
+    """Run rollout and GenRM at the same time on fixed cells, and training on all."""
     run = _Run(config, num_external=0)
     run.mover = Fixed(Split(rollout=num_rollout, genrm=config.num_cells - num_rollout))
     return run.result("partial_static", _split_text(config, num_rollout))
 
 
 def partial_dynamic(config: SimulationConfig) -> LayoutResult:
-    """The same with cells that the placement policy moves."""
+    """Run the same with cells that the placement policy moves."""
     run = _Run(config, num_external=0)
     mover = ByPolicy(
         config,
@@ -45,7 +45,7 @@ def partial_dynamic(config: SimulationConfig) -> LayoutResult:
 
 
 def external(config: SimulationConfig, num_rollout: int, name: str) -> LayoutResult:
-    """GenRM on devices of its own, always awake; rollout and training in turns on the others."""
+    """Run GenRM on its own devices, always awake, and rollout and training in turns on the others."""
     num_external = config.num_cells - num_rollout
     run = _Run(config, num_external=num_external)
     run.mover = Fixed(Split(rollout=num_rollout, genrm=num_external))
@@ -71,7 +71,7 @@ class _Run:
         self._steps: list[StepTimes] = []
 
     def result(self, name: str, split: str) -> LayoutResult:
-        """Run all steps."""
+        """Run all steps and return the result."""
         for cell in self._external:
             self.cells.put(cell, Use.GENRM, 0.0)
             self.generation.genrm.wake(cell)
@@ -123,7 +123,7 @@ class _Run:
         )
 
     def _wake(self, split: Split) -> None:
-        """Engines of the step's first split; all begin when the slowest is awake."""
+        """Wake up the engines of the step's first split. All begin when the slowest is awake."""
         config, generation = self.config, self.generation
         num_genrm = 0 if self._external else split.genrm
         seconds = max(
@@ -141,13 +141,13 @@ class _Run:
         generation.begin()
         self.mover.begin()
         self.events.run(lambda: generation.is_done)
-        assert generation.is_done, "requests are left that nobody works on"
+        assert generation.is_done, "requests are left that no engine works on"
         self.mover.end()
         self.hands.end_phase()
         generation.on_change = _nothing
 
     def _sleep(self) -> None:
-        """All roles on shared cells fall asleep, training wakes."""
+        """Put all roles on shared cells to sleep and wake up training."""
         config, generation = self.config, self.generation
         seconds = 0.0
         for fleet, speed in ((generation.rollout, config.rollout), (generation.genrm, config.genrm)):
@@ -158,14 +158,14 @@ class _Run:
         self._all(Use.SWITCH, seconds + config.training.wake_s.value)
 
     def _all(self, use: Use, seconds: float) -> None:
-        """All shared cells do the same for a while."""
+        """Let all shared cells do the same for this time."""
         for cell in range(self._num_shared):
             if self.cells.use_of(cell) is not use:
                 self.cells.put(cell, use, self.events.now_s)
         self._pass(seconds)
 
     def _pass(self, seconds: float) -> None:
-        """Let time pass; external judges may be at work meanwhile."""
+        """Let time pass. External judges may work meanwhile."""
         end_s = self.events.now_s + seconds
         self.events.plan(end_s, _nothing)
         self.events.run(lambda: self.events.now_s >= end_s)
@@ -191,4 +191,4 @@ def _split_text(config: SimulationConfig, num_rollout: int) -> str:
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """Do nothing: no fleet needs the news."""

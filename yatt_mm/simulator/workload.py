@@ -1,6 +1,6 @@
 """The prompts of a simulated run: lengths of responses and verdicts, and whether the rewards of a group differ.
 
-Everything follows from (seed, position), so all layouts work on the same prompts, in whatever order they end.
+Everything follows from (seed, position), so all layouts work on the same prompts, in any order of their ends.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ BLOCK = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPrompt:
-    """What will come of one prompt."""
+    """The lengths and the signal of one prompt."""
 
     position: int
     response_lengths: tuple[int, ...]
@@ -45,7 +45,7 @@ class Workload:
         return self._blocks[block][position % BLOCK]
 
     def verdict_scale(self, step: int) -> float:
-        """What verdict lengths are multiplied by in a step (0 is the first)."""
+        """Return the factor of verdict lengths in a step (0 is the first)."""
         if self._num_steps == 1:
             return 1.0
         return float(self._work.drift.value ** (step / (self._num_steps - 1)))

@@ -1,4 +1,4 @@
-"""The Ray side of a training rank. Importing this is light; torch and Megatron load in the actor's process."""
+"""The Ray actor of a training rank. Importing this is cheap: torch and Megatron load in the actor's process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class TrainActor:
-    """Body of the Ray actor; `yatt_mm.training.worker` does the work."""
+    """The body of the Ray actor; `yatt_mm.training.worker` does the work."""
 
     def __init__(self, *, rank: int, spec: TrainSpec, parallel: Parallel, dataplane_uri: str) -> None:
         self._rank = rank
@@ -29,7 +29,7 @@ class TrainActor:
         self._listener: socket.socket | None = None
 
     def address(self) -> str:
-        """A `host:port` on this rank's machine, kept for the ranks to meet at."""
+        """Return a `host:port` on this rank's machine, reserved for the ranks to meet at."""
         import ray
 
         self._listener = socket.socket()
@@ -47,7 +47,7 @@ class TrainActor:
         self._worker.start(store_address, self._listener)
 
     def set_state(self, state: State) -> StateReport:
-        """Asleep, weights only, or awake."""
+        """Put the rank to sleep, let it hold weights only, or wake it up."""
         moved = self._started().set_state(state)
         return StateReport(held_bytes=held_bytes(), moved=moved)
 
@@ -64,7 +64,7 @@ class TrainActor:
         self._started().save(directory, asynchronous)
 
     def finish_save(self) -> None:
-        """Wait for the checkpoint under way."""
+        """Wait for the checkpoint that is being written."""
         self._started().finish_save()
 
     def load(self, directory: str) -> None:

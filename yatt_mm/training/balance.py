@@ -1,8 +1,9 @@
-"""Work over data-parallel replicas: the step lasts as long as the fullest of them. Pure arithmetic, no torch.
+"""Balances work over data-parallel replicas, because a step lasts as long as the fullest replica. Pure arithmetic, no
+torch.
 
-Pieces of groups are dealt by the largest differencing method; then a bounded search moves and exchanges pieces, or
-single rows, between the fullest replica and the emptiest ones. A row that leaves its group has the images encoded
-once more where it goes, and that counts. Leaves out microbatches, and what a cost is made of.
+Pieces of groups are dealt out by the largest differencing method. Then a bounded search moves and exchanges pieces, or
+single rows, between the fullest replica and the emptiest ones. A row that leaves its group causes another encoding of
+the images, which counts. Microbatches, and the make-up of a cost, are not considered here.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ from yatt_mm.training.largest_differencing import largest_differencing
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, cut
 
 TOLERANCE = 5e-3
-"""Part of the mean load by which the fullest replica may be above it before anything is moved."""
+"""The share of the mean load by which the fullest replica may be above it before anything is moved."""
 SMALLEST_GAIN = 1e-3
-"""Part of the mean load that an exchange must take off the fuller of two replicas."""
+"""The share of the mean load that an exchange must take off the fuller of two replicas."""
 NUM_PARTNERS = 4
-"""Emptiest replicas that are tried before the search ends."""
+"""The number of emptiest replicas that are tried before the search ends."""
 EXCHANGES_PER_REPLICA = 8
-"""Bound of the search."""
+"""The bound of the search."""
 
 
 def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> list[list[Piece]]:
-    """[replica] pieces of all groups; every row is in one of them.
+    """Return for each replica pieces of all groups; every row is in one of them.
 
-    The result depends on the groups alone, not on their order: their positions differ.
+    The result depends on the groups alone, not on their order, because their positions differ.
 
     Raises:
         ValueError: a row or a group's images do not fit a microbatch.
@@ -42,12 +43,12 @@ def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> li
 
 
 def max_over_mean(loads: Sequence[int]) -> float:
-    """How much longer the fullest takes than all would if they were equal; 1 where there is no work at all."""
+    """Return how much longer the fullest takes than all would if they were equal; 1 where there is no work at all."""
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
 class _Replica:
-    """What a replica has so far."""
+    """The pieces and the load of one replica so far."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         self.load = sum(piece.cost for piece in pieces)
@@ -60,7 +61,7 @@ class _Replica:
         return [piece for pieces in self._of_group.values() for piece in pieces]
 
     def host(self, guest: Piece, limits: Limits) -> Piece | None:
-        """A piece of the same group that the guest's rows could join."""
+        """Return a piece of the same group that the guest's rows could join."""
         same = self._of_group.get(guest.group.position, ())
         return next((p for p in same if p.num_tokens + guest.num_tokens <= limits.max_tokens), None)
 
@@ -88,12 +89,12 @@ class _Offer:
     """Rows that a replica could give to another."""
 
     source: Piece
-    """Which they are taken from."""
+    """The piece from which the rows are taken."""
     moved: Piece
     relief: int
-    """What the giver's load loses."""
+    """The load that the giver loses."""
     burden: int
-    """What the taker's gains."""
+    """The load that the taker gains."""
 
 
 def _search(replicas: list[_Replica], limits: Limits) -> None:
@@ -108,7 +109,7 @@ def _search(replicas: list[_Replica], limits: Limits) -> None:
 
 
 def _exchange(full: _Replica, empty: _Replica, limits: Limits, smallest_gain: float) -> bool:
-    """Make the exchange that leaves the fuller of the two with the least work; False where none gains enough."""
+    """Make the exchange that leaves the fuller of the two with the least work. Return False if none gains enough."""
     given, taken = _offers(full, empty, limits), _offers(empty, full, limits)
     after = _loads_after(full, empty, given, taken)
     i, j = divmod(int(np.argmin(after)), after.shape[1])
@@ -123,11 +124,12 @@ def _exchange(full: _Replica, empty: _Replica, limits: Limits, smallest_gain: fl
 
 
 def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: list[_Offer]) -> np.ndarray:
-    """[given, 1 + taken] load of the fuller one after each exchange; in the first column nothing is taken."""
+    """Return [given, 1 + taken] the load of the fuller replica after each exchange; in the first column nothing is
+    taken."""
     relief, burden = (np.array([(offer.relief, offer.burden) for offer in given], dtype=np.float64).T)[..., None]
     back = np.array([(0, 0)] + [(offer.relief, offer.burden) for offer in taken], dtype=np.float64)
     after: np.ndarray = np.maximum(full.load - relief + back[:, 1], empty.load + burden - back[:, 0])
-    # where a group goes both ways, who encodes it afterwards is not what either offer says
+    # if a group moves in both directions, neither offer knows which replica encodes its images afterwards
     positions = np.array([offer.moved.group.position for offer in given])
     back_positions = np.array([offer.moved.group.position for offer in taken], dtype=positions.dtype)
     after[:, 1:][positions[:, None] == back_positions] = np.inf
@@ -135,7 +137,7 @@ def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: li
 
 
 def _offers(giver: _Replica, taker: _Replica, limits: Limits) -> list[_Offer]:
-    """Every piece as a whole, and every row of a piece that has several."""
+    """Yield every piece as a whole, and every row of a piece with several rows."""
     offers = []
     for piece in giver.pieces:
         parts = [piece]

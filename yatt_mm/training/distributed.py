@@ -1,4 +1,4 @@
-"""Joining the training world: torch.distributed, then megatron's parallel groups."""
+"""Joins the training world: torch.distributed first, then megatron's parallel groups."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ def init_distributed(
 ) -> None:
     """Join the world at `store_address` (host:port of rank 0, or any torch init method with ://).
 
-    `listener`: at rank 0, what is bound to that port, so that nobody takes it before the others are told; used up.
+    `listener`: at rank 0 the socket that is bound to that port, so that no other process takes it before the ranks
+    meet. It is used up.
 
-    nccl and this process's first visible device on CUDA, else gloo with `num_threads` threads: their number is
-    part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
+    The backend is nccl with this process's first visible device on CUDA, otherwise gloo with `num_threads` threads;
+    their number is part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
     """
     if torch.cuda.is_available():
         torch.cuda.set_device(0)
@@ -45,7 +46,7 @@ def init_distributed(
 
 
 def init_model_parallel(parallel: Parallel, seed: int) -> None:
-    """Make megatron's groups for a layout, in place of any that were made before. All ranks call it."""
+    """Make megatron's groups for a layout; they replace earlier ones. All ranks call this."""
     if dist.get_world_size() != parallel.world_size:
         raise ValueError(
             f"{dist.get_world_size()} ranks joined, but {parallel} needs {parallel.world_size}; "

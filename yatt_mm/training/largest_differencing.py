@@ -1,7 +1,7 @@
-"""Numbers into parts of nearly equal sums: the largest differencing method. Pure arithmetic, no torch.
+"""Splits numbers into parts of nearly equal sums with the largest differencing method. Pure arithmetic, no torch.
 
 Karmarkar and Karp, "The differencing method of set partitioning" (1982), for any number of parts. Integers only, so
-that every process comes to the same parts.
+that every process gets the same parts.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 import numpy as np
 
 SINGLES_PER_PART = 16
-"""So many of the smallest numbers are differenced; what is larger than these is dealt first, which is far quicker
-and leaves nothing that so many numbers could not even out."""
+"""The number of smallest numbers per part that are differenced. Larger numbers are dealt out first, which is far
+quicker, and the smallest ones can still even out what is left."""
 
 
 def largest_differencing(costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """[part] ascending indices into `costs`; parts may be empty.
+    """Return [part] ascending indices into `costs`; parts may be empty.
 
-    Starts with one partial partition per number, and merges the two whose sums differ most, the large sums of one
+    It starts with one partial partition per number, and merges the two whose sums differ most, the large sums of one
     with the small sums of the other, until one is left. Of very many numbers the largest start as one partition.
     """
     if not costs:
@@ -28,7 +28,7 @@ def largest_differencing(costs: Sequence[int], num_parts: int) -> list[list[int]
     costs = [cost // unit for cost in costs]
     order = sorted(range(len(costs)), key=lambda i: -costs[i])
     num_dealt = max(0, len(costs) - SINGLES_PER_PART * num_parts)
-    # per partial partition that nothing was merged into: the members of each of its sums, the largest sum first
+    # per partial partition that was not merged yet: the members of each of its sums, the largest sum first
     leaves = [[[i]] for i in order[num_dealt:]]
     if num_dealt:
         leaves.append(_deal(order[:num_dealt], costs, num_parts))
@@ -46,7 +46,7 @@ def largest_differencing(costs: Sequence[int], num_parts: int) -> list[list[int]
 
 
 def _deal(order: Sequence[int], costs: Sequence[int], num_parts: int) -> list[list[int]]:
-    """Each to the part with the least so far; the fullest part first."""
+    """Give each number to the part with the least so far; return the fullest part first."""
     parts: list[list[int]] = [[] for _ in range(num_parts)]
     heap = [(0, part) for part in range(num_parts)]
     for i in order:
@@ -57,12 +57,12 @@ def _deal(order: Sequence[int], costs: Sequence[int], num_parts: int) -> list[li
 
 
 def _spread(sums: np.ndarray, num_parts: int) -> int:
-    """Largest less smallest; sums that are left out are 0."""
+    """Return the largest sum minus the smallest; sums that are left out are 0."""
     return int(sums[0] - (sums[-1] if len(sums) == num_parts else 0))
 
 
 def _merge(first: np.ndarray, second: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """(sums in descending order, where each of them stood before it was sorted)."""
+    """Return (sums in descending order, the place of each before it was sorted)."""
     length = min(num_parts, len(first) + len(second))
     together = np.zeros(length, dtype=np.int64)
     together[: len(first)] = first
@@ -74,7 +74,7 @@ def _merge(first: np.ndarray, second: np.ndarray, num_parts: int) -> tuple[np.nd
 def _read_parts(
     leaves: list[list[list[int]]], sums: list[np.ndarray], merged: list[tuple[int, int, np.ndarray]], num_parts: int
 ) -> list[list[int]]:
-    """Which part each number ended in: from the last merge back to the first."""
+    """Return which part each number ended in, from the last merge back to the first."""
     parts: dict[int, np.ndarray] = {len(sums) - 1: np.arange(len(sums[-1]))}
     for node in range(len(sums) - 1, len(leaves) - 1, -1):
         first, second, order = merged[node - len(leaves)]

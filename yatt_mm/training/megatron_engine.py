@@ -1,8 +1,8 @@
 """The policy on one training rank: log-probabilities, optimizer updates, weights out, checkpoints.
 
-A thin layer over megatron: packs samples, runs its pipeline schedule, applies a loss that the caller gives. It
-knows nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with
-the same microbatches on all ranks of one replica (pixels on its first pipeline stage only).
+A thin layer over megatron: packs samples, runs its pipeline schedule, applies a loss that the caller gives. It knows
+nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with the same
+microbatches on all ranks of one replica (pixels on its first pipeline stage only).
 
 K sampled tokens of a microbatch.
 """
@@ -47,19 +47,19 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepResult:
-    """What one update has to say."""
+    """The result of one update."""
 
     loss_metrics: dict[str, float]
-    """Sums over this rank's microbatches; empty where this rank is not on the last pipeline stage."""
+    """Sums over this rank's microbatches; empty if this rank is not on the last pipeline stage."""
     grad_norm: float
-    """Of the global gradient, before clipping."""
+    """The norm of the global gradient, before clipping."""
     logprobs: list[list[np.ndarray]]
     """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics."""
 
 
 @dataclass(slots=True)
 class _Scored:
-    """What the last stage keeps of a microbatch."""
+    """The values that the last stage keeps of a microbatch."""
 
     logprobs: torch.Tensor
     num_scored: tuple[int, ...]
@@ -111,11 +111,11 @@ class TrainEngine:
         self._ddp = wrap(self._model, overlap_grad_reduce=overlap_grad_reduce)
         self._optimizer = build_optimizer(self._ddp, optim, DTYPES[dtype])
         self.memory = TrainMemory(self._ddp, self._optimizer)
-        """What of this rank's state is on its device; work without what it needs is refused."""
+        """Which parts of this rank's state are on its device. Work without the parts that it needs is refused."""
         self._num_updates = 0
         self._pending_save: rank_checkpoint.PendingSave | None = None
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
-        """True on ranks that must be given patches, of the media that `own_media` names."""
+        """True on ranks that need patches, of the media that `own_media` names."""
         self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
         encoders = parallel_state.get_tensor_and_context_parallel_group()
         self.is_loss_rank: bool = self._is_last_stage and encoders.rank() == 0
@@ -123,14 +123,14 @@ class TrainEngine:
 
     @torch.no_grad()
     def logprobs(self, microbatches: Microbatches, *, temperature: float = 1.0) -> list[list[np.ndarray]]:
-        """[microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
+        """Return [microbatch][sample] float32 [sampled tokens]; empty on ranks that are not on the last stage."""
         self.memory.require([Holding.WEIGHTS], "compute log-probabilities")
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
 
     def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
-        """[sample][medium] True where this rank encodes it and must be given its patches; they may be None elsewhere.
+        """Return [sample][medium] True if this rank encodes it and needs its patches; they may be None elsewhere.
 
-        Needs grids and `media_keys` of the samples, no patches.
+        It needs grids and `media_keys` of the samples, no patches.
         """
         if not self.needs_pixels:
             return [(False,) * len(sample.grid_thw) for sample in microbatch]
@@ -138,7 +138,7 @@ class TrainEngine:
         return own_media(microbatch, rank=encoders.rank(), num_ranks=encoders.size())
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
-        """One optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
+        """Do one optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
         self.memory.require(EVERYTHING, "update")
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
@@ -167,7 +167,7 @@ class TrainEngine:
     def save(self, directory: Path, *, asynchronous: bool = False) -> None:
         """Write a checkpoint from which `load` continues, bit for bit in the same layout.
 
-        An asynchronous one holds the state of now, but is complete only after `finish_save`.
+        An asynchronous one holds the present state, but is complete only after `finish_save`.
         """
         self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
         self.finish_save()
@@ -176,7 +176,7 @@ class TrainEngine:
             self.finish_save()
 
     def finish_save(self) -> None:
-        """Wait until the save that is under way, if any, is on disk on every rank. Raises OSError where it failed."""
+        """Wait until the save in progress, if any, is on disk on every rank. Raises OSError if it failed."""
         pending, self._pending_save = self._pending_save, None
         if pending is not None:
             pending.finish()
@@ -187,9 +187,9 @@ class TrainEngine:
         self._num_updates = rank_checkpoint.load_checkpoint(directory, self._model, self._optimizer)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face folder like the one the model came from, with today's weights, whole or not at all.
+        """Write a Hugging Face folder like the one the model came from, with the present weights, whole or not at all.
 
-        Raises on rank 0 alone where it cannot be written: the other ranks have then given their part and go on.
+        If it cannot be written, only rank 0 raises: the other ranks have then given their part and continue.
         """
         try:
             if dist.get_rank() == 0:
@@ -201,7 +201,7 @@ class TrainEngine:
             dist.barrier()
 
     def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
-        """Forward, and backward with a loss; what the last stage scored, per microbatch."""
+        """Run forward, and backward with a loss; return what the last stage scored, per microbatch."""
 
         def forward_step(iterator: Iterator[Sequence[TrainSample]], model: Any) -> tuple[torch.Tensor, Any]:
             samples = next(iterator)
@@ -233,7 +233,7 @@ class TrainEngine:
     def _apply_loss(
         self, output: torch.Tensor, batch: PackedBatch, samples: Sequence[TrainSample], loss_fn: LossFunction | None
     ) -> tuple[torch.Tensor, torch.Tensor, _Scored]:
-        """(loss, a token count that nobody uses, what to keep), as megatron's schedules want it."""
+        """Return (loss, an unused token count, the values to keep), in the form of megatron's schedules."""
         logprobs, entropy = output
         scored = _Scored(logprobs.detach(), batch.num_scored)
         if loss_fn is None or not len(logprobs):

@@ -17,14 +17,16 @@ class Limits:
 
     max_tokens: int
     max_patches: int | None = None
-    """None leaves it to the tokens: an image has a fixed number of patches per token."""
+    """The most patches of a microbatch. None leaves the limit to the tokens, because an image has a fixed number of
+    patches per token."""
     multiple_of: int = 1
-    """The number of microbatches is a multiple of it (an interleaved pipeline schedule wants its stages')."""
+    """The number of microbatches is a multiple of this (an interleaved pipeline schedule needs the number of
+    stages)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkGroup:
-    """A group as balancing sees it."""
+    """A group in the form that balancing uses."""
 
     position: int
     """The prompt's position in the run's order."""
@@ -33,31 +35,31 @@ class WorkGroup:
     num_patches: int
     """Rows that the vision tower reads for the prompt's media."""
     row_costs: tuple[int, ...]
-    """[G] work of each row by itself."""
+    """[G] the work of each row alone."""
     shared_cost: int
-    """Work that rows in the same microbatch share: the encoding of their media."""
+    """The work that rows in the same microbatch share: the encoding of their media."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """Rows of one group that go into a microbatch together. Equal to itself alone."""
+    """Rows of one group that go into a microbatch together. It is equal only to itself."""
 
     group: WorkGroup
     rows: tuple[int, ...]
 
     @property
     def num_tokens(self) -> int:
-        """Of all its rows."""
+        """The tokens of all its rows."""
         return sum(self.group.num_tokens[row] for row in self.rows)
 
     @property
     def cost(self) -> int:
-        """Its rows' work, and one encoding."""
+        """The work of its rows, and one encoding."""
         return self.group.shared_cost + sum(self.group.row_costs[row] for row in self.rows)
 
 
 def cut(group: WorkGroup, limits: Limits, *, rows: Sequence[int] | None = None) -> list[Piece]:
-    """The fewest pieces that first fit finds, longest rows first; of some `rows` of the group, or of all.
+    """Return the fewest pieces that first fit finds, longest rows first, of some `rows` of the group or of all.
 
     Raises:
         ValueError: a row or the group's images do not fit a microbatch.
@@ -86,16 +88,17 @@ def cut(group: WorkGroup, limits: Limits, *, rows: Sequence[int] | None = None) 
 
 
 def num_microbatches(replicas: Sequence[Sequence[Piece]], limits: Limits) -> int:
-    """How many microbatches every replica gets: what the fullest needs, and the multiple that is asked for."""
+    """Return the number of microbatches of every replica: what the fullest needs, rounded up to the required
+    multiple."""
     most = max(len(_first_fit(pieces, limits)) for pieces in replicas)
     return -(-max(1, most) // limits.multiple_of) * limits.multiple_of
 
 
 def lay_out(pieces: Sequence[Piece], num: int, limits: Limits) -> list[list[Piece]]:
-    """`num` microbatches of nearly equal work; some may be empty. `num` must come of `num_microbatches`.
+    """Return `num` microbatches of nearly equal work; some may be empty. `num` must come from `num_microbatches`.
 
-    Small ones stand at both ends, where a pipeline fills and drains: its stages wait less there (verl's
-    `rearrange_micro_batches` does so too).
+    Small ones are at both ends, where a pipeline fills and drains, because its stages wait less there (like verl's
+    `rearrange_micro_batches`).
     """
     parts = largest_differencing([piece.cost for piece in pieces], num)
     found = [[pieces[i] for i in part] for part in parts]
@@ -133,7 +136,7 @@ class _Bin:
 
 
 def _first_fit(pieces: Sequence[Piece], limits: Limits) -> list[list[Piece]]:
-    """As few microbatches as first fit finds, longest pieces first."""
+    """Return as few microbatches as first fit finds, longest pieces first."""
     bins: list[_Bin] = []
     for piece, num_tokens in _longest_first(pieces):
         target = next((b for b in bins if b.has_room(num_tokens, piece.group.num_patches)), None)
@@ -145,7 +148,8 @@ def _first_fit(pieces: Sequence[Piece], limits: Limits) -> list[list[Piece]]:
 
 
 def _least_work_with_room(pieces: Sequence[Piece], num: int, limits: Limits) -> list[list[Piece]] | None:
-    """`num` microbatches, each piece in the one with the least work that has room; None where one finds no room."""
+    """Return `num` microbatches, each piece in the one with the least work that has room; None if a piece finds no
+    room."""
     bins = [_Bin(limits) for _ in range(num)]
     for piece, num_tokens in _longest_first(pieces):
         open_bins = [b for b in bins if b.has_room(num_tokens, piece.group.num_patches)]

@@ -1,10 +1,10 @@
-"""Device memory of a training rank, given up and taken back in parts, so that engines can use it in between.
+"""Releases the device memory of a training rank in parts, and takes it back, so that engines can use it in between.
 
 Storages are emptied and filled again; no tensor is made anew and none is rebound. The optimizer's shards of a float32
-model are views into the buffer of the weights, and everything that megatron keeps points into its flat buffers: a new
-tensor in an old one's place would be updated while the model computes with the other.
+model are views into the buffer of the weights, and everything that megatron keeps points into its flat buffers. A new
+tensor in the place of an old one would be updated while the model computes with the old one.
 
-Left out: the buffers of modules (rotary frequencies, a few kilobytes), and what collectives keep for themselves.
+The buffers of modules (rotary frequencies, a few kilobytes), and the memory of collectives, stay on the device.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from yatt_mm.protocol.training import MovedMemory
 
 
 class Holding(StrEnum):
-    """What a rank can hold or not."""
+    """The parts of a rank's state that it can hold or release."""
 
     WEIGHTS = "weights"
     """Trained and frozen weights in the model's dtype."""
     GRADIENTS = "gradients"
-    """The float32 buffer of sums. It is not copied: between updates it holds nothing that is needed."""
+    """The float32 buffer of gradient sums. It is not copied: between updates its content is not needed."""
     OPTIMIZER = "optimizer"
     """Moments, and float32 main weights where the model's are not float32."""
 
@@ -35,7 +35,7 @@ EVERYTHING = frozenset(Holding)
 
 
 class TrainMemory:
-    """What of one rank's training state is on its device; all of it at the start."""
+    """Which parts of one rank's training state are on its device; all of them at the start."""
 
     def __init__(self, models: Sequence[DistributedDataParallel], optimizer: MegatronOptimizer) -> None:
         self._models = models
@@ -50,11 +50,11 @@ class TrainMemory:
         return sum(copy.numel() for copy in self._host.values())
 
     def resident_bytes(self, part: Holding) -> int:
-        """What a part takes on the device now."""
+        """Return the bytes that a part takes on the device now."""
         return sum(storage.nbytes() for storage in self._storages(part))
 
     def hold(self, parts: Iterable[Holding]) -> MovedMemory:
-        """Hold exactly these parts: others are released first, missing ones are restored bit for bit."""
+        """Hold exactly these parts. Other parts are released first, and missing ones are restored bit for bit."""
         wanted = frozenset(parts)
         started = time.perf_counter()
         released = sum(self._release(part) for part in Holding if part in self._held - wanted)
@@ -71,13 +71,13 @@ class TrainMemory:
         )
 
     def require(self, parts: Iterable[Holding], what: str) -> None:
-        """Raise RuntimeError unless all `parts` are held; `what` cannot be done without them."""
+        """Raise RuntimeError unless all `parts` are held, because `what` needs them."""
         missing = [part for part in Holding if part in frozenset(parts) - self._held]
         if missing:
             raise RuntimeError(f"cannot {what}: released {', '.join(missing)}; hold them again before it")
 
     def _release(self, part: Holding) -> int:
-        # torch resizes no host storage that `.numpy()` was called on: it stays, which costs the host nothing
+        # torch resizes no host storage on which `.numpy()` was called: it stays, which costs the host nothing
         storages = [(storage, storage.nbytes()) for storage in self._storages(part) if storage.resizable()]
         if part is not Holding.GRADIENTS:
             for number, (storage, size) in enumerate(storages):
@@ -98,7 +98,8 @@ class TrainMemory:
         return sum(size for _, size in storages)
 
     def _host_copy(self, part: Holding, number: int, size: int) -> torch.Tensor:
-        """The same memory every time, page-locked for a device that copies by itself: allocating it is slow."""
+        """Return the same memory every time, page-locked for a device that copies by itself, because allocating it is
+        slow."""
         found = self._host.get((part, number))
         if found is None or found.numel() != size:
             found = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())
@@ -106,7 +107,8 @@ class TrainMemory:
         return found
 
     def _storages(self, part: Holding) -> list[torch.UntypedStorage]:
-        """Distinct storages, always in the same order; what the optimizer shares with the weights is the weights'."""
+        """Return distinct storages, always in the same order. A storage that optimizer and weights share counts for the
+        weights."""
         if part is Holding.WEIGHTS:
             return _distinct(self._weights())
         if part is Holding.GRADIENTS:
@@ -135,7 +137,7 @@ class TrainMemory:
 
 
 class _Buffer(Protocol):
-    """The part of megatron's flat buffer that is used here."""
+    """The part of megatron's flat buffer that this module uses."""
 
     param_data: torch.Tensor
     grad_data: torch.Tensor

@@ -1,4 +1,4 @@
-"""AdamW over megatron's DistributedOptimizer: gradients and their sums, the update."""
+"""AdamW over megatron's DistributedOptimizer: gradients, their sums, and the update."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from yatt_mm.protocol.adam_settings import AdamSettings
 
 
 def wrap(chunks: Iterable[MegatronModule], *, overlap_grad_reduce: bool = False) -> list[DistributedDataParallel]:
-    """The model's chunks with flat gradient buffers that are summed (not averaged) over data-parallel ranks.
+    """Return the model's chunks with flat gradient buffers, which are summed (not averaged) over data-parallel ranks.
 
-    With overlap, buckets are reduced while the last microbatch's backward pass goes on; each of its parameters must
-    get a gradient then (`VisionTower.always_runs`).
+    With overlap, buckets are reduced during the last microbatch's backward pass. Each of their parameters must get a
+    gradient then (`VisionTower.always_runs`).
     """
     ddp_config = DistributedDataParallelConfig(
         use_distributed_optimizer=True,
@@ -46,7 +46,7 @@ def wrap(chunks: Iterable[MegatronModule], *, overlap_grad_reduce: bool = False)
 def build_optimizer(
     ddp: list[DistributedDataParallel], settings: AdamSettings, dtype: torch.dtype
 ) -> MegatronOptimizer:
-    """AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
+    """Return AdamW with its state cut over data-parallel ranks, and fp32 main weights where `dtype` is bfloat16."""
     if settings.offload_frac and not torch.cuda.is_available():
         raise ValueError(
             f"train.optimizer_offload_fraction is {settings.offload_frac}, but there is no GPU whose memory it would "
@@ -87,7 +87,7 @@ def finish_gradients(
     pg_collection: ProcessGroupCollection | None = None,
     force_all_reduce: bool = False,
 ) -> None:
-    """What megatron's schedule calls after the last microbatch: every sum over ranks that gradients need.
+    """Compute every sum over ranks that gradients need. megatron's schedule calls this after the last microbatch.
 
     `num_tokens` is ignored: weights are global already, so nothing is divided.
     """

@@ -1,12 +1,12 @@
-"""Checkpoints of a training world with megatron's dist_checkpointing: loadable in another parallel layout.
+"""Checkpoints of a training world with megatron's dist_checkpointing, which load in another parallel layout too.
 
-Weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a thread
-while training goes on; `PendingSave.finish` makes it complete. Leaves out naming, committing and pruning of
-checkpoints, and everything that is not the engine's (data position, metrics).
+They hold weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a
+thread while training continues; `PendingSave.finish` makes it complete. Naming, committing and pruning checkpoints, and
+state outside of the engine (data position, metrics), are not handled here.
 
 Of the optimizer only tensors are kept, under their parameters' names. The rest (settings, how many optimizers megatron
-chains for this layout, which order its groups have) belongs to the run that loads: megatron nests it differently with
-and without expert parallelism.
+chains for this layout, the order of its groups) belongs to the run that loads: megatron nests it differently with and
+without expert parallelism.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from yatt_mm.training.optimizer import make_state
 
 
 class PendingSave:
-    """A checkpoint whose state was copied: training may go on while a thread writes this rank's part.
+    """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part.
 
-    It does not exist, for `load_checkpoint`, before `finish` returned on every rank.
+    For `load_checkpoint` it does not exist before `finish` returned on every rank.
     """
 
     def __init__(self, directory: Path, request: AsyncRequest) -> None:
         self._directory = directory
         self._finalize: list[Callable[[], None]] = request.finalize_fns
         self._thread: threading.Thread | None = None
-        if request.async_fn is None:  # this rank has nothing that another does not write
+        if request.async_fn is None:  # this rank has nothing to write that another rank does not write
             return
         rank, write_buckets, results = request.async_fn_args
         arguments = (rank, _host_copies(write_buckets), results)
@@ -73,7 +73,7 @@ def start_save(
 ) -> PendingSave:
     """Begin to write the training state into `directory` (made if missing). Every rank calls it, with the same path.
 
-    Whatever happens to the weights afterwards, the checkpoint holds those of now.
+    The checkpoint holds the present weights, whatever happens to them afterwards.
     """
     if dist.get_rank() == 0:
         directory.mkdir(parents=True, exist_ok=True)
@@ -90,7 +90,7 @@ def start_save(
 
 
 def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
-    """Continue from a checkpoint of any layout; returns its number of updates. Every rank calls it."""
+    """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it."""
     if not (directory / "metadata.json").is_file():
         raise FileNotFoundError(
             f"no finished checkpoint in {directory} (its last file, metadata.json, is missing); "
@@ -112,7 +112,8 @@ def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: Mega
 
 
 def _split(optimizer_state: Any) -> tuple[Any, Any]:
-    """(what has a name of its own in the checkpoint, what depends on the layout), both nested as before."""
+    """Return (the entries with their own names in the checkpoint, the entries that depend on the layout), nested as
+    before."""
     tensors, rest = extract_matching_values(optimizer_state, lambda value: isinstance(value, ShardedBase))
     return tensors, rest
 
@@ -121,7 +122,7 @@ def _split(optimizer_state: Any) -> tuple[Any, Any]:
 def _named_failure(directory: Path) -> Iterator[None]:
     try:
         yield
-    except CheckpointException as error:  # a BaseException, and only rank 0 has the reason
+    except CheckpointException as error:  # it is a BaseException, and only rank 0 has the reason
         raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
 
 
@@ -150,8 +151,8 @@ def _sharded_state(model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, 
 class _ThreadSave(TorchDistSaveShardedStrategy):
     """Writes in a thread of the calling process.
 
-    megatron's own forks writers and starts a manager process for their results: a second or more of start-up,
-    and forking is unsafe in a process with as many threads as a Ray actor has.
+    megatron's own class forks writers and starts a manager process for their results. That takes a second or more, and
+    forking is unsafe in a process with as many threads as a Ray actor has.
     """
 
     def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
@@ -167,7 +168,7 @@ class _ThreadSave(TorchDistSaveShardedStrategy):
 def _write_buckets(
     transforms: list[Any], rank: int, write_buckets: list[Any], results_queue: queue.SimpleQueue[Any]
 ) -> None:
-    """Write each bucket's file; put all results, or the first error, on the queue, as megatron's finalizer expects."""
+    """Write each bucket's file. Put all results, or the first error, on the queue, as megatron's finalizer expects."""
     results: dict[int, Any] = {}
     for number, bucket in enumerate(write_buckets):
         written: queue.SimpleQueue[Any] = queue.SimpleQueue()

@@ -1,7 +1,7 @@
 """The plan of one training step: which rank trains which sample, in which microbatch. Pure data and arithmetic.
 
-Every controller computes the same plan from the same few numbers per sample; the ranks resolve what they own.
-Imported in controllers: no torch.
+Every controller computes the same plan from the same few numbers per sample; the ranks resolve what they need. Imported
+in controllers: no torch.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedGroup:
-    """A group to train on, as every controller tells all others of it."""
+    """A group to train on, in the form in which every controller describes it to the others."""
 
     position: int
     """The prompt's position in the run's order."""
     group: GroupRef
     advantages: tuple[float, ...]
-    """[G]"""
+    """[G] the advantages of its rows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedSample:
-    """One row of a group, with what the loss wants to know."""
+    """One row of a group, with the values that the loss needs."""
 
     group: int
-    """Index into the plan's groups."""
+    """The index into the plan's groups."""
     row: int
     advantage: float
 
@@ -42,9 +42,9 @@ class Minibatch:
     """One optimizer update on one data-parallel replica."""
 
     microbatches: tuple[tuple[PlannedSample, ...], ...]
-    """The same number on every replica; some may be empty."""
+    """The microbatches; the same number on every replica, and some may be empty."""
     token_weight: float
-    """1 / sampled tokens of this update over all replicas."""
+    """1 / the sampled tokens of this update over all replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +57,14 @@ class UpdatePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepPlan:
-    """What the replicas train that somebody asked about, and how even the work of all is."""
+    """The plans of the requested replicas, and how even the work of all replicas is."""
 
     replicas: tuple[UpdatePlan, ...]
-    """In the order in which they were asked for."""
+    """The plans, in the order of the request."""
     imbalance: float
-    """Largest planned work of a replica over the mean, of the step's most uneven update."""
+    """The largest planned work of a replica over the mean, in the step's most uneven update."""
     num_microbatches: int
-    """Of one replica, over all updates of the step."""
+    """The microbatches of one replica, over all updates of the step."""
 
 
 def plan_step(
@@ -76,10 +76,10 @@ def plan_step(
     limits: Limits,
     replicas: Sequence[int],
 ) -> StepPlan:
-    """What `replicas` train in a step: the samples of all controllers, spread over all replicas.
+    """Plan what `replicas` train in a step: the samples of all controllers, spread over all replicas.
 
-    Minibatches take whole prompts in the run's order. The plan depends on the groups alone, not on the order in
-    which controllers reported them.
+    Minibatches take whole prompts in the run's order. The plan depends on the groups alone, not on the order in which
+    controllers reported them.
 
     Raises:
         ValueError: a sample, or the images of a prompt, are larger than a microbatch may be.
@@ -100,7 +100,7 @@ def plan_step(
 
 
 def work_of(planned: PlannedGroup, operations: Operations) -> WorkGroup:
-    """A group as balancing sees it."""
+    """Return a group in the form that balancing uses."""
     group = planned.group
     num_tokens = tuple(group.num_prompt_tokens + length for length in group.lengths)
     grids = [(int(t), int(h), int(w)) for t, h, w in (ref.meta["grid_thw"] for ref in group.media)]
@@ -114,7 +114,7 @@ def work_of(planned: PlannedGroup, operations: Operations) -> WorkGroup:
 
 
 def _divide(groups: Sequence[PlannedGroup], num_parts: int) -> list[list[PlannedGroup]]:
-    """Equal parts, in order."""
+    """Return equal parts, in order."""
     bounds = [len(groups) * k // num_parts for k in range(num_parts + 1)]
     return [list(groups[begin:end]) for begin, end in pairwise(bounds)]
 
@@ -122,7 +122,7 @@ def _divide(groups: Sequence[PlannedGroup], num_parts: int) -> list[list[Planned
 def _update_plan(
     share: Sequence[Sequence[Sequence[Piece]]], weights: Sequence[float], groups: Mapping[int, PlannedGroup]
 ) -> UpdatePlan:
-    """One replica's plan from its [minibatch][microbatch] pieces."""
+    """Return one replica's plan from its [minibatch][microbatch] pieces."""
     used = sorted({piece.group.position for minibatch in share for micro in minibatch for piece in micro})
     place = {position: k for k, position in enumerate(used)}
 

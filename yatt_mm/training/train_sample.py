@@ -1,4 +1,4 @@
-"""One training sample as the engine takes it: numpy at the border, pixels only where they are needed."""
+"""One training sample in the form that the engine takes: numpy at the border, and pixels only where they are needed."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ class TrainSample:
     grid_thw: tuple[tuple[int, int, int], ...]
     """(t, h, w) in patches, one per image or video, in the order of the tokens."""
     seconds_per_grid: tuple[float, ...] = ()
-    """Seconds from one t of a video to the next, one per medium (any number for images); () is one for all."""
+    """Seconds from one t of a video to the next, one per medium (any number for images); () means one for all."""
     patches: tuple[np.ndarray | None, ...]
     """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
     that need no pixels."""
     columns: Mapping[str, np.ndarray]
-    """float32 [K] each: what the loss wants per sampled token (advantages, weights, ...)."""
+    """float32 [K] each: the values that the loss needs per sampled token (advantages, weights, ...)."""
     media_keys: tuple[str, ...] = ()
-    """What names each image, its digest: a microbatch encodes equal ones once. Without, array objects are compared."""
+    """The name of each image, its digest: a microbatch encodes equal images once. Without names, array objects are
+    compared."""

@@ -1,4 +1,4 @@
-"""Body of a training rank: resolves what its plan names, runs Megatron, publishes and saves weights.
+"""The body of a training rank: it resolves what its plan names, runs Megatron, and publishes and saves weights.
 
 Consumes: an `UpdatePlan` (refs and numbers) from the controller that drives its replica.
 Produces: one optimizer update per minibatch, and an `UpdateReport`.
@@ -36,12 +36,12 @@ HELD = {
     State.WEIGHTS_ONLY: frozenset({Holding.WEIGHTS}),
     State.ASLEEP: frozenset[Holding](),
 }
-"""What is on the device in each state."""
+"""The parts on the device in each state."""
 
 
 @dataclass(slots=True)
 class _Step:
-    """What one plan resolved to in this process."""
+    """The objects that one plan resolved to in this process."""
 
     plan: UpdatePlan
     records: list[group_record.GroupRecord]
@@ -62,7 +62,7 @@ class TrainWorker:
         self._state = State.AWAKE
         self._publisher: Publisher | None = None
         self._policy_version = 0
-        """Of the weights that engines were given last: those at the start of the next update."""
+        """The version of the weights that engines got last: those at the start of the next update."""
         self._loss = functools.partial(
             clipped_policy_loss,
             clip_low=spec.clip_low,
@@ -73,7 +73,7 @@ class TrainWorker:
     def start(self, store_address: str, listener: socket.socket | None = None) -> None:
         """Join the training world and load the model. Waits for all other ranks.
 
-        `listener`: as of `init_distributed`.
+        `listener`: see `init_distributed`.
         """
         spec, world_size = self._spec, self._parallel.world_size
         init_distributed(rank=self._rank, world_size=world_size, store_address=store_address, listener=listener)
@@ -92,8 +92,8 @@ class TrainWorker:
         )
 
     def set_state(self, state: State) -> MovedMemory:
-        """Go to sleep, hold weights only, or wake up, and give the device's memory up accordingly. Work in another
-        state is an error."""
+        """Go to sleep, hold weights only, or wake up, and release the device's memory accordingly. Work in another
+        state raises an error."""
         if self._publisher and self._state is State.WEIGHTS_ONLY and state is not State.WEIGHTS_ONLY:
             self._publisher.release()
         moved = self._engine.memory.hold(HELD[state])
@@ -127,8 +127,8 @@ class TrainWorker:
         """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU, or
         as a stream.
 
-        All ranks must be called, always with the same path. What is on the GPU lasts until the state changes, and a
-        stream must have reached everyone by then.
+        All ranks must be called, always with the same path. Weights on the GPU last until the state changes, and a
+        stream must have reached all engines by then.
         """
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
@@ -138,13 +138,13 @@ class TrainWorker:
         return published
 
     def save(self, directory: str, asynchronous: bool) -> None:
-        """Write a checkpoint that `load` continues from exactly; an asynchronous one is complete after `finish_save`.
+        """Write a checkpoint from which `load` continues exactly. An asynchronous one is complete after `finish_save`.
         All ranks must be called."""
         self._require(State.AWAKE, "save")
         self._engine.save(Path(directory), asynchronous=asynchronous)
 
     def finish_save(self) -> None:
-        """Wait until the checkpoint under way is on disk, in any state. All ranks must be called."""
+        """Wait until the checkpoint that is being written is on disk, in any state. All ranks must be called."""
         self._engine.finish_save()
 
     def load(self, directory: str) -> None:
@@ -171,7 +171,7 @@ class TrainWorker:
         return step
 
     def _own_media(self, step: _Step) -> set[tuple[int, int]]:
-        """(group, place) of every medium that this rank encodes in some microbatch of the step."""
+        """Return (group, place) of every medium that this rank encodes in some microbatch of the step."""
         wanted: set[tuple[int, int]] = set()
         for minibatch in step.plan.minibatches:
             for planned, samples in zip(minibatch.microbatches, self._samples(step, minibatch), strict=True):
@@ -198,7 +198,7 @@ class TrainWorker:
             token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
             loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
             grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in step.plan.groups[group].media),
-            # images have no time; only the data plane's videos say how far their frames are apart
+            # images have no time; only the data plane's videos say how far apart their frames are
             seconds_per_grid=tuple(ref.meta.get("second_per_grid_t", 1.0) for ref in step.plan.groups[group].media),
             patches=tuple(step.patches[group]),
             media_keys=tuple(ref.name for ref in step.plan.groups[group].media),
@@ -218,7 +218,7 @@ class TrainWorker:
                 step.old_logprobs[sample.group, sample.row] = values
 
     def _is_stale(self, sampled: group_record.SampleRecord) -> np.ndarray:
-        """[T] True on tokens that are older than the weights at the start of the step."""
+        """Return [T] True on tokens that are older than the weights at the start of the step."""
         return np.asarray(sampled.policy_versions) < self._policy_version
 
     def _compare(
@@ -229,7 +229,8 @@ class TrainWorker:
         samples: list[list[TrainSample]],
         logprobs: list[list[np.ndarray]],
     ) -> None:
-        """Engine against trainer on the same tokens, under the weights that sampled them: stale tokens are left out."""
+        """Compare engine and trainer on the same tokens, under the weights that sampled them; stale tokens are left
+        out."""
         if not report.is_loss_rank:
             return
         for planned, micro, values in zip(minibatch.microbatches, samples, logprobs):

@@ -12,7 +12,7 @@ import torch
 
 from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.segment import Row, view_of
-from yatt_mm.weights.stream_group import StreamGroup, reach
+from yatt_mm.weights.stream_group import StreamGroup, connect_store
 
 BUCKET_BYTES = 64 * 2**20
 """Size of a bucket, whose tensors are broadcast together; a larger tensor gets a separate bucket."""
@@ -27,7 +27,7 @@ def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[t
 
     Raises StreamError if the sender or another receiver is late or has gone.
     """
-    group = StreamGroup(stream, reach(stream), device, name)
+    group = StreamGroup(stream, connect_store(stream), device, name)
     try:
         for bucket in buckets(stream.index):
             flat = new_flat(bucket, device)

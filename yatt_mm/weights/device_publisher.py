@@ -11,7 +11,7 @@ from models.weights.export import ShardedWeights
 from yatt_mm.protocol.published import DeviceSegment
 from yatt_mm.weights import cuda_ipc
 from yatt_mm.weights.checked_copy import NonFiniteWeightsError
-from yatt_mm.weights.rank_agreement import together
+from yatt_mm.weights.rank_agreement import fail_together
 from yatt_mm.weights.segment import Layout, views
 
 
@@ -36,7 +36,7 @@ class DevicePublisher:
         for name, tensor in self._weights:
             places[name].copy_(tensor)
             is_finite[name] = tensor.isfinite().all()
-        together(lambda: _check(is_finite))
+        fail_together(lambda: _check(is_finite))
         self._flat = flat
         gpu, handle = cuda_ipc.share(flat)
         return DeviceSegment(gpu=gpu, index=self._layout.index, handle=handle)

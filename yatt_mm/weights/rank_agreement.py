@@ -17,7 +17,7 @@ class PublishError(RuntimeError):
     """Another training rank could not publish; the message names it and its error."""
 
 
-def together(act: Callable[[], T]) -> T:
+def fail_together(act: Callable[[], T]) -> T:
     """Call `act` on every rank and return its result. Collective.
 
     If it fails on one rank, all ranks raise: its own error on that rank, PublishError on the others.

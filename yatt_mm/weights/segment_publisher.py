@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from models.weights.export import ShardedWeights
 from yatt_mm.weights.checked_copy import copy_finite
-from yatt_mm.weights.rank_agreement import gather, together
+from yatt_mm.weights.rank_agreement import fail_together, gather
 from yatt_mm.weights.segment_writer import SegmentWriter
 
 
@@ -31,10 +31,10 @@ class SegmentPublisher:
         """True if every rank can reach the same segment."""
         metas = weights.metadata()
         if self._is_first_of_host:
-            together(lambda: SegmentWriter.prepare(self._path, metas))
+            fail_together(lambda: SegmentWriter.prepare(self._path, metas))
         else:
-            together(lambda: None)
-        self._writer = together(lambda: SegmentWriter(self._path, metas))
+            fail_together(lambda: None)
+        self._writer = fail_together(lambda: SegmentWriter(self._path, metas))
 
     def publish(self, version: int) -> None:
         """Write the present weights as a policy version. Afterwards engines on every host may read it.
@@ -46,9 +46,9 @@ class SegmentPublisher:
             self._writer.begin()
         if self.is_shared:
             dist.barrier()  # no rank writes before the header says that the segment is being written
-            together(self._write_own_parts)
+            fail_together(self._write_own_parts)
         else:
-            together(self._write_everything)
+            fail_together(self._write_everything)
         if self._is_first_of_host:
             self._writer.seal(version)
         dist.barrier()

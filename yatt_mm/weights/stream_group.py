@@ -81,7 +81,7 @@ class StreamGroup:
             ) from error
 
 
-def reach(stream: WeightStream) -> dist.Store:
+def connect_store(stream: WeightStream) -> dist.Store:
     """Connect to the sender's store. Raises StreamError if it does not answer in time."""
     try:
         return dist.TCPStore(

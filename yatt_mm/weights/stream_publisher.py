@@ -19,7 +19,7 @@ from models.weights.export import ShardedWeights
 from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.buckets import buckets, new_flat
 from yatt_mm.weights.checked_copy import check_finite
-from yatt_mm.weights.rank_agreement import together
+from yatt_mm.weights.rank_agreement import fail_together
 from yatt_mm.weights.segment import Layout, view_of
 from yatt_mm.weights.stream_group import StreamGroup
 
@@ -56,7 +56,7 @@ class StreamPublisher:
         that rank, PublishError on others. Raises StreamError if an engine did not take the previous publish in time.
         """
         self.release()
-        together(self._check)
+        fail_together(self._check)
         self._num_published += 1
         stream = self._announce(version) if dist.get_rank() == 0 else None
         self._sending = self._sender.submit(self._send, stream)

@@ -5,7 +5,7 @@ import pytest
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
-from dataplane.client.put_batches import GROUP_BYTES, GROUP_OBJECTS, groups
+from dataplane.client.put_batches import GROUP_BYTES, GROUP_OBJECTS, batch_ranges
 from dataplane.client.reader import Reader
 from dataplane.core.digests import content_digest, source_name, version_of
 from dataplane.core.errors import BadRequestError
@@ -70,6 +70,6 @@ def test_any_number_of_names_is_released_in_one_call(client: Client) -> None:
 
 
 def test_runs_are_bounded_by_bytes_and_by_number() -> None:
-    assert list(groups([])) == []
-    assert list(groups([1] * (GROUP_OBJECTS + 1))) == [(0, GROUP_OBJECTS), (GROUP_OBJECTS, GROUP_OBJECTS + 1)]
-    assert list(groups([GROUP_BYTES, 1, GROUP_BYTES + 1])) == [(0, 1), (1, 2), (2, 3)]
+    assert list(batch_ranges([])) == []
+    assert list(batch_ranges([1] * (GROUP_OBJECTS + 1))) == [(0, GROUP_OBJECTS), (GROUP_OBJECTS, GROUP_OBJECTS + 1)]
+    assert list(batch_ranges([GROUP_BYTES, 1, GROUP_BYTES + 1])) == [(0, 1), (1, 2), (2, 3)]

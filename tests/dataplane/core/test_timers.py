@@ -1,4 +1,4 @@
-"""One thread for any number of deadlines: in order, called off, set again, closed."""
+"""Timers: many deadlines in one thread, at their time, in their order, once, and never after they were cancelled."""
 
 import threading
 from queue import SimpleQueue

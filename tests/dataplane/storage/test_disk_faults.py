@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dataplane.client.client import Client
-from dataplane.client.downloaded_views import DownloadedViews
+from dataplane.client.object_downloader import ObjectDownloader
 from dataplane.client.reader import Reader
 from dataplane.core.errors import ChecksumError, OverloadedError
 from dataplane.server.config import NodeConfig
@@ -116,7 +116,7 @@ def test_many_spilled_objects_are_sent_and_mapped_with_few_descriptors(node: Nod
     refs = [client.put(np.full(4096, at % 251, np.uint8), name=f"small/{at}") for at in range(600)]
     client.release([client.put(bytes(2 * MIB), name="flood")])
     assert client.stat()["num_spilled"] == 600
-    copier = DownloadedViews(node.uri, None)
+    copier = ObjectDownloader(node.uri, None)
     with Reader(node.uri, timeout_s=20) as reader:
         reader.resolve(refs[:1])
         copier.fetch(refs[:1], time.monotonic() + 30)

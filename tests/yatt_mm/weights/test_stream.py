@@ -18,7 +18,7 @@ from tests.yatt_mm.training.tiny import build_folder
 from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights import buckets as streams
 from yatt_mm.weights.rank_agreement import PublishError
-from yatt_mm.weights.stream_group import StreamError, StreamGroup, reach
+from yatt_mm.weights.stream_group import StreamError, StreamGroup, connect_store
 from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 CPU = torch.device("cpu")
@@ -85,7 +85,7 @@ def fail_in_three_ways(rank: int, model_dir: Path) -> None:
     stream = publisher.publish(3)
     if stream:
         with ThreadPoolExecutor() as pool:
-            leaving = pool.submit(lambda: StreamGroup(stream, reach(stream), CPU, "engine 0").close())
+            leaving = pool.submit(lambda: StreamGroup(stream, connect_store(stream), CPU, "engine 0").close())
             with pytest.raises(StreamError, match=r"training rank 0 at 127\.0\.0\.1 went away, or kept others waiting"):
                 list(streams.receive(stream, CPU, "engine 1"))
             leaving.result()

@@ -20,7 +20,7 @@ _ALIGN = 64
 """Alignment of the arrays in bytes, the same as that of views in the arena."""
 
 
-class DownloadedViews:
+class ObjectDownloader:
     """Downloads objects over separate connections, opened on first use. Thread-safe."""
 
     def __init__(self, uri: str, credentials: Credentials | None) -> None:
