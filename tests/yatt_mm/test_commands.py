@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 
 import pytest
@@ -54,8 +53,3 @@ def test_dataplane_is_the_same_as_python_m_dataplane() -> None:
     assert short.returncode == 0 == long.returncode
     assert short.stdout.startswith("usage: dataplane ") and long.stdout.startswith("usage: python -m dataplane ")
     assert short.stdout.split("\n\n", 1)[1] == long.stdout.split("\n\n", 1)[1]
-
-
-def test_both_commands_are_declared() -> None:
-    declared = {point.name: point.value for point in entry_points(group="console_scripts")}
-    assert declared["dataplane"] == "dataplane.__main__:run" and declared["yatt-mm"] == "yatt_mm.__main__:main"

@@ -73,5 +73,5 @@ def test_the_carrier_follows_from_the_device_unless_the_config_says_it() -> None
     gpu = torch.device("cuda", 0)
     assert [resolve_carrier("auto", device) for device in (CPU, gpu)] == ["shm", "cuda_ipc"]
     assert [resolve_carrier("shm", device) for device in (CPU, gpu)] == ["shm", "shm"]
-    with pytest.raises(ValueError, match=r"weights\.carrier is cuda_ipc and the training ranks compute on the cpu"):
+    with pytest.raises(ValueError, match=r"weights\.carrier is cuda_ipc, but the training ranks compute on the cpu"):
         resolve_carrier("cuda_ipc", CPU)
