@@ -1,7 +1,7 @@
 """`Client`: all calls to a node that work with refs, samples and counts instead of pixels.
 
-For controllers, and for people at the command line. This module imports neither PIL nor torch and maps no memory;
-processes that compute with pixels resolve refs with `dataplane.client.reader`.
+Controllers and the command line use it. This module imports neither PIL nor torch and maps no memory; processes that
+compute with pixels resolve refs with `dataplane.client.reader`.
 """
 
 import logging
@@ -24,18 +24,19 @@ from dataplane.core.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
 from dataplane.core.schemas import BATCH_BYTES, check_array
 
 PUT_IN_PLACE_FROM = 256 * 1024
-"""Bytes. From this size on, a client on the node's machine writes into the arena; smaller objects go over Flight."""
+"""The size in bytes from which a client on the node's machine writes objects into the arena; smaller objects go over
+Flight."""
 
 log = logging.getLogger(__name__)
 
 
 class Client:
-    """The client of one node, at `uri`. Thread-safe; from asyncio call it through `asyncio.to_thread`.
+    """The client of one node, at `uri`. It is thread-safe; asyncio code calls it through `asyncio.to_thread`.
 
     Every call ends within `timeout_s` seconds or raises NodeTimeoutError. The first call fails at once if no node
-    answers. If a node answered before and then stops, calls wait for it until `timeout_s` and are sent again to the
-    node that starts on the same address; so every verb may arrive twice. Objects without a lineage are lost when their
-    node stops, unless they are durable.
+    answers. If a node answered before and then stops, each call waits up to `timeout_s` and is sent again to the node
+    that starts on the same address; so the same call may arrive at a node twice. Objects without a lineage are lost
+    when their node stops, unless they are durable.
     """
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
@@ -53,7 +54,8 @@ class Client:
         self.close()
 
     def stat(self) -> dict[str, Any]:
-        """Return counters of the node: used_bytes, budget_bytes, num_objects, num_leases, num_media, ..."""
+        """Return counters of the node as a dictionary: used_bytes, budget_bytes, num_objects, num_leases, num_media and
+        others."""
         return self._act("stat", {})
 
     def put(
@@ -69,11 +71,11 @@ class Client:
     ) -> Ref:
         """Store a plain object and return its ref. `data` holds the bytes of an array of this dtype and shape.
 
-        Without `shape` the array is flat. The object stays until it is released, or until the last scope that contains
-        it closes. Storing the same content under the same name again returns the same object; other content is refused.
-        Waits for: room, until `timeout_s`; then raises OutOfSpaceError with the wanted, free and leased bytes.
-        `durable` needs a node with --spill: the object is on the node's disk before this call returns, and survives a
-        restart of the node.
+        Without `shape` the array has one dimension. The object stays until it is released, or until the last scope that
+        contains it closes. Storing the same content under the same name again returns the same object; other content is
+        refused. The call waits up to `timeout_s` for free memory, and then raises OutOfSpaceError with the wanted, free
+        and leased bytes. `durable` needs a node with --spill: the object is on the node's disk before this call
+        returns, and survives a restart of the node.
         """
         view = as_bytes_view(data)
         spec = ArraySpec(name=name, dtype=dtype, shape=check_array(dtype, shape, view.nbytes), meta=meta or {})
@@ -82,9 +84,9 @@ class Client:
     def put_many(
         self, specs: Sequence[ArraySpec], data: Sequence[Buffer], *, scope: str | None = None, durable: bool = False
     ) -> list[Ref]:
-        """Store many plain objects as `put` does, and return their refs. A few hundred take two round trips.
+        """Store many plain objects as `put` does, and return their refs. A few hundred objects take two round trips.
 
-        If it raises, objects that were already stored stay; the same call again stores the rest.
+        If the call raises, the objects that were already stored stay; the same call, repeated, stores the rest.
         """
         views = [as_bytes_view(buffer) for buffer in data]
         bodies = [
@@ -105,17 +107,17 @@ class Client:
     ) -> Ref:
         """Store an encoded medium under the digest of its bytes, and return its ref.
 
-        It stays until it is released, or until the last scope that contains it closes.
+        The object stays until it is released, or until the last scope that contains it closes.
         """
         body = {"kind": "source", "meta": dict(meta or {}), "scope": scope, "durable": durable}
         return self._put(as_bytes_view(data), body)
 
     def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
-        """Open a scope: a named group of objects that end together. Nothing in it is evicted.
+        """Open a scope: a named group of objects that end together. No object in a scope is evicted.
 
-        The scope may hold up to `quota_bytes`; a put above the quota waits for room, then raises OutOfSpaceError. It
-        closes with `close_scope`. Unless `keep` is set, it also closes with this client, or after the node has not
-        heard from the client for half a minute.
+        The scope may hold up to `quota_bytes`; a put above the quota waits for room, then raises OutOfSpaceError. The
+        scope closes with `close_scope`. Unless `keep` is set, it also closes with this client, or after the node has
+        not heard from the client for half a minute.
         """
         body = {"name": name, "quota_bytes": quota_bytes, "keep": keep}
         if keep:
@@ -148,11 +150,12 @@ class Client:
         return {"num_dropped": int(ended["num_dropped"]), "dropped_bytes": int(ended["dropped_bytes"])}
 
     def move_to_scope(self, refs: Sequence[Ref], scope: str, *, source: str | None = None) -> int:
-        """Move objects into a scope, all or none, and return how many moved.
+        """Move objects into a scope and return how many moved.
 
-        They leave the scope `source`; without one they lose the hold that keeps an object outside of any scope. Fewer
-        move than given where derived objects are already evicted (they can be made again). Raises MissingObjectError
-        if a plain object is gone. Waits for: room in the quota of the scope.
+        The objects leave the scope `source`. Without `source`, objects that are in no scope stop being held on their
+        own: from then on they last only as long as a scope contains them. Derived objects that are already evicted are
+        not moved and not counted; they can be made again. If a plain object is gone, no object moves and
+        MissingObjectError is raised. The call waits up to `timeout_s` for room in the quota of the scope.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "scope": scope, "source": source, "timeout_s": self.timeout_s}
         return int(self._act("move_to_scope", body)["num_moved"])
@@ -165,26 +168,31 @@ class Client:
         return self.release_names([ref.name for ref in refs])
 
     def release_names(self, names: Sequence[str]) -> int:
-        """Do the same as `release` for objects of which only the names are known."""
+        """Release objects by name, as `release` does by ref. Return how many of the objects the node held."""
         runs = [list(names[start : start + MAX_ITEMS]) for start in range(0, len(names), MAX_ITEMS)]
         return sum(int(self._act("release", {"names": run})["num_released"]) for run in runs)
 
     def ingest(self, dataset: str) -> Dataset:
-        """Index the shards of a registered data set, in any known format. DatasetError if nothing in it is usable."""
+        """Index the shards of a registered data set, in any known format, and return its number of samples and its bad
+        parts.
+
+        Raises DatasetError if nothing in the data set is usable.
+        """
         return Dataset.from_dict(self._act("ingest", {"dataset": dataset}))
 
     def samples(self, dataset: str, indices: Sequence[int]) -> list[Sample]:
-        """Return the data set samples at these positions, with source refs of their media. Nothing is decoded yet."""
+        """Return the samples at these positions of a data set, with source refs of their media. No medium is decoded
+        yet."""
         body = {"dataset": dataset, "indices": [int(index) for index in indices]}
         return [Sample.from_dict(item) for item in self._act("samples", body)["samples"]]
 
     def derive(
         self, refs: Sequence[Ref], recipe: Mapping[str, Any], *, scope: str | None = None
     ) -> list[Ref | BadMedia]:
-        """Have the node make the derived object of each source, and return the refs in the same order.
+        """Have the node make the derived object of each source, and return the derived refs in the same order.
 
-        The result has a BadMedia in place of each medium that cannot be decoded. A derived ref in `refs` means its
-        source. With `scope` the results are in that open scope and are not evicted.
+        The result has a BadMedia in place of each medium that cannot be decoded. A derived ref in `refs` stands for its
+        source. With `scope`, the derived objects are put into that open scope and are not evicted.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe), "timeout_s": self.timeout_s}
         body["scope"] = scope
@@ -192,21 +200,22 @@ class Client:
         return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
 
     def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
-        """Have the node start to make the derived object of each source, for a later `derive`.
+        """Ask the node to make the derived object of each source in the background, for a later `derive`.
 
-        Does not wait; objects for which a client waits are made first. Returns how many refs, counted from the first,
-        the node accepted: the rest did not fit into its window. An object that later finds no room in memory is made
-        only when a client asks for it.
+        The call returns at once; the node first makes the objects for which a client waits. It returns n: the node
+        accepted the first n refs, and the others did not fit into its queue. An object for which there is no room in
+        memory later is made only when a client asks for it.
         """
         body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe)}
         return int(self._act("prefetch", body)["num_taken"])
 
     def quarantine(self) -> list[BadMedia]:
-        """Return every medium that this node could not decode so far."""
+        """Return the media that this node could not decode so far, each with the reason."""
         return [BadMedia.from_dict(item) for item in self._act("quarantine", {})["bad"]]
 
     def get(self, ref: Ref | str, *, on_bytes: Callable[[int, int | None], None] | None = None) -> bytes:
-        """Return a copy of an object's bytes, sent over Flight. For the command line and for small objects.
+        """Return a copy of an object's bytes, sent over Flight. The command line uses this; it suits only small
+        objects.
 
         With a Ref instead of a name, an evicted object is made again first. `on_bytes` is called with the number of
         bytes that have arrived, and with the total. Raises ChecksumError if the bytes do not match their digest.
@@ -240,7 +249,8 @@ class Client:
         return fl.Ticket(dump(body))
 
     def _put(self, view: memoryview, body: dict[str, Any]) -> Ref:
-        """Store one object: in place if it is big and the arena can be reached, else over Flight."""
+        """Store one object and return its ref. The client writes a big object into the arena if it can reach it; every
+        other object goes over Flight."""
 
         def attempt(left_s: float) -> Ref:
             if body.get("scope") is not None:
@@ -255,7 +265,8 @@ class Client:
         return self._retry.call("put", attempt, self.timeout_s)
 
     def _put_group(self, views: list[memoryview], bodies: list[dict[str, Any]], scope: str | None) -> list[Ref]:
-        """Store a group of objects in place if the arena can be reached, else one after the other over Flight."""
+        """Store a group of objects and return their refs. The client writes them into the arena if it can reach it;
+        otherwise it sends one after the other."""
 
         def attempt(left_s: float) -> list[Ref] | None:
             if scope is not None:
@@ -267,7 +278,7 @@ class Client:
         return [self._put(view, body) for view, body in zip(views, bodies, strict=True)] if refs is None else refs
 
     def _put_over_flight(self, view: memoryview, body: dict[str, Any], left_s: float) -> Ref:
-        """Store one object with a DoPut."""
+        """Store one object with a DoPut and return its ref."""
         body = body | {"checksum": content_digest(view)}
         array = pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, pa.py_buffer(view)])
         schema = pa.schema([("data", pa.uint8())])
@@ -280,7 +291,7 @@ class Client:
         return Ref.from_dict(parse(reply, "the reply to put"))
 
     def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Run an action, again if the node went away, and return its reply."""
+        """Run an action of the node and return its reply. The action is sent again if the node went away."""
 
         def attempt(left_s: float) -> dict[str, Any]:
             if body.get("scope") is not None:
@@ -296,11 +307,11 @@ class Client:
 
 
 def _options(left_s: float) -> fl.FlightCallOptions:
-    """Return the call options for a call with this much time left: Flight's timeout is a little longer."""
+    """Return the Flight options for a call that has `left_s` seconds: Flight's own timeout is `GRACE_S` longer."""
     return fl.FlightCallOptions(timeout=left_s + GRACE_S)
 
 
 def _span(batch: pa.RecordBatch) -> slice:
-    """Return where the bytes of a batch are in the buffer behind them."""
+    """Return the range of positions that the bytes of a record batch have in the buffer of its only column."""
     column = batch.column(0)
     return slice(column.offset, column.offset + len(column))

@@ -26,9 +26,9 @@ CLIENT_OPTIONS: list[tuple[str, str | int]] = [
     ("grpc.initial_reconnect_backoff_ms", 100),  # gRPC waits 1 s to 2 min by itself; a node that restarts takes 1 s
     ("grpc.max_reconnect_backoff_ms", 500),
 ]
-"""gRPC options of every connection."""
+"""The gRPC options of every connection."""
 TLS_SCHEMES = ("grpc+tls://", "grpcs://")
-"""The starts of addresses for which TLS is used."""
+"""The beginnings of the addresses for which TLS is used."""
 
 log = logging.getLogger(__name__)
 
@@ -38,15 +38,15 @@ class Credentials:
     """The token and certificate that a client sends to a node, and the CA with which it checks the node."""
 
     token: str = ""
-    """Bearer token; empty to send none."""
+    """The bearer token; with an empty string no token is sent."""
     token_file: Path | None = None
     """A file whose first token is sent instead of `token`. It is read for every new connection."""
     tls_ca: Path | None = None
-    """PEM file of the CA that signed the node's certificate; without it the system's root CAs are used."""
+    """The PEM file of the CA that signed the node's certificate; without it the root CAs of the system are used."""
     tls_cert: Path | None = None
-    """PEM file of the client's own certificate, for nodes that ask for one (mutual TLS)."""
+    """The PEM file of the client's own certificate, for nodes that ask for a certificate (mutual TLS)."""
     tls_key: Path | None = None
-    """PEM file of the private key of `tls_cert`."""
+    """The PEM file of the private key of `tls_cert`."""
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Self:
@@ -68,7 +68,7 @@ class Credentials:
         )
 
     def shown_token(self) -> str:
-        """Return the token to send; empty if there is none. BadRequestError if the token file cannot be used."""
+        """Return the token to send, empty if there is none. Raises BadRequestError if the token file cannot be used."""
         return first_token(self.token_file) if self.token_file else self.token
 
     def __repr__(self) -> str:
@@ -81,8 +81,9 @@ class Credentials:
 def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient:
     """Return a Flight client of the node at `uri`, which connects on first use.
 
-    Without `credentials` those of the environment are used. The token is sent as a header, unencrypted unless `uri`
-    begins with grpc+tls://. Raises BadRequestError if `uri` is not an address or the credentials cannot be used.
+    Without `credentials`, the credentials in the environment variables are used. The token is sent as a header,
+    unencrypted unless `uri` begins with grpc+tls:// or grpcs://. Raises BadRequestError if `uri` is not an address or
+    the credentials cannot be used.
     """
     shown = Credentials.from_environment() if credentials is None else credentials
     token = shown.shown_token()
@@ -102,7 +103,8 @@ def connect(uri: str, credentials: Credentials | None = None) -> fl.FlightClient
 
 
 def _tls_options(shown: Credentials) -> dict[str, Any]:
-    """Return the TLS arguments of a Flight client. BadRequestError if the PEM files are missing or cannot be used."""
+    """Return the TLS arguments of a Flight client. Raises BadRequestError if the PEM files are missing or cannot be
+    used."""
     if (shown.tls_cert is None) != (shown.tls_key is None):
         raise BadRequestError(
             "a client certificate and its key go together: set DATAPLANE_TLS_CERT and DATAPLANE_TLS_KEY"
@@ -134,24 +136,24 @@ def _is_loopback(uri: str) -> bool:
 
 
 class _ShowToken(fl.ClientMiddlewareFactory):
-    """Flight middleware that adds the token to the headers of every call."""
+    """The Flight middleware that adds the token to the headers of every call."""
 
     def __init__(self, token: str) -> None:
         super().__init__()
         self._headers = {"authorization": f"Bearer {token}"}
 
     def start_call(self, info: fl.CallInfo) -> fl.ClientMiddleware:
-        """Return the middleware of one call; Flight calls this."""
+        """Return the middleware of one call. Flight calls this method."""
         return _Headers(self._headers)
 
 
 class _Headers(fl.ClientMiddleware):
-    """The headers of one call."""
+    """The Flight middleware of one call, which adds the given headers to it."""
 
     def __init__(self, headers: Mapping[str, str]) -> None:
         super().__init__()
         self._headers = headers
 
     def sending_headers(self) -> Mapping[str, str]:
-        """Return the headers to add; Flight calls this."""
+        """Return the headers to add. Flight calls this method."""
         return self._headers

@@ -1,7 +1,8 @@
-"""Download objects with DoGet into the caller's memory, complete and verified, or not at all.
+"""Download objects with DoGet into the caller's memory: an object arrives complete and verified, or not at all.
 
-Used by nodes (into the arena) and by readers that cannot map their node's arena. One stream brings many objects. A big
-object comes in ranges over several connections, because the speed of one connection is limited by one core.
+A node uses this to receive objects into its arena, and a reader uses it if it cannot map its node's arena. One stream
+brings many objects. A big object comes in ranges over several connections, because the speed of one connection is
+limited by one core.
 """
 
 import json
@@ -26,33 +27,37 @@ from dataplane.core.schemas import PIECES, check_array
 from dataplane.core.stall_watch import StallWatch
 
 RANGES_FROM = 16 << 20
-"""Bytes. From this size on an object is received in ranges over several streams."""
+"""The size in bytes from which an object is received in ranges over several streams."""
 NUM_STREAMS = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Connections for a big object. Each one keeps about one core busy here, and one at the sender."""
+"""The number of connections for a big object. Each connection keeps about one core busy here, and one at the sender."""
 _ALIGN = 4096
-"""Bytes of a page; ranges begin at multiples of it."""
+"""The size of a page in bytes; ranges begin at multiples of it."""
 
 Whole = tuple[int, Ref, str]
-"""A complete object: its position among the requested ones, its ref, and its digest."""
+"""A complete object: its position among the requested objects, its ref, and the digest of its bytes."""
 
 
 class Sink(Protocol):
-    """The receiver of downloaded objects. `at` is the position of an object among the requested ones."""
+    """The receiver of downloaded objects. `at` is the position of an object among the requested objects."""
 
     def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
-        """Return memory for the bytes of an object, which the sender describes with `ref`.
+        """Return the memory, as a flat uint8 array, into which the bytes of an object are written. `ref` is the
+        sender's ref of the object.
 
-        Raises DataPlaneError to refuse the object; OutOfSpaceError if there is no memory: at once, unless `can_wait`.
+        Raises a DataPlaneError to refuse the object. If there is no memory, raises OutOfSpaceError; with `can_wait`,
+        the method may wait for memory first.
         """
 
     def done(self, whole: Sequence[Whole]) -> None:
         """Accept objects whose bytes have all arrived and match their digests."""
 
     def give_up(self, at: int) -> None:
-        """Free the memory that `open` gave for an object: it is not written any more, and its content is not valid."""
+        """Free the memory that `open` gave for an object. The download writes no more into that memory, whose content
+        is invalid."""
 
     def failed(self, at: int, error: DataPlaneError) -> None:
-        """Note that the sender cannot send this object, or `open` refused it; the others still arrive."""
+        """Note that an object does not arrive, because the sender cannot send it or `open` refused it. Other objects
+        still arrive."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,22 +67,23 @@ class Call:
     ticket: Mapping[str, Any]
     """Fields to add to each ticket."""
     deadline: float
-    """Moment, in seconds of `time.monotonic`."""
+    """The moment at which the download times out, in seconds of `time.monotonic`."""
     watch: StallWatch
-    """It cancels a stream on which no data comes."""
+    """The watch that cancels a stream on which no data comes."""
     grace_s: float = 0.0
-    """Seconds to wait beyond the deadline for the sender's own timeout error, which says more."""
+    """Seconds to wait beyond the deadline for the sender's own timeout error, which says more than Flight's."""
 
     def remaining(self) -> float:
         """Return the seconds to the deadline, at least 0.05."""
         return max(0.05, self.deadline - time.monotonic())
 
     def body(self, **body: Any) -> dict[str, Any]:
-        """Return the body of a ticket: these fields, those of `ticket`, and the timeout."""
+        """Return the body of a ticket: the given fields, the fields of `ticket`, and the seconds to the deadline as
+        `timeout_s`."""
         return {**body, **self.ticket, "timeout_s": self.remaining()}
 
     def get(self, flight: fl.FlightClient, **body: Any) -> fl.FlightStreamReader:
-        """Begin a DoGet stream with a ticket of these fields."""
+        """Begin a DoGet stream, whose ticket has the given fields besides those of `ticket`."""
         remaining = self.remaining()
         ticket = fl.Ticket(dump(self.body(**body)))
         return flight.do_get(ticket, fl.FlightCallOptions(timeout=remaining + self.grace_s))
@@ -178,12 +184,14 @@ class _Coming:
         return True
 
     def check_whole(self) -> None:
-        """Raise ChecksumError: the stream ended, or went to the next object, before this one was complete."""
+        """Raise ChecksumError, because the stream ended or began another object before all bytes of this object
+        arrived."""
         raise ChecksumError(f"{self._ref.name} ended after {self._received} of {self._ref.nbytes} bytes")
 
 
 def _begin(at: int, wanted: Ref, info: Mapping[str, Any], sink: Sink) -> _Coming | None:
-    """Begin to receive an object that `info` describes; None if the sender reports an error instead of bytes."""
+    """Begin to receive the object that `info` describes. Return None if the sender reports an error instead of
+    bytes."""
     error = from_body(info)
     if error is not None:
         sink.failed(at, error)
@@ -197,7 +205,8 @@ def _begin(at: int, wanted: Ref, info: Mapping[str, Any], sink: Sink) -> _Coming
 
 
 def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, str, np.ndarray]]:
-    """Yield object number, start, info and bytes of each row of a batch."""
+    """Yield (position among the requested objects, first byte, info, bytes) for each row of a record batch of
+    pieces."""
     places, starts, infos = (batch.column(column).to_pylist() for column in range(3))
     column = batch.column(3)
     ends = np.frombuffer(column.buffers()[1], np.int32)[column.offset :]
@@ -210,9 +219,11 @@ def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, st
 
 
 def announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
-    """Check a sender's description of an object against the wanted ref; return the sent ref and its bytes' digest.
+    """Check a sender's description of an object against the wanted ref; return the sent ref and the digest of the
+    bytes.
 
-    Raises ChecksumError if it is another object, or if the digest is not the one in its name or its ref.
+    Raises ChecksumError if the sender describes another object, or if `digest` differs from the digest in the object's
+    name or ref.
     """
     try:
         there = ref if isinstance(ref, Ref) else Ref.from_dict(ref)  # type: ignore[arg-type]  # from_dict checks
@@ -239,7 +250,8 @@ def _described(schema: pa.Schema, wanted: Ref) -> tuple[Ref, str]:
 
 
 def check_same(wanted: Ref, there: Ref) -> None:
-    """Check that the object has the size in the ref, from which the ranges were computed. ChecksumError if not."""
+    """Check that an object has the number of bytes in its ref, from which the ranges were computed. Raises
+    ChecksumError if not."""
     if there.nbytes != wanted.nbytes:
         raise ChecksumError(
             f"{wanted.name} has {there.nbytes} bytes on node {there.node}, its ref says {wanted.nbytes}: "
@@ -248,7 +260,8 @@ def check_same(wanted: Ref, there: Ref) -> None:
 
 
 def verify(ref: Ref, found: str, digest: str) -> None:
-    """Check that the received bytes have the digest that the sender announced. ChecksumError if not."""
+    """Check that the digest `found` of the received bytes is the `digest` that the sender announced. Raises
+    ChecksumError if not."""
     if found != digest:
         raise ChecksumError(f"{ref.name} arrived with digest {found}; its sender announced {digest}")
 
@@ -262,7 +275,8 @@ def spans(nbytes: int, count: int) -> list[tuple[int, int]]:
 def _fetch_range(
     flight: fl.FlightClient, wanted: Ref, digest: str, span: tuple[int, int], target: np.ndarray, call: Call
 ) -> None:
-    """Receive one range into its position in `target`. ChecksumError if the object changed between the ranges."""
+    """Receive one range of an object into its position in `target`. Raises ChecksumError if the object changed between
+    the ranges."""
     reader = call.get(flight, ref=wanted.to_dict(), start=span[0], length=span[1])
     with call.watch.over(reader):
         if _described(reader.schema, wanted)[1] != digest:
@@ -271,7 +285,7 @@ def _fetch_range(
 
 
 def _fill(reader: fl.FlightStreamReader, span: tuple[int, int], target: np.ndarray, call: Call) -> None:
-    """Write the bytes of one range stream to their position in `target`."""
+    """Write the bytes that arrive for one range to their position in `target`, the memory of the whole object."""
     at, end = span[0], span[0] + span[1]
     try:
         for chunk in reader:

@@ -23,11 +23,11 @@ from dataplane.core.hosts import new_node_id
 START_TIMEOUT_S = 120.0
 """Seconds in which a started node must be ready."""
 MAX_RESTARTS = 5
-"""The most restarts within `RESTART_WINDOW_S`. After one more death the node is given up: restarts do not help."""
+"""The maximum number of restarts within `RESTART_WINDOW_S`. A node that dies once more is not started again."""
 RESTART_WINDOW_S = 60.0
 """Seconds in which restarts are counted."""
 _WATCH_S = 0.1
-"""Seconds between two looks at the node's process."""
+"""Seconds between two checks of the node's process."""
 _RETRY_S = 0.5
 """Seconds to wait after a restart that failed."""
 
@@ -35,12 +35,13 @@ log = logging.getLogger(__name__)
 
 
 class EmbeddedNode:
-    """A node in a child process: runs `python -m dataplane serve` on a loopback port and waits until it is ready.
+    """A node in a child process, which runs `python -m dataplane serve` on a loopback port. The constructor waits until
+    the node is ready.
 
-    The node runs in a separate process session, so that Ctrl-C reaches only its owner. It ends when this process ends
-    (its standard input closes, and the kernel signals it). `stop` ends exactly this node and removes its shared memory,
-    even if the node was killed. With `restart`, a node that dies is started again, at most 5 times in 60 s; after that
-    `failure` is set, and `on_failure` is called with it in a thread of this object.
+    The node runs in a separate process session, so that Ctrl-C reaches only its owner. The node ends when this process
+    ends (its standard input closes, and the kernel signals it). `stop` ends exactly this node and removes its shared
+    memory, even if the node was killed. With `restart`, a node that dies is started again, at most 5 times in 60 s;
+    after that `failure` is set, and `on_failure` is called with `failure` in a thread of this object.
     """
 
     def __init__(
@@ -64,9 +65,9 @@ class EmbeddedNode:
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
-        """Number of times that the node was started again."""
+        """The number of times that the node was started again."""
         self.failure: NodeUnavailableError | None = None
-        """The error that says why the node is not started again; None as long as it is."""
+        """The error that says why the node is not started again; None until the restarts are given up."""
         self._on_failure = on_failure
         self._command = [sys.executable, "-m", "dataplane", "serve", "--embedded"]
         self._command += ["--port", str(self._reservation.getsockname()[1])]
@@ -105,18 +106,19 @@ class EmbeddedNode:
 
     @property
     def pid(self) -> int:
-        """Process id of the node that runs now, or ran last."""
+        """The process id of the node that runs now, or of the node that ran last."""
         return self._process.pid
 
     @property
     def segments(self) -> list[Path]:
-        """Files of the shared memory of the node that runs now, or ran last."""
+        """The shared-memory files of the node that runs now, or of the node that ran last."""
         return self._process.segments
 
     def stop(self, timeout_s: float = 10) -> None:
-        """Stop the node, even while it starts, and remove its segments. Kill it if it still runs after `timeout_s`.
+        """Stop the node, even while it starts, and remove its segments. Kill the node if it still runs after
+        `timeout_s`.
 
-        Safe to call twice.
+        This may be called twice.
         """
         self._stopping.set()
         with self._lock:  # after this line no node is started
@@ -130,7 +132,7 @@ class EmbeddedNode:
     # -- private: the watcher's thread -----------------------------------------------------------------------------
 
     def _watch(self) -> None:
-        """Start the node again whenever it dies, until `stop`, or until it died too often. Waits for: its end."""
+        """Start the node again each time it dies, until `stop` is called or the node died too often."""
         while not self._stopping.wait(_WATCH_S):
             code = self._process.poll()
             if code is None:
@@ -169,7 +171,7 @@ class EmbeddedNode:
         log.warning("the data-plane node at %s is back as %d (restart %d)", self.uri, self.pid, self.num_restarts)
 
     def _give_up(self, code: int) -> None:
-        """Set `failure`, and report it."""
+        """Set `failure` from the exit code, log it, and call `on_failure`."""
         self.failure = NodeUnavailableError(
             f"the data-plane node at {self.uri} ended with {_ending(code)}, after {MAX_RESTARTS} restarts in "
             f"{RESTART_WINDOW_S:g} s; it is not started again: look for what kills it (memory? dmesg says)"
@@ -180,10 +182,11 @@ class EmbeddedNode:
 
 
 def _reserve(port: int) -> socket.socket:
-    """Return a bound socket that never listens, to keep the port while the node restarts. 0 takes a free port.
+    """Return a socket that is bound to a port of 127.0.0.1, to keep the port while the node restarts. For port 0 the
+    kernel chooses a free port.
 
-    A node can still listen on the port (both sockets have SO_REUSEADDR), and the kernel does not use the port for
-    outgoing connections. Raises NodeUnavailableError if the port is taken.
+    The socket never listens, so the node can still listen on the port (both sockets have SO_REUSEADDR), and the kernel
+    does not use the port for outgoing connections. Raises NodeUnavailableError if the port is taken.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -196,12 +199,13 @@ def _reserve(port: int) -> socket.socket:
 
 
 def _ending(code: int) -> str:
-    """Return how a process ended, in words, from its exit code; a negative code is a signal."""
+    """Return text that says how a process ended, from its exit code; a negative code means a signal."""
     if code >= 0:
         return f"exit code {code}"
     return f"signal {next((known.name for known in signal.Signals if known == -code), -code)}"
 
 
 def _absolute(pattern: str) -> str:
-    """Return a local pattern as an absolute path, because the node has another working directory."""
+    """Return a glob pattern of files as an absolute path, because the node has another working directory. URLs stay as
+    they are."""
     return pattern if "://" in pattern else str(Path(pattern).expanduser().absolute())

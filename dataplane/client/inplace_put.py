@@ -1,7 +1,7 @@
-"""Puts of big objects from the node's machine: the client writes the bytes into the arena without mapping it.
+"""Put big objects from the node's machine: the client writes their bytes into the arena without mapping it.
 
 The node allocates slabs, the client writes the bytes there with `pwrite` (one copy, no page faults), and then the node
-seals the objects. During the writing the client reports its progress and the node hashes what is written. The slabs
+seals the objects. While the client writes, it reports its progress and the node hashes the written bytes. The slabs
 belong to the stream that asked for them, so a client that dies leaves no half-written object.
 """
 
@@ -23,12 +23,14 @@ from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
 _PART_BYTES = 4 << 20
-"""Bytes that a thread writes before the client reports them: they are still in the cache when the node hashes them."""
+"""The number of bytes that a thread writes before the client reports them. So few bytes are still in the CPU cache when
+the node hashes them."""
 _NUM_THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
-"""Threads that write. One core reaches only half the speed of memory; the node hashes with the same number."""
+"""The number of threads that write. One core reaches only half the speed of memory; the node hashes with as many
+threads."""
 
 _Piece = tuple[memoryview, int]
-"""Bytes, and their offset in the arena."""
+"""A part of an object: its bytes, and their offset in the arena in bytes."""
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 class InplacePut:
     """Stores objects by writing them into the arena, over one stream that is opened on first use.
 
-    Thread-safe; one put runs at a time.
+    It is thread-safe; one put runs at a time.
     """
 
     def __init__(self, flight: fl.FlightClient, uri: str) -> None:
@@ -49,10 +51,11 @@ class InplacePut:
     def put(
         self, views: Sequence[memoryview], bodies: Sequence[Mapping[str, Any]], scope: str | None, timeout_s: float
     ) -> list[Ref] | None:
-        """Store objects and return their refs; None if the arena cannot be reached, and the caller must use Flight.
+        """Store objects and return their refs. Return None if the arena cannot be reached and the caller must use
+        Flight.
 
-        It takes one round trip to allocate the slabs and one to seal the objects. Waits for: other puts of this
-        client, the node, room; all within `timeout_s`.
+        This takes one round trip to allocate the slabs and one to seal the objects. It waits up to `timeout_s` for
+        other puts of this client, for the node, and for free memory.
         """
         deadline = time.monotonic() + timeout_s
         if not self._lock.acquire(timeout=timeout_s):
@@ -76,7 +79,8 @@ class InplacePut:
         scope: str | None,
         deadline: float,
     ) -> list[Ref]:
-        """Allocate, write and seal over the open stream; `fd` is the opened arena."""
+        """Allocate slabs, write the bytes and seal the objects over the open stream; return their refs. `fd` is the
+        descriptor of the arena."""
         remaining = max(0.01, deadline - time.monotonic())
         stream = self._stream
         assert stream is not None
@@ -102,9 +106,9 @@ class InplacePut:
             self._drop_stream()
 
     def _open(self, deadline: float) -> int | None:
-        """Return a descriptor of the arena for one put; None if it cannot be reached.
+        """Return a file descriptor of the arena for one put; None if the arena cannot be reached.
 
-        It is opened anew for each put, because an open descriptor would keep the memory of a stopped node.
+        The arena is opened for each put, because an open descriptor would keep the memory of a stopped node.
         """
         if self._is_remote:
             return None
@@ -132,7 +136,7 @@ class InplacePut:
 
 
 def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Yield the pieces in order, split and grouped into parts of about `_PART_BYTES`."""
+    """Yield the pieces in order, split and grouped into lists of about `_PART_BYTES` bytes."""
     part: list[_Piece] = []
     room = _PART_BYTES
     for view, offset in pieces:
@@ -147,7 +151,8 @@ def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
 
 
 def _write(fd: int, parts: Sequence[list[_Piece]]) -> Iterator[int]:
-    """Write the parts, with several threads if there are cores; after each part yield the total of written bytes."""
+    """Write the parts, with several threads if there are several parts and cores; after each part yield the total of
+    written bytes."""
     write = partial(_write_part, fd)
     with ThreadPoolExecutor(_NUM_THREADS) as threads:  # no thread starts before `threads.map`: one part needs none
         yield from accumulate(threads.map(write, parts) if min(len(parts), _NUM_THREADS) > 1 else map(write, parts))

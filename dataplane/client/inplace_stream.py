@@ -24,7 +24,8 @@ log = logging.getLogger(__name__)
 
 
 class InplaceStream:
-    """One DoExchange `put`, for one thread at a time. When it closes, the node frees its unsealed slabs."""
+    """A DoExchange stream with the verb `put`, for one thread at a time. When it closes, the node frees its unsealed
+    slabs."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, deadline: float) -> None:
         self._uri = uri
@@ -32,14 +33,15 @@ class InplaceStream:
         self._writer, self._reader = flight.do_exchange(fl.FlightDescriptor.for_command(dump({"verb": "put"})))
         hello = self._read(deadline)
         self.segment: Mapping[str, Any] = hello["segments"][0]
-        """Path, size, device and inode of the arena."""
+        """The path, size in bytes, device and inode of the arena."""
         self.path = Path(self.segment["path"])
         self.is_same_host = hello["host"] == default_host_id()
 
     def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
-        """Send a request and return the node's reply; raises the node's error. Closes the stream if it breaks.
+        """Send a request and return the node's reply. Raises the error that the node replies; closes the stream if it
+        breaks.
 
-        Waits for: the reply, until `deadline`.
+        The call waits for the reply until `deadline` (seconds of `time.monotonic`).
         """
         self.tell(request)
         reply = self._read(deadline)
@@ -49,7 +51,7 @@ class InplaceStream:
         return reply
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send a message that has no reply. If it is wrong, the node returns the error with the next request."""
+        """Send a message that has no reply. The node returns the error of a wrong message with the next request."""
         try:
             self._writer.write_metadata(pa.py_buffer(dump(message)))
         except pa.ArrowException:
@@ -63,7 +65,8 @@ class InplaceStream:
             close_quietly(self._writer)
 
     def _read(self, deadline: float) -> dict[str, Any]:
-        """Return the next reply. At the deadline the stream is cancelled, and the node frees its slabs."""
+        """Return the next reply. At the deadline the stream is cancelled, and the node frees the slabs of the
+        stream."""
         is_overdue = threading.Event()
 
         def cut() -> None:
@@ -85,7 +88,7 @@ class InplaceStream:
 
 
 def close_quietly(writer: Any) -> None:
-    """Close a stream that may be broken already."""
+    """Close a stream that may already be broken; log the error instead of raising it."""
     try:
         writer.close()
     except (pa.ArrowException, OSError) as error:

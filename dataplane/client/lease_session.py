@@ -31,11 +31,11 @@ from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
 TICK_S = 1.0
-"""Seconds between two looks at the streams for missed deadlines, at most."""
+"""The maximum number of seconds between two checks of the streams for missed deadlines."""
 _GATHER_S = 0.01
-"""Seconds to collect ended leases, so that one call returns many of them."""
+"""Seconds during which ended leases are collected, so that one call to the node returns many of them."""
 _MAX_RELEASES = 8192
-"""The most leases that one call returns."""
+"""The maximum number of ended leases that one call returns to the node."""
 
 log = logging.getLogger(__name__)
 
@@ -45,14 +45,14 @@ class SegmentMapping:
     """The mapping of a node's segment in this process: address and bytes."""
 
     address: int
-    """Address of the first byte in this process."""
+    """The address of the first byte in this process."""
     nbytes: int
     owner: object
     """The object that keeps the segment mapped while it is alive."""
 
 
 class ResolveStream:
-    """One open DoExchange for resolve requests, used by one thread at a time."""
+    """An open DoExchange stream for resolve requests, used by one thread at a time."""
 
     def __init__(self, session: "LeaseSession", writer: fl.FlightStreamWriter, reader: fl.FlightStreamReader) -> None:
         self.session = session
@@ -68,8 +68,8 @@ class ResolveStream:
     def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
         """Send a request and return the reply: a record batch or None, and metadata or None.
 
-        Waits for: the reply; after the deadline the session's thread cancels the stream. If this raises, the stream is
-        cancelled, so that the node ends the leases of a reply that did not arrive.
+        The call waits for the reply; after the deadline the session's thread cancels the stream. If the call raises,
+        the stream is cancelled, so that the node ends the leases of a reply that did not arrive.
         """
         try:
             self._deadline = time.monotonic() + timeout_s + GRACE_S
@@ -94,21 +94,22 @@ class ResolveStream:
                 self._reader.cancel()
 
     def close(self) -> None:
-        """Close the stream. Its leases stay, because they belong to the session."""
+        """Close the stream. The leases that came over it stay, because they belong to the session."""
         self._deadline = None
         close_quietly(self._writer)
 
 
 class LeaseSession:
-    """A session that holds the leases of a reader.
+    """The session of a reader with its node, which holds the leases of the reader.
 
-    Consumes: `ended`, the lease numbers from finalisers of views; None means: close after the last one.
+    Consumes: `ended`, the lease numbers from finalisers of views; None means: close after the last lease.
     """
 
     def __init__(
         self, uri: str, timeout_s: float, credentials: Credentials | None = None, open_s: float | None = None
     ) -> None:
-        """`timeout_s` is the timeout of each call; `open_s`, if given, that of the first one."""
+        """Open a session with the node at `uri`. `timeout_s` is the timeout of each call; `open_s`, if given, replaces
+        it for the first call."""
         self.uri = uri
         self.timeout_s = timeout_s
         self.ended: SimpleQueue[int | None] = SimpleQueue()
@@ -119,7 +120,8 @@ class LeaseSession:
         self._num_in_flight = 0
         self._is_closing = False
         self._told = threading.Event()
-        """Set once the node knows all leases that ended before `close`, or this session's thread has ended."""
+        """The event that is set once the node knows all leases that ended before `close`, or once this session's thread
+        has ended."""
         self.is_lost = False
         """True if the node is gone or does not know this session any more."""
         self._streams: list[ResolveStream] = []
@@ -128,15 +130,15 @@ class LeaseSession:
         hello = self._open(open_s or timeout_s)
         self._token = str(hello["session"])
         self.incarnation = str(hello["incarnation"])
-        """Id of this run of the node's process: after a restart it is another one, with other memory."""
+        """The id of this run of the node's process. After a restart the node has another id and other memory."""
         self.node = str(hello["node"])
-        """Id of the node."""
+        """The id of the node."""
         self._map(hello)
         self._thread = threading.Thread(target=self._keep, name="leases", daemon=True)
         self._thread.start()
 
     def check_usable(self) -> None:
-        """Check that this session can still resolve. Raises if it is lost or closed, or was made before a fork."""
+        """Raise an error if this session cannot resolve: it is lost or closed, or it was made before a fork."""
         if os.getpid() != self._pid:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
         if self.is_lost:
@@ -145,19 +147,20 @@ class LeaseSession:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
 
     def begin(self) -> None:
-        """Begin a resolve: the session stays open until `finish`. Raises if it cannot resolve any more."""
+        """Begin a resolve: the session stays open until `finish`. Raises an error if the session cannot resolve any
+        more."""
         with self._lock:
             self.check_usable()
             self._num_in_flight += 1
 
     def finish(self) -> None:
-        """End a resolve. Call it after `add_leases` for the leases that the resolve got."""
+        """End a resolve. Call this after `add_leases` for the leases that the node granted to the resolve."""
         with self._lock:
             self._num_in_flight -= 1
 
     @property
     def has_views(self) -> bool:
-        """True if views of this session, which is lost, may still be alive."""
+        """True if views of this lost session may still be alive."""
         self._told.wait(2 * TICK_S)  # the session's thread may still be counting ended leases
         with self._lock:
             with suppress(Empty):
@@ -166,7 +169,7 @@ class LeaseSession:
             return self._num_leases > 0
 
     def lose(self) -> None:
-        """Mark the session as lost, because the node is gone or does not know it. Views stay readable.
+        """Mark the session as lost, because the node is gone or does not know the session. Views stay readable.
 
         The leases do not count any more, and the session's thread ends.
         """
@@ -191,13 +194,16 @@ class LeaseSession:
         return stream
 
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        """Return read-only private copies over DoGet, for readers that cannot map the node's shared memory."""
+        """Return read-only private copies over DoGet, for readers that cannot map the node's shared memory.
+
+        `deadline` is in seconds of `time.monotonic`.
+        """
         return self._copies.fetch(refs, deadline)
 
     def close(self) -> None:
         """End the session as soon as no view is left; at once if there is none.
 
-        Waits for: the node to know the leases that ended before this call, at most two seconds.
+        The call waits at most two seconds until the node knows the leases that ended before this call.
         """
         with self._lock:
             self._is_closing = True
@@ -221,7 +227,8 @@ class LeaseSession:
             timer.cancel()
 
     def _map(self, hello: dict[str, Any]) -> None:
-        """Map the node's arena read-only, with all its pages, if it is on this machine.
+        """Map the node's arena read-only into this process if the arena is on this machine. All pages are mapped at
+        once.
 
         Otherwise `address` stays None and objects are copied over Flight.
         """
@@ -243,7 +250,8 @@ class LeaseSession:
     # -- private: the session's thread -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Return ended leases to the node and cancel overdue streams, until the session is lost, or closed and unused.
+        """Return ended leases to the node and cancel overdue streams, until the session is lost, or is closed and has
+        no leases.
 
         Consumes: `ended`.
         Produces: `end_leases` calls.
@@ -272,9 +280,10 @@ class LeaseSession:
         self._told.set()
 
     def _collect(self) -> tuple[list[int], bool]:
-        """Return the lease numbers that came in, and True if they include all that came before `close`.
+        """Return the lease numbers that came in, and True if `close` was called and all leases that ended before it are
+        included.
 
-        Waits for: the first lease number, at most `TICK_S`.
+        The call waits at most `TICK_S` for the first lease number.
         """
         leases: list[int] = []
         was_closed = False

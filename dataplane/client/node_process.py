@@ -1,4 +1,4 @@
-"""One process of an embedded node: start it, wait until it is ready, stop it, and remove its shared memory.
+"""The process of an embedded node: start it, wait until it is ready, stop it, and remove its shared memory.
 
 `embedded.py` makes a new `NodeProcess` for each restart.
 """
@@ -33,7 +33,7 @@ class NodeProcess:
         )
         self.pid = self._process.pid
         self.segments: list[Path] = []
-        """Files of the node's shared memory; empty until it is ready."""
+        """The shared-memory files of the node; empty until the node is ready."""
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
@@ -41,9 +41,9 @@ class NodeProcess:
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until the node is ready, and read its segments. Raises the error with which the node ended, if it did.
+        """Wait until the node is ready, and set `segments`. If the node ended with an error, raises that error.
 
-        Waits for: the one line of JSON that the node prints, at most `timeout_s`; then raises NodeTimeoutError.
+        The call waits at most `timeout_s` for the line of JSON that the node prints, and then raises NodeTimeoutError.
         """
         assert self._process.stdout is not None
         fd, line = self._process.stdout.fileno(), b""

@@ -31,9 +31,9 @@ class ObjectDownloader:
         self._flights: list[fl.FlightClient] = []
 
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        """Return one read-only array per ref. Raises the first error of any object.
+        """Return one read-only array per ref. `deadline` is in seconds of `time.monotonic`.
 
-        Raises ChecksumError if an object or its bytes do not match its ref.
+        Raises the first error of any object; this is a ChecksumError if an object or its bytes do not match the ref.
         """
         flights = self._connections()
         call = Call(ticket={}, deadline=deadline, watch=self._watch, grace_s=1.0)
@@ -62,7 +62,7 @@ class ObjectDownloader:
 
 
 class _Arrays:
-    """The arrays of one download, in memory of this process: one per ref, None until its bytes have memory."""
+    """The arrays of one download in this process's memory: one per ref, None until memory is allocated for it."""
 
     def __init__(self, refs: Sequence[Ref]) -> None:
         self.refs = refs
@@ -70,7 +70,7 @@ class _Arrays:
         self.done = [False] * len(refs)
 
     def finished(self) -> list[np.ndarray]:
-        """Return the arrays, read-only. ChecksumError if one of them is not complete."""
+        """Return the arrays, read-only. Raises ChecksumError if an array is not complete."""
         arrays = []
         for ref, data, is_done in zip(self.refs, self.bytes, self.done, strict=True):
             if data is None or not is_done:
@@ -82,7 +82,7 @@ class _Arrays:
 
 
 class _Part:
-    """The sink for some of the objects of a download: `places` are their positions among all refs."""
+    """The sink for some of the objects of a download. `places` are the positions of these objects among all refs."""
 
     def __init__(self, arrays: _Arrays, places: Sequence[int]) -> None:
         self._arrays = arrays
@@ -104,7 +104,7 @@ class _Part:
             self._arrays.done[self._places[at]] = True
 
     def give_up(self, at: int) -> None:
-        """Drop the memory of an object that did not arrive."""
+        """Release the memory of an object that did not arrive."""
         self._arrays.bytes[self._places[at]] = None
 
     def failed(self, at: int, error: DataPlaneError) -> None:
@@ -113,7 +113,7 @@ class _Part:
 
 
 def _check(wanted: Ref, there: Ref) -> None:
-    """Check that the object that is sent has the dtype, shape, size and version of its ref. ChecksumError if not."""
+    """Check that the sent object has the dtype, shape, size and version of its ref. Raises ChecksumError if not."""
     is_same = (there.dtype, there.shape, there.nbytes) == (wanted.dtype, wanted.shape, wanted.nbytes)
     if not is_same or (wanted.version and wanted.version != there.version):
         raise ChecksumError(

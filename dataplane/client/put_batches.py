@@ -9,14 +9,15 @@ from dataplane.core.refs import ArraySpec
 from dataplane.core.schemas import check_array
 
 GROUP_BYTES, GROUP_OBJECTS = 64 << 20, 512
-"""The largest number of bytes, and of objects, that a put of many objects stores in one request."""
+"""The maximum number of bytes, and of objects, that a put of many objects stores in one request."""
 
 Buffer = Any
 """Any object with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array."""
 
 
 def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: bool) -> dict[str, Any]:
-    """Return the request body for a plain object of `nbytes` bytes. BadRequestError if they do not fit `spec`."""
+    """Return the request body for a plain object of `nbytes` bytes. Raises BadRequestError if `nbytes` does not fit
+    `spec`."""
     return {
         "kind": "plain",
         "name": check_plain_name(spec.name),
@@ -44,7 +45,8 @@ def batch_ranges(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def as_bytes_view(data: Buffer) -> memoryview:
-    """Return the bytes of a buffer, without a copy. BadRequestError if it is not a buffer or not contiguous."""
+    """Return the bytes of a buffer, without a copy. Raises BadRequestError if `data` is not a buffer or not
+    contiguous."""
     try:
         view = memoryview(data)
         return view.cast("B") if view.nbytes else memoryview(b"")

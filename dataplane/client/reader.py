@@ -1,9 +1,10 @@
-"""`Reader`: resolve refs into read-only numpy views of a node's shared memory, without a copy. For workers only.
+"""`Reader`: resolve refs into read-only numpy views of a node's shared memory, without a copy. Only workers use it.
 
-One resolve takes one round trip for any number of refs. Each view has a lease that keeps its object in place: it ends
-when the view and everything made over it (slices, torch tensors) is garbage-collected, or when this process dies.
-Writing into a view stops the process; copy it first. A reader and its views do not survive a fork. They do survive a
-restart of the node: views keep their memory, and the reader continues with the new node on the same address.
+One resolve takes one round trip for any number of refs. Each view has a lease that keeps its object in place: the lease
+ends when the view and all arrays and tensors made over it (slices, torch tensors) are garbage-collected, or when this
+process dies. Writing into a view kills the process; copy the view first. A reader and its views do not survive a fork.
+They do survive a restart of the node: views keep their memory, and the reader continues with the new node on the same
+address.
 """
 
 import logging
@@ -32,15 +33,15 @@ _TYPE_CODES = {
     name: np.dtype(name).str
     for name in ("bool", "int8", "uint8", "int16", "uint16", "float16", "int32", "uint32", "float32")
 } | {name: np.dtype(name).str for name in ("int64", "uint64", "float64")}
-"""numpy's type string of each dtype that an object may have."""
+"""The numpy type string (such as `<f4`) of each dtype that an object may have."""
 
 log = logging.getLogger(__name__)
 
 
 class _Owner:
-    """The owner of one view's memory: it ends the lease when it is collected.
+    """The owner of one view's memory. When an owner is garbage-collected, the lease of the view ends.
 
-    numpy keeps it alive as long as any array or tensor over the view is alive.
+    numpy keeps the owner alive as long as any array or tensor over the view is alive.
     """
 
     __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
@@ -64,7 +65,7 @@ class _Owner:
 
 
 class Reader:
-    """Resolves refs at one node. Thread-safe; from asyncio call it through `asyncio.to_thread`."""
+    """Resolves refs at one node. It is thread-safe; asyncio code calls it through `asyncio.to_thread`."""
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
@@ -91,9 +92,9 @@ class Reader:
     def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
         """Return one read-only view per ref, 64-byte aligned, with the ref's dtype and shape.
 
-        Objects that were evicted are first made again from their lineage. Waits for: the node, also while it restarts;
-        after `timeout_s` raises NodeTimeoutError or NodeUnavailableError. Raises MissingObjectError for a plain object
-        that is gone, and BadMediaError for a medium in quarantine.
+        Objects that were evicted are first made again from their lineage. The call waits for the node, also while the
+        node restarts; after `timeout_s` it raises NodeTimeoutError or NodeUnavailableError. Raises MissingObjectError
+        for a plain object that is gone, and BadMediaError for a medium in quarantine.
         """
         if os.getpid() != self._pid:
             raise NodeUnavailableError(f"this reader was made in process {self._pid}; make one after the fork")
@@ -119,7 +120,8 @@ class Reader:
         return LeaseSession(self.uri, self.timeout_s, self._credentials, open_s)
 
     def _current(self, timeout_s: float) -> LeaseSession:
-        """Return the session; if it was lost, open a new one. One thread opens it while the others wait for that."""
+        """Return the session; if it was lost, open a new one. One thread opens the new session while other threads
+        wait."""
         if self._is_closed:
             raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
         if not self._session.is_lost:
@@ -135,7 +137,8 @@ class Reader:
             self._opening.release()
 
     def _take_over(self, lost: LeaseSession, session: LeaseSession) -> None:
-        """Replace the lost session by a new one, unless views of `lost` are in memory that the node may reuse now."""
+        """Replace the lost session by a new one. Raises NodeUnavailableError if the node is the same process and views
+        of `lost` may be alive, because that node may reuse their memory."""
         if session.incarnation == lost.incarnation and lost.has_views:
             session.close()
             raise NodeUnavailableError(
@@ -153,7 +156,8 @@ class Reader:
         log.warning("the node at %s restarted: this reader continues with the new one", self.uri)
 
     def _resolve(self, refs: Sequence[Ref], timeout_s: float) -> list[np.ndarray]:
-        """Resolve once, over a stream or with copies; marks the session as lost if the node is gone."""
+        """Resolve once, over a stream or with copies, and return one array per ref. Mark the session as lost if the
+        node is gone."""
         deadline = time.monotonic() + timeout_s
         session = self._current(timeout_s)
         session.begin()
@@ -171,7 +175,8 @@ class Reader:
 
     @contextmanager
     def _stream(self, session: LeaseSession) -> Iterator[ResolveStream]:
-        """Give a resolve stream to this thread alone during the block; it is reused afterwards unless it broke."""
+        """Give a resolve stream to this thread alone during the `with` block. The stream is reused afterwards unless it
+        broke."""
         with self._lock:
             stream = self._idle.pop() if self._idle and self._session is session else None
         if stream is None:
@@ -187,7 +192,8 @@ class Reader:
                 stream.close()
 
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
-        """Resolve by names first, which is a short request; then send whole refs for what is not resident."""
+        """Return one array per ref. Ask by names first, which is a short request; then send whole refs for the objects
+        that are not resident."""
         asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
         try:
             views = self._views(stream, refs, self._ask(stream, asked, deadline))
@@ -205,7 +211,7 @@ class Reader:
         return views  # type: ignore[return-value]  # none is None any more
 
     def _ask(self, stream: ResolveStream, request: dict[str, Any], deadline: float) -> Locators:
-        """Send one request and return the locators in the reply; raises the error that the node sent."""
+        """Send one request and return the locators in the reply. Raises the error that the node sent."""
         try:
             batch, metadata = stream.ask(dump(request), _left_s(deadline))
         except pa.ArrowException as raised:
@@ -224,9 +230,9 @@ class Reader:
         return Locators.from_batch(batch, files)
 
     def _views(self, stream: ResolveStream, refs: Sequence[Ref], locators: Locators) -> list[np.ndarray | None]:
-        """Return a view per object of a reply; None where it is not resident.
+        """Return one view per object of a reply, None for an object that is not resident.
 
-        If any object does not match its ref, it raises ChecksumError and all leases of the reply end.
+        If any object does not match its ref, the call raises ChecksumError and all leases of the reply end.
         """
         offsets, leases = locators.offset, locators.lease
         session, base, arena = stream.session, stream.session.address, stream.session.mapping()
@@ -253,7 +259,8 @@ class Reader:
     def _open_spilled(
         self, shared: dict[str, Any], offset: int, ref: Ref, lease: int, session: LeaseSession
     ) -> "_Owner | np.ndarray":
-        """Map the file of a spilled object; if it cannot be opened from here, copy the object over Flight."""
+        """Return a mapping of the file of a spilled object; if the file cannot be opened from here, a copy of the
+        object over Flight."""
         try:
             mapping = map_file(shared)
         except OSError as error:
@@ -289,9 +296,9 @@ def _left_s(deadline: float) -> float:
 
 
 def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:
-    """Check that a view stays inside the mapping.
+    """Check that a view stays inside a mapping of `nbytes` bytes. Raises NodeUnavailableError if not.
 
-    A view outside of it would crash this process, or show other memory of this process.
+    A view outside of the mapping would crash this process, or show other memory of this process.
     """
     if not 0 <= offset <= nbytes - ref.nbytes:
         raise NodeUnavailableError(

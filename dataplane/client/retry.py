@@ -18,14 +18,14 @@ from dataplane.core.flight_errors import from_flight
 FIRST_PAUSE_S = 0.05
 """Seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_PAUSE_S = 0.5
-"""Seconds of the longest pause between two attempts."""
+"""The longest pause between two attempts, in seconds."""
 MIN_ATTEMPT_S = 0.01
-"""Seconds that an attempt gets at least, even at the deadline."""
+"""The minimum number of seconds that an attempt gets, even at the deadline."""
 GRACE_S = 3.0
 """Seconds that the caller of a node waits beyond the deadline: the node's own timeout error says more than Flight's."""
 
 _SIGNS = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "GOAWAY")
-"""Texts in gRPC errors, of several status codes, which mean that the connection to the other side is lost."""
+"""Texts in gRPC errors of several status codes that mean that the connection to the other side is lost."""
 
 T = TypeVar("T")
 
@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 def is_gone(error: pa.ArrowException) -> bool:
     """Return whether an error means that no node answered or the connection broke.
 
-    False for an error that the node itself sent, and for a timeout.
+    It is False for an error that the node itself sent, and for a timeout.
     """
     if isinstance(error, fl.FlightError) and error.extra_info:
         return False
@@ -50,13 +50,13 @@ class NodeRetry:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.was_reached = False
-        """True once the node has answered. From then on calls wait for it when it is away."""
+        """True once the node has answered. From then on, calls wait for the node while it is away."""
 
     def call(self, what: str, attempt: Callable[[float], T], timeout_s: float) -> T:
         """Call `attempt` with the seconds that are left, and return its result. `what` names the call in errors.
 
-        `attempt` may raise the errors of Flight, and StreamLostError. Raises the DataPlaneError that `from_flight`
-        makes of them. Waits for: the node to come back, until `timeout_s`.
+        `attempt` may raise the errors of Flight, and StreamLostError. Errors of Flight are converted with `from_flight`
+        and raised as DataPlaneError. The call waits up to `timeout_s` for the node to come back.
         """
         started = time.monotonic()
         pause_s, num_tries = FIRST_PAUSE_S, 0

@@ -1,7 +1,7 @@
 """The heartbeat of a client's scopes: an open stream that shows the node that this process is still alive.
 
-The stream is opened with the first scope that was not opened with `keep`. If it breaks, it is opened again. When the
-node has restarted, the scopes are opened again too: they contain the objects that the node kept on disk, and no others.
+The stream is opened with the first scope that was not opened with `keep`. If the stream breaks, it is opened again.
+When the node has restarted, the scopes are opened again too: they contain only the objects that the node kept on disk.
 """
 
 import logging
@@ -22,7 +22,7 @@ from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump, parse
 
 _CLOSE_S = 2.0
-"""Seconds to wait for the watching thread in `close`."""
+"""Seconds that `close` waits for the watching thread."""
 _RETRY_S = 0.5
 """Seconds between two attempts to open a broken stream again."""
 _CONNECT_S = 5.0
@@ -35,17 +35,17 @@ class ScopeHeartbeat:
     """Keeps the scopes of a client open as long as the client lives. Thread-safe."""
 
     def __init__(self, flight: fl.FlightClient, uri: str, act: Callable[[str, Mapping[str, Any]], object]) -> None:
-        """`act` runs an action of the node. It must not hold a strong reference to the client."""
+        """Make a heartbeat without scopes. `act` runs an action of the node, and must not keep the client alive."""
         self._flight = flight
         self._uri = uri
         self._act = act
         self._owner = secrets.token_hex(16)
         self._lock = threading.Lock()
         self._bound: dict[str, Mapping[str, Any]] = {}
-        """The requests that opened the scopes of this client, by the name of the scope."""
+        """The request that opened each scope of this client, by the name of the scope."""
         self._stream: tuple[Any, Any] | None = None
         self._is_there = threading.Event()
-        """Set while the stream and its scopes are open, and while no scope was ever opened."""
+        """The event that is set while the stream and its scopes are open, and while no scope was ever opened."""
         self._is_there.set()
         self._is_closed = threading.Event()
 
@@ -68,21 +68,22 @@ class ScopeHeartbeat:
             self._bound[str(body["name"])] = bound
 
     def wait(self, timeout_s: float) -> float:
-        """Wait until the scopes are open, and return the seconds that are left. For calls that use a scope.
+        """Wait until the scopes are open, and return the seconds that are left. Calls that use a scope call this first.
 
-        Waits for: the stream to be open again if it broke, at most `timeout_s`.
+        If the stream broke, the call waits at most `timeout_s` until it is open again.
         """
         started = time.monotonic()
         self._is_there.wait(timeout_s)
         return max(MIN_ATTEMPT_S, started + timeout_s - time.monotonic())
 
     def forget(self, name: str) -> bool:
-        """Do not open a scope again, because it is closed. Return whether this client kept it open."""
+        """Forget a scope, so that it is not opened again. Return whether this client kept it
+        open."""
         with self._lock:
             return self._bound.pop(name, None) is not None
 
     def close(self) -> None:
-        """Close the scopes of this client, and stop."""
+        """Close the scopes of this client, and stop the heartbeat."""
         self._is_closed.set()
         with self._lock:
             stream, self._stream = self._stream, None
@@ -113,14 +114,14 @@ class ScopeHeartbeat:
         return writer, reader
 
     def lost(self) -> threading.Event:
-        """Note that the stream broke. Return an event that is set once no new stream is needed."""
+        """Note that the stream broke. Return the event that is set when this heartbeat is closed."""
         self._is_there.clear()
         return self._is_closed
 
     def come_back(self) -> Any:
-        """Open a new stream and the scopes, and return the stream's reader.
+        """Open a new stream, open the scopes again, and return the reader of the new stream.
 
-        Returns None if the node is not back yet, if a scope could not be opened, or if this object is closed.
+        Returns None if the node is not back yet, if a scope could not be opened, or if this heartbeat is closed.
         """
         stream = None
         try:
@@ -168,7 +169,7 @@ def weak_method(method: Callable[[str, Mapping[str, Any]], object]) -> Callable[
 def _watch(reference: "weakref.ref[ScopeHeartbeat]", reader: Any) -> None:
     """Reopen the stream each time it breaks, until the heartbeat is closed or garbage-collected.
 
-    Runs in its own thread and holds only a weak reference while it waits. Waits for: the end of the stream.
+    This runs in its own thread, waits for the end of the stream, and holds only a weak reference while it waits.
     """
     while True:
         try:

@@ -20,9 +20,10 @@ _REGISTER_PORTABLE, _REGISTER_READ_ONLY = 0x01, 0x08  # cudaHostRegister* of cud
 
 
 def as_tensor(view: np.ndarray) -> "torch.Tensor":
-    """Return a tensor over the memory of a view. It keeps the view, and so the lease, alive.
+    """Return a torch tensor over the memory of a view. The tensor keeps the view, and so the lease, alive.
 
-    The memory is read-only, which torch does not know: writing into the tensor stops the process. Clone it to write.
+    The memory is read-only, but torch does not know that: writing into the tensor kills the process. Clone the tensor
+    to write.
     """
     import torch
 
@@ -38,7 +39,7 @@ def as_tensor(view: np.ndarray) -> "torch.Tensor":
 
 
 class CudaPin:
-    """The registration of a reader's segments with CUDA: it makes copies of views to a GPU asynchronous and fast."""
+    """The registration of a reader's segments with CUDA, which makes copies of views to a GPU asynchronous and fast."""
 
     def __init__(self, reader: "Reader") -> None:
         self._reader = reader
@@ -51,7 +52,8 @@ class CudaPin:
         self.close()
 
     def update(self) -> None:
-        """Register the segment that the reader maps now, unless it is registered. Call it after the node restarted."""
+        """Register the segment that the reader maps now, unless it is registered. Call this after the node
+        restarted."""
         import torch
 
         mapped = self._reader.mapping()
@@ -71,7 +73,7 @@ class CudaPin:
         self._registered[mapped.address] = mapped.owner
 
     def close(self) -> None:
-        """Unregister all segments. Every copy out of a view must have finished."""
+        """Unregister all segments. Call this only after every copy out of a view has finished."""
         import torch
 
         while self._registered:
@@ -80,7 +82,7 @@ class CudaPin:
 
 
 def pin_for_cuda(reader: "Reader") -> CudaPin:
-    """Register the memory that `reader` maps with CUDA, read-only, until the result is closed.
+    """Register the memory that `reader` maps with CUDA, read-only, until the returned object is closed.
 
     Raises BadRequestError without CUDA, or if the reader maps no memory.
     """

@@ -1,7 +1,8 @@
-"""`Writer`: make arrays directly in a node's shared memory. For workers on the node's machine that produce objects.
+"""`Writer`: make arrays directly in a node's shared memory. Workers that produce objects use it on the node's machine.
 
-The arena is mapped writable once. An array is allocated in it, filled, and sealed without a copy and without a hash
-(its version is random). If the process dies, the node frees what was not sealed. On other machines use `Client.put`.
+The arena is mapped writable once. An array is allocated in the arena, filled, and sealed without a copy and without a
+hash (its version is random). If the process dies, the node frees the arrays that were not sealed. On other machines use
+`Client.put`.
 """
 
 import math
@@ -29,16 +30,18 @@ from dataplane.core.shared_files import open_segment
 
 @dataclass(slots=True)
 class Place:
-    """An array in the arena that a worker fills, and after the block the ref of the sealed object."""
+    """An array in the arena that a worker fills inside the `with` block, and the ref of the sealed object after the
+    block."""
 
     array: np.ndarray
-    """Write into it only inside the block: afterwards the object is sealed and all readers may use it."""
+    """The array to fill. Write into it only inside the block: afterwards the object is sealed and all readers may use
+    it."""
     ref: Ref | None = None
-    """The ref of the object; None until it is sealed."""
+    """The ref of the object; None until the object is sealed."""
 
 
 class Writer:
-    """Makes plain objects in the memory of the node at `uri`. Thread-safe. A writer does not survive a fork."""
+    """Makes plain objects in the memory of the node at `uri`. It is thread-safe, but does not survive a fork."""
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
@@ -66,10 +69,12 @@ class Writer:
         scope: str | None = None,
         meta: Mapping[str, Any] | None = None,
     ) -> Iterator[Place]:
-        """Allocate one array for the block; seal it at the end of the block, or free it if the block raises.
+        """Give an allocated array to the `with` block. Seal the array at the end of the block, or free it if the block
+        raises.
 
-        Waits for: room, until `timeout_s`; then raises OutOfSpaceError with the sizes. Raises NodeUnavailableError if
-        the node's memory cannot be reached from here, or the node went away before the array was sealed.
+        The call waits up to `timeout_s` for free memory, and then raises OutOfSpaceError with the sizes. Raises
+        NodeUnavailableError if the node's memory cannot be reached from here, or the node went away before the array
+        was sealed.
         """
         spec = ArraySpec(name=name, dtype=dtype, shape=tuple(shape), meta=dict(meta or {}))
         with self.create_many([spec], scope=scope) as places:
@@ -77,7 +82,8 @@ class Writer:
 
     @contextmanager
     def create_many(self, specs: Sequence[ArraySpec], *, scope: str | None = None) -> Iterator[list[Place]]:
-        """Do the same as `create` for many arrays: one round trip allocates them, one seals them, in order."""
+        """Do the same as `create` for many arrays, in the order of `specs`: one round trip allocates them and one seals
+        them."""
         sizes = [math.prod(spec.shape) * ITEM_BYTES.get(spec.dtype, 0) for spec in specs]
         for spec, nbytes in zip(specs, sizes, strict=True):
             check_array(check_dtype(spec.dtype), spec.shape, nbytes)
@@ -126,7 +132,7 @@ class Writer:
             raise
 
     def _seal(self, stream: InplaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
-        """Seal the arrays: make them read-only and set their refs."""
+        """Seal the arrays: make them read-only and set the refs in `places`."""
         bodies = [
             {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "meta": dict(spec.meta), "hash": False}
             for spec in specs
@@ -140,7 +146,8 @@ class Writer:
 
     @contextmanager
     def _errors_of_seal(self) -> Iterator[None]:
-        """Raise NodeUnavailableError if sealing fails: the array is lost with its node, so there is no retry."""
+        """Raise NodeUnavailableError if sealing fails inside the block: the array is lost with its node, so there is no
+        retry."""
         try:
             yield
         except fl.FlightError as error:
@@ -149,9 +156,9 @@ class Writer:
             ) from error
 
     def _map(self, stream: InplaceStream) -> np.ndarray:
-        """Return the arena, mapped writable; it is mapped again after the node restarted.
+        """Return the arena as a writable flat uint8 array; it is mapped again after the node restarted.
 
-        Arrays keep the mapping that they are in.
+        Arrays that were made before keep the earlier mapping alive.
         """
         with self._lock:
             if self._mapped == stream.segment:
@@ -174,6 +181,6 @@ class Writer:
 
 
 def check_dtype(dtype: str) -> str:
-    """Return `dtype` if objects may have it; BadRequestError if not."""
+    """Return `dtype` if objects may have it. Raises BadRequestError if not."""
     check_array(dtype, (0,), 0)
     return dtype

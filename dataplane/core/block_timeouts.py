@@ -1,7 +1,7 @@
-"""Deadlines for blocks of code that may block. One thread per process watches all of them.
+"""Deadlines for `with` blocks that may wait for long. One thread per process watches all of them.
 
-`BLOCK_TIMEOUTS.cut(deadline, call)` makes `call` in that thread when the block is not over in time; `call` then ends
-the wait, for example by cancelling a stream. A timer thread per wait would cost more than a small round trip does.
+`BLOCK_TIMEOUTS.cut(deadline, call)` makes `call` in that thread if the block is not over in time; `call` then ends the
+wait, for example by cancelling a stream. A timer thread per wait would cost more than a small round trip does.
 """
 
 import itertools
@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _TICK_S = 0.1
-"""Seconds between two looks at the deadlines."""
+"""Seconds between two checks of the deadlines."""
 _IDLE_S = 5.0
-"""Seconds. The thread ends when it had no deadline to watch for this long; the next block starts another thread."""
+"""The seconds after which the thread ends if it has no deadline to watch; the next block starts another thread."""
 
 log = logging.getLogger(__name__)
 
 
 class BlockTimeouts:
-    """The deadlines of this process's blocks, and the call to make for each that is missed.
+    """The deadlines of this process's blocks, and the call to make for each missed deadline.
 
-    Thread-safe. A forked child starts with no deadlines and no thread.
+    It is thread-safe. A forked child starts with no deadlines and no thread.
     """
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class BlockTimeouts:
                 self._waits.pop(number, None)
 
     def _keep(self) -> None:
-        """Watch the deadlines and make the calls of those that are missed. Ends after `_IDLE_S` without a deadline."""
+        """Watch the deadlines and make the calls of missed deadlines, until there was no deadline for `_IDLE_S`."""
         last = time.monotonic()
         while True:
             time.sleep(_TICK_S)
@@ -77,4 +77,4 @@ class BlockTimeouts:
 
 
 BLOCK_TIMEOUTS = BlockTimeouts()
-"""The one instance that all code of this process shares."""
+"""The only instance, which all code of this process shares."""

@@ -2,7 +2,7 @@
 
 Bytes are sent from and received into the caller's memory, with as few system calls as possible: the kernel waits, with
 its own timeouts, so no Python runs between the parts of an object. If the connection ends for any reason, the call
-raises StreamLostError, and the connection cannot be used again.
+raises StreamLostError, and the connection cannot be used again. A deadline `until` is in seconds of `time.monotonic`.
 """
 
 import contextlib
@@ -17,15 +17,15 @@ from dataplane.core.errors import StreamLostError
 from dataplane.core.json_body import dump, parse
 
 KEY_BYTES = 32
-"""Bytes of the key that a receiver sends first on a byte connection."""
+"""The size in bytes of the key that a receiver sends first on a byte connection."""
 STALL_S = 20.0
-"""Seconds. A connection on which no byte moves for this long while a call waits is given up."""
+"""The seconds after which a call gives up a connection on which no byte moves."""
 _LENGTH = struct.Struct("!I")
-"""The length in bytes that is sent before each header."""
+"""The format of the length in bytes that is sent before each header."""
 _TIME = struct.Struct("@ll")
-"""The kernel's `struct timeval`: seconds and microseconds."""
+"""The format of the kernel's `struct timeval`: seconds and microseconds."""
 _MAX_PARTS = 512
-"""The largest number of buffers in one system call; Linux allows 1,024."""
+"""The maximum number of buffers in one system call; Linux allows 1,024."""
 _SCRATCH_BYTES = 256 << 10
 
 
@@ -36,7 +36,7 @@ class ByteSocket:
     """
 
     def __init__(self, connected: socket.socket, what: str, stall_s: float = STALL_S) -> None:
-        """`what` names the other side in errors. `connected` is closed together with this object."""
+        """Take over a connected socket. `what` names the other side in errors; `close` also closes `connected`."""
         self._socket = connected
         self._what = what
         self._stall_s = stall_s
@@ -47,13 +47,14 @@ class ByteSocket:
     def send(self, header: Mapping[str, Any], parts: Sequence[memoryview] = (), until: float = math.inf) -> None:
         """Send a header and the bytes that it describes.
 
-        Waits for: the other side to accept them; at most `stall_s` for the next byte, and until `until` for all.
+        The call waits until the other side has accepted all bytes: at most `stall_s` for the next byte, and until
+        `until` for all bytes.
         """
         body = dump(header)
         self.send_raw([memoryview(_LENGTH.pack(len(body)) + body), *parts], until)
 
     def send_raw(self, parts: Sequence[memoryview], until: float = math.inf) -> None:
-        """Send bytes without a header."""
+        """Send the bytes of all parts, in order, without a header."""
         rest = [part for part in parts if part.nbytes]
         while rest:
             try:
@@ -65,7 +66,8 @@ class ByteSocket:
             rest = _without(rest, count)
 
     def length(self, until: float, stall_s: float | None = None) -> int | None:
-        """Receive the length in bytes of the next header; None if the connection ends here or nothing comes in time."""
+        """Receive the length in bytes of the next header. Return None if the connection ends here or no byte comes in
+        time."""
         raw = bytearray(_LENGTH.size)
         first = memoryview(raw)[:1]
         try:
@@ -78,7 +80,8 @@ class ByteSocket:
         return int(_LENGTH.unpack(raw)[0])
 
     def body(self, nbytes: int, what: str, until: float) -> dict[str, Any]:
-        """Receive a header of this length and parse its JSON; BadRequestError if it is not JSON.
+        """Receive a header of `nbytes` bytes and return its JSON object. Raises BadRequestError if the header is not
+        JSON.
 
         The caller must have checked that the length is acceptable.
         """
@@ -89,7 +92,7 @@ class ByteSocket:
     def fill(self, parts: Sequence[memoryview], until: float) -> None:
         """Receive bytes until all parts are full, in order.
 
-        Waits for: the other side to send them; at most `stall_s` for the next byte, and until `until` for all.
+        The call waits at most `stall_s` for the next byte from the other side, and until `until` for all bytes.
         """
         rest = [part for part in parts if part.nbytes]
         while rest:
@@ -122,17 +125,17 @@ class ByteSocket:
         return False
 
     def cut(self) -> None:
-        """Shut the connection down; a thread that waits in it gets an error."""
+        """Shut the connection down; a thread that waits in a call of this object gets an error."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Shut the connection down and close its descriptor. Call it only when no other thread uses the socket."""
+        """Shut the connection down and close its descriptor. Call this only when no other thread uses the socket."""
         self.cut()
         self._socket.close()
 
     def _set_timeout(self, until: float, stall_s: float | None = None, option: int = socket.SO_RCVTIMEO) -> None:
-        """Set the kernel's timeout of the next call. TimeoutError if `until` has passed."""
+        """Set the kernel's timeout of the next call. Raises TimeoutError if `until` has passed."""
         left_s = min(self._stall_s if stall_s is None else stall_s, until - time.monotonic())
         if left_s <= 0:
             raise TimeoutError("the deadline has passed")

@@ -14,11 +14,11 @@ SOURCE_HEX = 32
 RECIPE_HEX = 16
 """Number of hex digits of a recipe digest (64 bits)."""
 _MANY_THREADS_FROM = 1 << 22
-"""Bytes. From this size on, all cores hash a buffer; for less, starting the threads costs more than it saves."""
+"""The size in bytes from which all cores hash a buffer; for less, starting the threads costs more than it saves."""
 
 
 def content_digest(data: Any, *, on_one_core: bool = False) -> str:
-    """Return the digest of a buffer's bytes: 32 hex digits of BLAKE3. Also used as the checksum of derived objects."""
+    """Return the digest of a buffer's bytes: 32 hex digits of BLAKE3. It is also the checksum of derived objects."""
     max_threads = 1 if on_one_core or memoryview(data).nbytes < _MANY_THREADS_FROM else blake3.AUTO
     return digest_of(blake3(data, max_threads=max_threads))
 
@@ -45,5 +45,6 @@ def derived_name(source_digest: str, recipe: Mapping[str, Any]) -> str:
 
 
 def version_of(digest: str) -> int:
-    """Return the version of a plain object with this content digest: its first 63 bits as a number, never 0."""
+    """Return the version of a plain object with this content digest: the first 63 bits of the digest as a number, never
+    0."""
     return int(digest[:16], 16) >> 1 or 1

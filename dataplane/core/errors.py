@@ -41,7 +41,7 @@ class NodeUnavailableError(DataPlaneError, ConnectionError):
 
 
 class UnauthenticatedError(DataPlaneError, PermissionError):
-    """The node wants a token, but the client sent none, an unknown one, or one that has expired."""
+    """The node requires a token, but the client sent no token, an unknown token, or a token that has expired."""
 
 
 class ForbiddenError(DataPlaneError, PermissionError):

@@ -22,7 +22,7 @@ from dataplane.core.errors import (
 from dataplane.core.json_body import dump, parse
 
 MAX_ERROR_BYTES = 2000
-"""Longest message of an error that is sent, in bytes of JSON."""
+"""The longest message of an error that is sent, in bytes of JSON."""
 
 
 def to_flight(error: DataPlaneError) -> fl.FlightError:
@@ -47,7 +47,8 @@ def from_body(body: Mapping[str, Any]) -> DataPlaneError | None:
 def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float) -> DataPlaneError:
     """Return the data-plane error for an error that Flight raised in the call `what` to the node at `uri`.
 
-    It is the error that the node sent, if any; otherwise one whose text names the node, the call and the timeout.
+    If the node sent a data-plane error, that error is returned; otherwise an error whose text names the node, the call
+    and the timeout.
     """
     extra = error.extra_info if isinstance(error, fl.FlightError) else None
     if extra:
@@ -70,7 +71,8 @@ def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float)
 
 
 def _clip(text: str) -> str:
-    """Shorten a message so that it fits into gRPC's trailers, which carry it three times, escaped, in 8 KiB."""
+    """Shorten a message to `MAX_ERROR_BYTES`, so that it fits into gRPC's trailers, which hold 8 KiB and carry it three
+    times, escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()  # JSON may hold lone surrogates, gRPC takes none
     while len(json.dumps(text)) > MAX_ERROR_BYTES:
         text = text[: len(text) * 3 // 4] + "..."
@@ -78,7 +80,8 @@ def _clip(text: str) -> str:
 
 
 def _tell_tls(text: str, uri: str) -> str:
-    """Return a message about a TLS mismatch between client and node if gRPC's text shows one; else an empty string."""
+    """Return a message about a TLS mismatch between client and node if gRPC's text shows a mismatch; else an empty
+    string."""
     if "wrong version number" in text:
         return f"the node at {uri} does not speak TLS: use grpc:// instead of grpc+tls://, or start it with --tls-cert"
     if "certificate verify failed" in text:

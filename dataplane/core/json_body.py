@@ -13,42 +13,42 @@ from dataplane.core.errors import BadRequestError
 from dataplane.core.refs import Ref
 
 MAX_BODY_BYTES = 64 << 20
-"""Largest size of a body that lists refs or names."""
+"""The maximum size in bytes of a body that lists refs or names."""
 
 
 SMALL_BODY_BYTES = 64 << 10
-"""Largest size of a body that lists no refs or names."""
+"""The maximum size in bytes of a body that lists no refs or names."""
 
 
 ONE_OBJECT_BYTES = 1 << 20
-"""Largest size of a body about one object, with its meta."""
+"""The maximum size in bytes of a body about one object, with the object's meta."""
 
 
 _MAX_SIGNS = 1 << 22
-"""Largest number of commas and opening brackets in a body, 64 for each of `MAX_ITEMS`.
+"""The maximum number of commas and opening brackets in a body, 64 for each of `MAX_ITEMS`.
 
-It limits memory: each may become a Python value of about a hundred bytes.
+This limits memory: each comma or bracket may become a Python value of about a hundred bytes.
 """
 
 
 MAX_META_BYTES = 64 << 10
-"""Largest size of an object's meta."""
+"""The maximum size in bytes of an object's meta."""
 
 
 MAX_NAME_CHARS = 512
-"""Longest name of an object, in characters."""
+"""The maximum length of an object's name, in characters."""
 
 
 MAX_ITEMS = 65_536
-"""Largest number of names, refs, indices or leases in one request."""
+"""The maximum number of names, refs, indices or leases in one request."""
 
 
 MAX_NUMBER = 1 << 63
-"""Every size, offset and count is smaller than this."""
+"""The number that every size, offset and count is smaller than."""
 
 
 _PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted a list of them"}
-"""The end of the error for a list with other items, by the wanted type."""
+"""The end of the error message about a list with items of another type, by the wanted type."""
 
 
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -60,7 +60,8 @@ def dump(body: Mapping[str, Any]) -> bytes:
 
 
 def parse(body: bytes | pa.Buffer | None, what: str, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
-    """Return the JSON object in a body. BadRequestError, which names it as `what`, if it is too big or is not one."""
+    """Return the JSON object in a body. Raises BadRequestError, which names the body as `what`, if the body is too big
+    or is not a JSON object."""
     nbytes = 0 if body is None else len(body) if isinstance(body, bytes) else body.size
     if nbytes > max_bytes:
         raise BadRequestError(f"{what} has {nbytes} bytes; wanted at most {max_bytes}: ask for less at once")
@@ -81,9 +82,9 @@ def parse(body: bytes | pa.Buffer | None, what: str, max_bytes: int = MAX_BODY_B
 
 
 def take(body: Mapping[str, Any], what: str, key: str, *types: type, default: Any = ...) -> Any:
-    """Return `body[key]`, which must be of one of these types; the default if the key is missing.
+    """Return `body[key]`, which must be of one of these types, or the default if the key is missing.
 
-    Raises BadRequestError that says what was found and wanted, also for a missing key without a default.
+    Raises BadRequestError that says what was found and wanted, also if the key is missing and there is no default.
     """
     if key not in body:
         if default is ...:
@@ -106,7 +107,7 @@ def take_list(body: Mapping[str, Any], what: str, key: str, kind: type, default:
 
 
 def take_refs(body: Mapping[str, Any], what: str) -> list[Ref]:
-    """Return the refs of a request. BadRequestError if one is malformed or there are too many."""
+    """Return the refs of a request. Raises BadRequestError if a ref is malformed or there are too many."""
     items = take(body, what, "refs", list)
     _check_count(items, what, "refs")
     try:
@@ -124,7 +125,7 @@ def take_timeout_s(body: Mapping[str, Any], what: str) -> float:
 
 
 def check_plain_name(name: str) -> str:
-    """Return `name` if a client may choose it for a plain object; BadRequestError if not."""
+    """Return `name` if a client may choose it for a plain object. Raises BadRequestError if not."""
     if not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         raise BadRequestError(
             f"name {name[:60]!r} of {len(name)} characters; wanted 1 to {MAX_NAME_CHARS} printable characters"
@@ -135,7 +136,7 @@ def check_plain_name(name: str) -> str:
 
 
 def _check_count(items: Sequence[Any], what: str, key: str) -> None:
-    """Check that a list has at most `MAX_ITEMS` entries."""
+    """Check that a list has at most `MAX_ITEMS` entries. Raises BadRequestError if not."""
     if len(items) > MAX_ITEMS:
         raise BadRequestError(
             f"{what}.{key} has {len(items)} entries; wanted at most {MAX_ITEMS}: ask for less at once"

@@ -28,7 +28,8 @@ def missing_object_error(name: str, node_id: str) -> MissingObjectError:
 
 
 def check_claim(ref: Ref, there: Ref) -> None:
-    """Check that `ref` means the same bytes as `there`, the object that now has its name. ChecksumError if not."""
+    """Check that `ref` means the same bytes as `there`, the object that now has its name. Raises ChecksumError if
+    not."""
     if ref.version not in (0, there.version):
         raise ChecksumError(
             f"{ref.name} was released and written again since its ref was given out (version {there.version}, "

@@ -30,22 +30,24 @@ class Locators:
     """The columns of a resolve's reply, with one row per requested object."""
 
     segment: Sequence[int]
-    """0 for the node's arena; n for the spilled object's file that `files[n - 1]` describes."""
+    """The memory that each object is in: 0 for the node's arena; n for the spilled object's file in `files[n - 1]`."""
     offset: Sequence[int]
-    """Bytes from the start of the segment; -1 where the object is not resident: the other columns then mean nothing."""
+    """The bytes from the start of the segment to each object. -1 means that the object is not resident; then the other
+    columns mean nothing."""
     nbytes: Sequence[int]
     dtype: Sequence[str]
-    """numpy dtype names."""
+    """The numpy dtype name of each object."""
     shape: Sequence[Sequence[int]]
     version: Sequence[int]
-    """Versions of plain objects; 0 for the others."""
+    """The version of each plain object; 0 for other kinds."""
     lease: Sequence[int]
-    """Number of the lease that this reply granted on the object."""
+    """The number of the lease that this reply granted on each object."""
     files: list[dict[str, Any]] = field(default_factory=list)
-    """path, nbytes, device and inode of the files that segments 1, 2, ... mean in this reply."""
+    """The path, nbytes, device and inode of the files that the segments 1, 2, ... of this reply mean."""
 
     def to_batch(self) -> pa.RecordBatch:
-        """Return the columns as a record batch of the schema `LOCATORS`. Built from packed arrays, which is fast."""
+        """Return the columns as a record batch of the schema `LOCATORS`. It is built from packed arrays, which is
+        fast."""
         count = len(self.offset)
         ends: list[int] = [0]
         dims: list[int] = []
@@ -67,7 +69,7 @@ class Locators:
 
     @classmethod
     def from_batch(cls, batch: pa.RecordBatch, files: Sequence[dict[str, Any]] = ()) -> "Locators":
-        """Read the record batch that `to_batch` made; `files` are sent next to it."""
+        """Return the locators of a record batch that `to_batch` made. `files` are sent next to the record batch."""
         segments, offsets, sizes, dtypes, shapes, versions, leases = batch.columns
         names = dtypes.dictionary.to_pylist()
         ends, dims = _numbers(shapes.offsets, "i"), _numbers(shapes.values, "q")
@@ -83,12 +85,13 @@ class Locators:
         )
 
     def to_json(self) -> bytes:
-        """Return the same columns as a JSON body."""
+        """Return the columns as a JSON body."""
         return dump({"locators": {name: getattr(self, name) for name in _NAMES}})
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> "Locators":
-        """Read the JSON object that `to_json` made. DataPlaneError if the node replied with something else."""
+        """Return the locators of a JSON object that `to_json` made. Raises DataPlaneError if the node replied something
+        else."""
         columns = body.get("locators")
         if not isinstance(columns, dict) or not columns.keys() >= _NAMES:
             raise DataPlaneError(f"a node answered resolve with {str(body)[:80]}; wanted locators")
@@ -96,11 +99,11 @@ class Locators:
 
 
 _NAMES = dict.fromkeys(column.name for column in fields(Locators)).keys()
-"""The column names, in the order of the fields."""
+"""The names of the columns, in the order of the fields."""
 
 
 def _numbers(column: pa.Array, code: Literal["b", "i", "q"]) -> list[int]:
-    """Return a primitive column as a list; `code` is the struct code of its items."""
+    """Return a primitive Arrow column as a list. `code` is the struct format character of its items."""
     if not len(column):
         return []
     values = memoryview(column.buffers()[1]).cast("b").cast(code)
@@ -108,6 +111,6 @@ def _numbers(column: pa.Array, code: Literal["b", "i", "q"]) -> list[int]:
 
 
 def _column(kind: pa.DataType, code: str, values: Iterable[int]) -> pa.Array:
-    """Return a primitive Arrow array of these values; `code` is the struct code of its items."""
+    """Return a primitive Arrow array of these values. `code` is the struct format character of its items."""
     packed = array(code, values)
     return pa.Array.from_buffers(kind, len(packed), [None, pa.py_buffer(packed)], 0)

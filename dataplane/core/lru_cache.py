@@ -1,4 +1,4 @@
-"""A thread-safe cache with a limit on the total cost of its values. It drops the least recently used value first."""
+"""A thread-safe cache with a limit on the total cost of its values. The least recently used value is dropped first."""
 
 import threading
 from collections import OrderedDict
@@ -9,7 +9,7 @@ Value = TypeVar("Value")
 
 
 class LruCache(Generic[Value]):
-    """A cache whose values together cost at most `max_cost`. A value that alone costs more is not kept.
+    """A cache whose values together cost at most `max_cost`. A value that costs more than `max_cost` is not kept.
 
     The caller chooses the unit of cost, for example bytes.
     """
@@ -35,7 +35,7 @@ class LruCache(Generic[Value]):
             return entry[0]
 
     def put(self, key: Hashable, value: Value, cost: int = 1) -> None:
-        """Store a value, and drop the least recently used ones while the total cost is too high."""
+        """Store a value, and drop the least recently used values while the total cost is above the limit."""
         with self._lock:
             self._drop(key)
             if cost > self._max_cost:

@@ -11,11 +11,12 @@ _ADVICE = {
     errno.ENOSPC: "make room there, or choose another place",
     errno.EROFS: "choose a place that can be written",
 }
-"""What to do about an error of the operating system, by its errno."""
+"""The advice for an error of the operating system, by its errno."""
 
 
 def describe_error(error: Exception) -> str:
-    """Return the message of an error in one line; for an OSError about a file: its path, the problem, and advice."""
+    """Return the message of an error in one line. For an OSError about a file, the line has the path, the problem and
+    advice."""
     if not isinstance(error, OSError) or error.strerror is None or error.filename is None:
         return str(error)
     advice = _ADVICE.get(error.errno or 0, "")

@@ -15,14 +15,14 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 def signal_on_parent_death(number: signal.Signals) -> None:
     """Ask the kernel to send this process a signal when the parent's *thread* that started it ends.
 
-    The parent itself may still run then: compare `os.getppid()` before acting on the signal. Linux only.
+    The parent itself may still run then: compare `os.getppid()` before acting on the signal. This works only on Linux.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def limit_memory(more_bytes: int) -> None:
-    """Limit this process to `more_bytes` of address space above what it maps now. Linux only.
+    """Limit this process to `more_bytes` of address space above what it maps now. This works only on Linux.
 
     Beyond the limit Python raises MemoryError, and malloc in C returns NULL.
     """
@@ -34,12 +34,13 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) - 1) -> None:
-    """Let malloc keep freed memory instead of returning it to the kernel. For processes that move big objects only.
+    """Let malloc keep freed memory instead of returning it to the kernel. Only processes that move big objects call
+    this.
 
-    Blocks of up to `largest_bytes` are reused, and up to `kept_bytes` stay with the process. The reason is page faults:
-    those of fresh 64 MiB blocks, not serialisation, limit Flight, and those of fresh images cost a quarter of the
-    decoding time. All threads share one heap: with a heap each, every gRPC thread would fault in its own buffers and
-    none would return them.
+    Blocks of up to `largest_bytes` are reused, and up to `kept_bytes` stay with the process. The reason is the cost of
+    page faults: in fresh blocks of 64 MiB they limit the speed of Flight more than serialisation does, and in fresh
+    images they take a quarter of the decoding time. All threads share one heap. With a heap per thread, every gRPC
+    thread would cause page faults for its own buffers and no thread would give its buffers back.
     """
     libc = ctypes.CDLL(None)
     libc.mallopt(_M_MMAP_THRESHOLD, largest_bytes)
@@ -49,7 +50,7 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
 
 
 class Trimmer:
-    """Returns freed memory to the kernel (malloc_trim), `wait_s` seconds after a request. Thread-safe.
+    """Returns freed memory to the kernel (malloc_trim), `wait_s` seconds after a request. It is thread-safe.
 
     It trims at most about once in `wait_s`, for any number of requests.
     """
@@ -61,7 +62,8 @@ class Trimmer:
         self._asked_at = 0.0
 
     def soon(self) -> None:
-        """Ask for a trim in `wait_s` seconds. Memory still in use now, as by a refused message, is free by then."""
+        """Request a trim in `wait_s` seconds. Memory that is still in use now, such as a refused message, is freed by
+        then."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._is_waiting:
@@ -86,4 +88,4 @@ class Trimmer:
 
 
 TRIMMER = Trimmer()
-"""The one instance that all code of this process shares."""
+"""The only instance, which all code of this process shares."""

@@ -1,7 +1,7 @@
 """Refs and the other small records that processes exchange instead of pixels: lineage, sample, data set, bad medium.
 
 All classes here are immutable and picklable, and `to_dict` / `from_dict` convert them to and from JSON-safe values.
-Standard library only.
+This module uses only the standard library.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ from types import NoneType
 from typing import Any, Literal
 
 Kind = Literal["source", "derived", "plain"]
-"""The kind of an object; see `KINDS`."""
+"""The type of the kind of an object, which is one of `KINDS`."""
 KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
-"""The kinds of objects: encoded media, what a recipe makes of them, and what a client or writer stored under a name."""
+"""The kinds of objects: encoded media, objects that a recipe makes of media, and what a client or writer stored under a
+name."""
 MAX_DIMS = 32
 """The largest number of dimensions of an object's shape."""
 
@@ -22,19 +23,21 @@ class Lineage:
     """The origin of an object, from which any node with the same data sets can make the object again."""
 
     dataset: str
-    """Name of a data set that is registered at the node; empty for a source that a client stored with `put_source`."""
+    """The name of a data set that is registered at the node; empty for a source that a client stored with
+    `put_source`."""
     shard: str
-    """Name of the file inside the data set."""
+    """The name of the file inside the data set."""
     offset: int
-    """Tar: byte at which the source's encoded bytes begin. Table or JSON lines: number of the row."""
+    """The position of the source in the file: for a tar the byte at which its encoded bytes begin, for a table or JSON
+    lines the number of the row."""
     nbytes: int
-    """Number of encoded bytes of the source."""
+    """The number of encoded bytes of the source."""
     source: str
-    """Digest of the source's bytes (the hex part of its name)."""
+    """The digest of the source's bytes (the hex part of its name)."""
     recipe: Mapping[str, Any] | None
     """The recipe that makes the object from the source; None for the source itself."""
     part: str = ""
-    """Which medium of the row: column and position, such as `images/1`; empty in a tar."""
+    """The medium of the row, as column and position, such as `images/1`; empty in a tar."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the lineage as JSON-safe values."""
@@ -50,7 +53,8 @@ class Lineage:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
-        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
+        """Return the lineage that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the
+        wrong type."""
         return cls(**_read(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
 
 
@@ -59,22 +63,23 @@ class Ref:
     """A record of a few hundred bytes that names and describes one immutable object of the data plane."""
 
     name: str
-    """Source: `s/<32 hex digits>`. Derived: `d/<source's 32>/<recipe's 16 digits>`. Plain: what the client chose."""
+    """The name of the object. Source: `s/<32 hex digits>`. Derived: `d/<source's 32>/<recipe's 16 digits>`. Plain: what
+    the client chose."""
     kind: Kind
     dtype: str
-    """A numpy dtype name."""
+    """The numpy name of the dtype."""
     shape: tuple[int, ...]
     nbytes: int
     node: str
-    """Id of the node that issued the ref. Any node with the same data sets can make the object from its lineage."""
+    """The id of the node that issued the ref. Any node with the same data sets can make the object from its lineage."""
     lineage: Lineage | None
-    """Origin of the object; None if it cannot be made again."""
+    """The origin of the object; None if the object cannot be made again."""
     meta: Mapping[str, Any] = field(default_factory=dict)
-    """JSON-safe facts about the object. Derived objects have `medium` (image or video); so have sources of a data set,
-    by their file names. Derived patches also have `grid_thw` (images: [1, h, w]), `num_tokens`, and the content's
-    `checksum`."""
+    """JSON-safe facts about the object. Derived objects have `medium` (`image` or `video`); sources of a data set have
+    it too, from their file names. Derived patches also have `grid_thw` (for images [1, h, w]), `num_tokens`, and the
+    `checksum` of their content."""
     version: int = 0
-    """Version of a plain object: it tells this object from earlier ones of the same name. 0 for other kinds."""
+    """The version of a plain object, which tells it from earlier objects of the same name; 0 for other kinds."""
 
     def __hash__(self) -> int:
         return hash(self.name)
@@ -95,7 +100,8 @@ class Ref:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
-        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
+        """Return the ref that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
+        type."""
         fields = _read(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
         if fields["kind"] not in KINDS:
             raise ValueError(f"ref.kind is {fields['kind']!r}; wanted one of {', '.join(KINDS)}")
@@ -108,7 +114,7 @@ class Ref:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArraySpec:
-    """The description of an array that is to be stored as a plain object: name, dtype, shape, meta."""
+    """The description of an array that is to be stored as a plain object: its name, dtype, shape and meta."""
 
     name: str
     dtype: str
@@ -121,16 +127,17 @@ class BadMedia:
     """A medium or a part of a shard that cannot be used, and the reason."""
 
     dataset: str
-    """Name of the data set; empty for a source that a client stored with `put_source`."""
+    """The name of the data set; empty for a source that a client stored with `put_source`."""
     shard: str
     key: str
-    """Key of the sample in its shard, in a table followed by the medium's part; empty where it is not known."""
+    """The key of the sample in its shard, in a table followed by the medium's part; empty if it is not known."""
     reason: str
-    """What is wrong with it, for people."""
+    """The reason why the medium cannot be used, as text for people."""
     name: str = ""
-    """Name of the object that could not be made; empty where even the source could not be read, and so has no name."""
+    """The name of the object that could not be made; empty if even the source could not be read, so that no name is
+    known."""
     offset: int = -1
-    """Position in the shard, as in `Lineage.offset`; -1 where it is not known."""
+    """The position in the shard, as in `Lineage.offset`; -1 if it is not known."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the record as JSON-safe values."""
@@ -145,26 +152,29 @@ class BadMedia:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "BadMedia":
-        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
+        """Return the record that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
+        type."""
         texts = {key: _take(data, "bad media", key, str) for key in ("dataset", "shard", "key", "reason", "name")}
         return cls(**texts, offset=_take(data, "bad media", "offset", int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """One data set sample: the members of a tar that share a key, a row of a table, or a line of JSON lines."""
+    """One sample of a data set: the members of a tar that share a key, a row of a table, or a line of JSON lines."""
 
     index: int
-    """Position in the data set: shards in the order of their names, samples in the order of their shard."""
+    """The position in the data set. Shards are in the order of their names, samples in the order of their shard."""
     key: str
-    """Key of the sample in its shard: the common name of tar members, `row 3` of a table, `line 3` of JSON lines."""
+    """The key of the sample in its shard: the common name of tar members, `row 3` of a table, `line 3` of JSON
+    lines."""
     shard: str
-    """Name of the file inside the data set."""
+    """The name of the file inside the data set."""
     fields: Mapping[str, Any]
-    """JSON-safe. Tar: the content of the `.json` member. Other formats: the columns or keys that are not media."""
+    """The JSON-safe fields of the sample. Tar: the content of the `.json` member. Other formats: the columns or keys
+    that are not media."""
     media: tuple[Ref, ...]
-    """Source refs of the media, in the order of tar members, columns or keys. `lineage.part` names the column.
-    The media are not decoded yet."""
+    """The source refs of the media, in the order of tar members, columns or keys. `lineage.part` names the column. The
+    media are not decoded yet."""
     bad: tuple[BadMedia, ...] = ()
     """The parts of the sample that cannot be read: a `.json` that is not JSON, a null image, a path without a file."""
 
@@ -181,7 +191,8 @@ class Sample:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Sample":
-        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
+        """Return the sample that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
+        type."""
         return cls(
             index=_take(data, "sample", "index", int),
             key=_take(data, "sample", "key", str),
@@ -194,14 +205,14 @@ class Sample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """The result of ingesting a registered data set: how many samples and shards it has, and what is bad."""
+    """The result of ingesting a registered data set: its number of samples, its number of shards, and its bad parts."""
 
     name: str
     num_samples: int
     num_shards: int
-    """Number of shard files."""
+    """The number of shard files."""
     bad: tuple[BadMedia, ...]
-    """Damaged shards and unusable members. The samples around them are counted and can be read."""
+    """The damaged shards and unusable members. The samples around them are counted and can be read."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the data set as JSON-safe values."""
@@ -214,7 +225,8 @@ class Dataset:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Dataset":
-        """Read what `to_dict` made. ValueError names a field that is missing or of the wrong type."""
+        """Return the data set that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the
+        wrong type."""
         return cls(
             name=_take(data, "dataset", "name", str),
             num_samples=_take(data, "dataset", "num_samples", int),
@@ -224,7 +236,7 @@ class Dataset:
 
 
 def check_shape(shape: Sequence[object], what: str = "shape") -> None:
-    """Check that an array can have this shape; ValueError, with `what` in its message, if not."""
+    """Check that an array can have this shape. Raises ValueError, with `what` in its message, if not."""
     if len(shape) > MAX_DIMS:
         raise ValueError(f"{what} has {len(shape)} dimensions; wanted at most {MAX_DIMS}")
     for dim in shape:
@@ -262,9 +274,10 @@ _REF_DEFAULTS = {"version": 0}
 def _read(
     data: Mapping[str, Any], what: str, fields: Mapping[str, _Types], defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the values of all `fields` of a JSON object, after a check of their types.
+    """Return the values of all `fields` of a JSON object, after a check of their types. `what` names the object in
+    errors.
 
-    Requests have thousands of refs, so a correct value costs only one look at its type.
+    Requests have thousands of refs, so the check of a correct value is one comparison of its type.
     """
     read = {}
     for key, types in fields.items():
@@ -281,7 +294,7 @@ _MISSING = object()
 
 
 def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:
-    """Return `data[key]`, which must be of one of `types` (a bool is not an int here). ValueError if it is not."""
+    """Return `data[key]`, which must be of one of `types` (a bool is not an int here). Raises ValueError if not."""
     if not isinstance(data, Mapping):
         raise ValueError(f"{what} is {type(data).__name__}; wanted a JSON object")
     if key not in data:

@@ -6,23 +6,23 @@ from dataplane.core.errors import ForbiddenError
 
 
 class Right(IntEnum):
-    """A right. They are ordered: each one includes those below it."""
+    """A right of a client. The rights are ordered: each right includes the lower rights."""
 
     READ = 1
-    """List and read what the node holds, or can make again from refs."""
+    """The right to list and read what the node holds, or can make again from refs."""
     WRITE = 2
-    """Store, make and release objects."""
+    """The right to store, make and release objects."""
     ADMIN = 3
-    """Do everything. No verb needs more than WRITE at present."""
+    """The right to do everything. No verb needs more than WRITE at present."""
 
     @property
     def word(self) -> str:
-        """The right's name as token files and messages write it: `read`, `write` or `admin`."""
+        """The name of the right in token files and messages: `read`, `write` or `admin`."""
         return self.name.lower()
 
 
 RIGHTS = {right.word: right for right in Right}
-"""The rights by the word that token files use."""
+"""The rights by the name that token files use."""
 
 
 def check_right(has: Right, wanted: Right, verb: str) -> None:

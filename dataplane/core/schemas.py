@@ -11,7 +11,7 @@ from dataplane.core.errors import BadRequestError
 from dataplane.core.refs import check_shape
 
 BATCH_BYTES = 2 << 20
-"""Bytes in one record batch of a DoGet or DoPut. Flight is fastest between 1 and 8 MiB."""
+"""The number of bytes in one record batch of a DoGet or DoPut. Flight is fastest between 1 and 8 MiB."""
 
 
 ITEM_BYTES: Mapping[str, int] = {
@@ -42,7 +42,8 @@ LOCATORS = pa.schema(
         ("lease", pa.int64()),
     ]
 )
-"""The reply to a resolve: one row per requested object. `offset` is -1 where the object is not resident."""
+"""The schema of the reply to a resolve, with one row per requested object. `offset` is -1 if the object is not
+resident."""
 
 
 PIECES = pa.schema(
@@ -53,14 +54,16 @@ PIECES = pa.schema(
         ("data", pa.binary()),
     ]
 )
-"""A DoGet of many objects: one row per piece of an object, with the ref's number, the start in bytes, and the bytes.
+"""The schema of a DoGet of many objects. Each row is one piece of an object: the object's position among the requested
+refs, the piece's start in bytes, and its bytes.
 
 `info` is set in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} instead of bytes.
 """
 
 
 def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:
-    """Check that dtype and shape fit `nbytes` bytes, and return the shape; without one, the flat shape.
+    """Check that dtype and shape fit `nbytes` bytes, and return the shape. Without `shape`, the array has one
+    dimension.
 
     Raises BadRequestError if they do not agree.
     """
@@ -86,9 +89,10 @@ def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[i
 
 @contextmanager
 def arrow_errors_as_bad_requests(what: str) -> Iterator[None]:
-    """Raise BadRequestError where a read inside this block meets a message that is not Arrow IPC.
+    """Raise BadRequestError if a read inside this `with` block meets a message that is not Arrow IPC.
 
-    Arrow raises errors of many classes there. `what` names the stream in the message. Errors of Flight pass unchanged.
+    Arrow raises errors of many classes for such a message. `what` names the stream in the error. Errors of Flight pass
+    unchanged.
     """
     try:
         yield

@@ -1,8 +1,8 @@
 """Open and map the files that a node shares with other processes: its arena, and the files of spilled objects.
 
-Every file is checked before it is opened. In another container the same path can mean another file, so device and
-inode must match. The process at an address may not be a node at all, so an arena is opened only at a path where
-arenas of this user can be, and a spilled object only if its file belongs to this user.
+Every file is checked before it is opened. In another container the same path can mean another file, so device and inode
+must match. The process at an address may not be a node at all. Therefore an arena is opened only at a path where arenas
+of this user can be, and a spilled object only if its file belongs to this user.
 """
 
 import ctypes
@@ -24,15 +24,15 @@ _FAILED = ctypes.c_void_p(-1).value
 SHM_DIR = Path("/dev/shm")
 """The folder of the segments."""
 PREFIX = "dataplane-"
-"""The start of every segment's name, both of files in `SHM_DIR` and of unnamed memory (memfd)."""
+"""The beginning of every segment's name, both of files in `SHM_DIR` and of unnamed memory (memfd)."""
 FILE_SUFFIX = ".arrow"
 """The end of the file name of every spilled object."""
 _MEMFD = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
-"""The path of unnamed memory (memfd) of another process."""
+"""The pattern of the path of another process's unnamed memory (memfd)."""
 
 
 def identity(fd: int) -> dict[str, int]:
-    """Return device and inode of an open file, which together identify it on this machine."""
+    """Return the device and inode of an open file, which together identify the file on this machine."""
     found = os.fstat(fd)
     return {"device": found.st_dev, "inode": found.st_ino}
 
@@ -40,8 +40,8 @@ def identity(fd: int) -> dict[str, int]:
 class FileMapping:
     """The first `nbytes` bytes of a file, mapped read-only until the last array over them is gone.
 
-    Unlike `mmap.mmap` and `np.memmap` it keeps no file descriptor open: thousands of mapped objects would use up the
-    descriptors of a process. Raises OSError where the system allows no more mappings.
+    Unlike `mmap.mmap` and `np.memmap`, this class keeps no file descriptor open: thousands of mapped objects would use
+    up the descriptors of a process. Raises OSError if the system allows no more mappings.
     """
 
     __slots__ = ("__array_interface__", "address", "nbytes")
@@ -61,10 +61,11 @@ class FileMapping:
 
 
 def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
-    """Map the whole file of a spilled object. `is_own` means that this process wrote the description `shared` itself.
+    """Map the whole file of a spilled object. `shared` has the path, nbytes, device and inode of the file; `is_own`
+    means that this process itself wrote `shared`.
 
-    Raises OSError if the file cannot be opened from here, is not a spilled object of this user, or the system allows
-    no more mappings.
+    Raises OSError if the file cannot be opened from here, is not a spilled object of this user, or the system allows no
+    more mappings.
     """
     if not is_own and not str(shared["path"]).endswith(FILE_SUFFIX):
         raise _stale(shared, f"its name does not end in {FILE_SUFFIX}")
@@ -78,7 +79,7 @@ def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
 def open_segment(shared: Mapping[str, Any], flags: int) -> int:
     """Open the arena that a node describes (path, nbytes, device, inode), and return the file descriptor.
 
-    Raises OSError if it cannot be opened from here, is another file, or was not made by a node of this user.
+    Raises OSError if the arena cannot be opened from here, is another file, or was not made by a node of this user.
     """
     path = str(shared["path"])
     if Path(path).parent == SHM_DIR and Path(path).name.startswith(PREFIX):
@@ -89,7 +90,8 @@ def open_segment(shared: Mapping[str, Any], flags: int) -> int:
 
 
 def _open(shared: Mapping[str, Any], flags: int, follow: int, *checks: Callable[[Mapping[str, Any], int], None]) -> int:
-    """Check the file through an O_PATH descriptor before opening it, so that a wrong file is never opened."""
+    """Return the descriptor of a file after `checks`, which get an O_PATH descriptor, so that a wrong file is never
+    opened."""
     seen = os.open(str(shared["path"]), os.O_PATH | os.O_CLOEXEC | follow)
     try:
         for check in (_check_same, *checks):
@@ -100,7 +102,8 @@ def _open(shared: Mapping[str, Any], flags: int, follow: int, *checks: Callable[
 
 
 def _check_same(shared: Mapping[str, Any], fd: int) -> None:
-    """Check that the open file is the described one: device, inode, regular, size."""
+    """Check that the open file is the described file: the same device and inode, a regular file, the same size. Raises
+    OSError if not."""
     found = os.fstat(fd)
     if any(shared.get(key) != value for key, value in identity(fd).items()):
         raise _stale(shared, "another file has this path here, as happens in another container")
@@ -109,20 +112,20 @@ def _check_same(shared: Mapping[str, Any], fd: int) -> None:
 
 
 def _check_owner(shared: Mapping[str, Any], fd: int) -> None:
-    """Check that the file belongs to the user of this process."""
+    """Check that the file belongs to the user of this process. Raises OSError if not."""
     if os.fstat(fd).st_uid != os.geteuid():
         raise _stale(shared, f"it belongs to user {os.fstat(fd).st_uid}, not to {os.geteuid()}")
 
 
 def _check_arena(shared: Mapping[str, Any], fd: int) -> None:
-    """Check that the file belongs to this user and that no other user may use it."""
+    """Check that the file belongs to this user and that no other user may use it. Raises OSError if not."""
     _check_owner(shared, fd)
     if os.fstat(fd).st_mode & 0o077:
         raise _stale(shared, f"others may use it (mode {stat.S_IMODE(os.fstat(fd).st_mode):04o}); an arena is private")
 
 
 def _check_memory(shared: Mapping[str, Any], fd: int) -> None:
-    """Check that the file is unnamed memory (memfd) that a node of this user made."""
+    """Check that the file is unnamed memory (memfd) that a node of this user made. Raises OSError if not."""
     _check_owner(shared, fd)
     if not str(Path(f"/proc/self/fd/{fd}").readlink()).startswith(f"/memfd:{PREFIX}"):
         raise _stale(shared, "it is not the memory of a node")

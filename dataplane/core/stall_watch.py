@@ -1,4 +1,4 @@
-"""Cancel Flight streams that stopped sending data. Without it, a dead connection can stay unnoticed for minutes."""
+"""Cancel Flight streams that stopped sending data. Without this, a dead connection can stay unnoticed for minutes."""
 
 import math
 import threading
@@ -10,9 +10,9 @@ import pyarrow.flight as fl
 
 
 class StallWatch:
-    """Cancels every watched stream on which no data came for `stall_s` seconds. Thread-safe.
+    """Cancels every watched stream on which no data came for `stall_s` seconds. It is thread-safe.
 
-    With `stall_s` infinite it cancels none and starts no thread.
+    If `stall_s` is infinite, it cancels no stream and starts no thread.
     """
 
     def __init__(self, stall_s: float) -> None:
@@ -31,7 +31,7 @@ class StallWatch:
 
     @contextmanager
     def over(self, reader: fl.FlightStreamReader) -> Iterator[None]:
-        """Watch a stream during the block. Call `seen` whenever data came."""
+        """Watch a stream during the `with` block. The caller calls `seen` each time data came."""
         self.seen(reader)
         self._wake.set()
         try:
@@ -46,7 +46,7 @@ class StallWatch:
             self._last[id(reader)] = (reader, time.monotonic())
 
     def _keep(self) -> None:
-        """Cancel stalled streams until `close`. Waits for: a stream to watch."""
+        """Cancel stalled streams until `close`. While there are none to watch, wait for a stream."""
         while not self._is_closed:
             with self._lock:
                 streams = list(self._last.values())

@@ -10,14 +10,15 @@ log = logging.getLogger(__name__)
 
 
 class Timers:
-    """A set of keys with one moment each, at which `run(key)` is called in this object's thread. Thread-safe."""
+    """A set of keys with one moment each, at which `run(key)` is called in this object's thread. It is thread-safe."""
 
     def __init__(self, run: Callable[[str], object], name: str) -> None:
         self._run = run
         self._changed = threading.Condition()
         self._times: dict[str, float] = {}
         self._heap: list[tuple[float, str]] = []
-        """(moment, key) of each `set` that is not handled yet. An entry counts only if `_times` has the same moment."""
+        """A heap of (moment, key) for each call of `set`, in seconds of `time.monotonic`. An entry counts only if
+        `_times` has the same moment."""
         self._is_closed = False
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
@@ -29,7 +30,7 @@ class Timers:
         return key in self._times
 
     def set(self, key: str, in_s: float) -> None:
-        """Call `run(key)` in `in_s` seconds. It replaces an earlier time of the same key."""
+        """Call `run(key)` in `in_s` seconds. This replaces an earlier time of the same key."""
         with self._changed:
             self._times[key] = at = time.monotonic() + in_s
             heapq.heappush(self._heap, (at, key))
@@ -37,18 +38,18 @@ class Timers:
                 self._changed.notify()
 
     def cancel(self, key: str) -> None:
-        """Do not call `run(key)`. It does nothing if the key has no time; a call that began continues."""
+        """Do not call `run(key)`. This has no effect if the key has no time; a call that already began continues."""
         with self._changed:
             self._times.pop(key, None)
 
     def close(self) -> None:
-        """Stop: make no more calls."""
+        """Stop the thread: no more calls are made."""
         with self._changed:
             self._is_closed = True
             self._changed.notify()
 
     def _work(self) -> None:
-        """Make the calls when they are due, until `close`. Waits for: the next moment, or a change."""
+        """Make each call when its moment comes, until `close`."""
         while True:
             with self._changed:
                 while not self._is_closed and (not self._heap or self._heap[0][0] > time.monotonic()):

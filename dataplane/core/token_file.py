@@ -1,8 +1,8 @@
 """Token files: the bearer tokens that a node accepts, one per line, each with its right and its expiry.
 
 A line is `TOKEN [read|write|admin] [EXPIRY]`. Without a right the token is admin; without an expiry it is valid for
-ever. `#` begins a comment. A node keeps only the digests of tokens, never writes a token anywhere, and compares with
-all of them in constant time.
+ever. `#` begins a comment. A node keeps only the digests of tokens, never writes a token anywhere, and compares a
+client's token with all of them in constant time.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from dataplane.core.errors import BadRequestError, UnauthenticatedError
 from dataplane.core.rights import RIGHTS, Right
 
 MIN_TOKEN_CHARS = 16
-"""The shortest token that is accepted, in characters."""
+"""The minimum length of an accepted token, in characters."""
 _TOKEN = re.compile(r"[\x21-\x7e]+")
 
 log = logging.getLogger(__name__)
@@ -28,20 +28,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Token:
-    """One line of a token file, with the token's digest in place of the token."""
+    """A line of a token file, with the token's digest in place of the token."""
 
     digest: bytes
-    """[32 bytes] SHA-256 of the token."""
+    """The SHA-256 digest of the token: 32 bytes."""
     right: Right
     expires: datetime | None
-    """The moment from which the token is refused, with a time zone; None if it never expires."""
+    """The moment, with a time zone, from which the token is refused; None if the token never expires."""
 
 
 class TokenFile:
-    """The tokens that a node accepts. The file is read again when it changes. Thread-safe.
+    """The tokens that a node accepts. The file is read again when it changes. It is thread-safe.
 
-    If the changed file cannot be used (bad line, wrong permissions, missing), the node logs that and keeps the tokens
-    that it had; their expiries still apply.
+    If the changed file cannot be used (bad line, wrong permissions, missing), the node logs the error and keeps the
+    tokens that it had; their expiries still apply.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,7 +51,8 @@ class TokenFile:
         self._tokens = read_tokens(path)
 
     def right_of(self, shown: str) -> Right:
-        """Return the right of the token that a client sent. UnauthenticatedError if it is empty, unknown or expired."""
+        """Return the right of the token that a client sent. Raises UnauthenticatedError if the token is empty, unknown
+        or expired."""
         self._read_again()
         if not shown:
             raise UnauthenticatedError(
@@ -68,7 +69,7 @@ class TokenFile:
         return found.right
 
     def _read_again(self) -> None:
-        """Read the file again if it changed since the last look."""
+        """Read the file again if it changed since the last check."""
         stamp = _stamp(self._path)
         if stamp == self._seen:
             return
@@ -89,12 +90,12 @@ def read_tokens(path: Path) -> tuple[Token, ...]:
 
 
 def first_token(path: Path) -> str:
-    """Return the first token of a file: the one that a client sends."""
+    """Return the first token of a file, which is the token that a client sends."""
     return _read(path)[0][0]
 
 
 def _read(path: Path) -> list[tuple[str, Token]]:
-    """Return each token of a file as it is written there, with its parsed line."""
+    """Return a pair for each line of a file with a token: the token as it is written there, and the parsed line."""
     try:
         with path.open(encoding="utf-8") as file:
             mode = stat.S_IMODE(os.fstat(file.fileno()).st_mode)
@@ -114,7 +115,7 @@ def _read(path: Path) -> list[tuple[str, Token]]:
 
 
 def _parse(words: list[str], where: str) -> Token:
-    """Parse the words of one line; `where` names the line in errors."""
+    """Return the token that the words of one line describe. `where` names the line in errors."""
     token, rest = words[0], words[1:]
     if len(token) < MIN_TOKEN_CHARS or not _TOKEN.fullmatch(token):
         raise BadRequestError(
@@ -131,7 +132,8 @@ def _parse(words: list[str], where: str) -> Token:
 
 
 def _parse_expiry(text: str, where: str) -> datetime:
-    """Parse an ISO 8601 date and time; without a time zone it is UTC."""
+    """Return the moment that an ISO 8601 date and time means; without a time zone it is UTC. `where` names the line in
+    errors."""
     try:
         expires = datetime.fromisoformat(text)
     except ValueError as error:
@@ -147,7 +149,8 @@ def _digest(token: str) -> bytes:
 
 
 def _stamp(path: Path) -> tuple[int, int, int, int] | None:
-    """Return (inode, size, mtime, ctime) of a file, which differ after a change; None if it cannot be looked at."""
+    """Return (inode, size, mtime, ctime) of a file, of which at least one differs after a change; None if the file
+    cannot be read."""
     try:
         found = path.stat()
     except OSError:

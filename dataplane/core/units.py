@@ -23,7 +23,8 @@ def format_seconds(seconds: float) -> str:
 
 
 def parse_bytes(text: str) -> int:
-    """Return the number of bytes that `1GiB`, `512MiB`, `1.5GB` or `1048576` means. ValueError for other text."""
+    """Return the number of bytes that `1GiB`, `512MiB`, `1.5GB` or `1048576` means. Raises ValueError for other
+    text."""
     match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", text.strip())
     if match is None or match[2].lower() not in _UNITS:
         raise ValueError(f"{text!r} is not a size; wanted for example 512MiB, 1GiB or 1048576")

@@ -249,7 +249,7 @@ def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Ent
         try:
             return _publish_once(store, slab, ref, digest, there, None)
         finally:
-            store.disk.let_go([there], slab.scope)
+            store.disk.unmark([there], slab.scope)
     file = store.disk.write_durable(slab, store.view(slab), ref if there is None else there.ref, digest)
     done = None
     try:

@@ -1,5 +1,5 @@
-"""Allocation of slabs in the store's arena. It evicts and spills objects to make room, and waits for room.
-Thread-safe."""
+"""Allocation of slabs in the store's arena. It asks the object table to evict, spills what must be kept, and waits for
+room. Thread-safe."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -15,7 +15,7 @@ from dataplane.storage.store_lock import StoreLock
 
 
 class StoreAllocation:
-    """The allocator of a store. It shares the store's lock and object table; leases of `session` keep objects in place
+    """The allocator of a store. It shares the store's lock and object table. Leases of `session` keep objects in place
     while they are spilled."""
 
     def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskTier, session: str) -> None:
@@ -25,7 +25,8 @@ class StoreAllocation:
         self._session = session
 
     def allocate(self, sizes: Sequence[int], deadline: float, scope: str | None) -> list[Slab]:
-        """See `Store.allocate_many`."""
+        """Return one slab per size, or wait for room until `deadline`. `Store.allocate_many` explains the arguments and
+        errors."""
         wanted = sum(map(slab_bytes, sizes))
         capacity = self._table.allocator.capacity
         if wanted > capacity:
@@ -76,8 +77,8 @@ class StoreAllocation:
         return []
 
     def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
-        """Return a slab, or the objects to write to disk first (if the list is empty, ask again), or None if nothing
-        can be done now."""
+        """Return a slab, or the objects that must be written to disk first, or None if there is no room now. An empty
+        list means: call this again."""
         wanted = slab_bytes(nbytes)
         if scope is not None and not scope.has_room(wanted):
             return None

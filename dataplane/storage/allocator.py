@@ -13,7 +13,7 @@ LARGE_FROM = 64 * 1024
 
 
 def slab_bytes(nbytes: int) -> int:
-    """Return the number of bytes that an object of `nbytes` takes in the arena."""
+    """Return the number of bytes of the arena that an object of `nbytes` takes, alignment included."""
     align = LARGE_ALIGN if nbytes >= LARGE_FROM else SMALL_ALIGN
     return max(align, -(-nbytes // align) * align)
 

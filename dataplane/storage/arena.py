@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Segment:
-    """A mapped segment that its owner may write. Readers open `path` read-only."""
+    """A mapped segment that its owner may write. Readers open the file `path` read-only."""
 
     def __init__(self, capacity: int, node_id: str, shm_dir: Path = SHM_DIR, numa: NumaPolicy | None = None) -> None:
         """Reserve and touch `capacity` bytes now, so that later no page faults and no memory runs out.

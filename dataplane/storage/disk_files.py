@@ -78,7 +78,8 @@ class DiskFiles:
     """The files under one directory, which this object locks. Thread-safe."""
 
     def __init__(self, directory: Path, budget_bytes: int, node_id: str) -> None:
-        """Lock the directory. BadRequestError if another node uses it, OutOfSpaceError if it cannot be written."""
+        """Lock the directory. BadRequestError if another node uses it, OutOfSpaceError if the directory cannot be
+        written."""
         self.budget_bytes = budget_bytes
         self._node_id = node_id
         self._spill, self._objects = directory / "spill", directory / "durable" / "objects"
@@ -122,7 +123,8 @@ class DiskFiles:
         return self._write(self._spill / f"{secrets.token_hex(8)}.arrow", ref, digest, data)
 
     def write_durable(self, ref: Ref, digest: str, data: np.ndarray, scope: Scope | None) -> DiskFile:
-        """Write a file that survives this node, kept by `scope` or held. The file is on the disk when this returns.
+        """Write a file that survives this node. It is kept by `scope`, or held if that is None. The file is on the disk
+        when this returns.
 
         Waits for: one sync, shared with other writers of the same moment.
         """
@@ -142,13 +144,13 @@ class DiskFiles:
         return replace(file, path=path, is_durable=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
-        """Note that `scope` keeps a durable file, or that it is held. Return the folder to sync. OSError comes from the
-        disk."""
+        """Mark a durable file as kept by `scope`, or as held if that is None. Return the folder to sync. OSError comes
+        from the disk."""
         return self._keeps.keep(path, scope)
 
-    def let_go(self, path: Path, scope: Scope | None) -> None:
-        """Undo `keep`."""
-        self._keeps.let_go(path, scope)
+    def unmark(self, path: Path, scope: Scope | None) -> None:
+        """Remove the mark that `keep` made."""
+        self._keeps.unmark(path, scope)
 
     def update_scope(self, scope: Scope) -> None:
         """Note that a scope was opened, perhaps again. OutOfSpaceError if the disk refuses the note."""
@@ -171,7 +173,7 @@ class DiskFiles:
 
     def discard(self, file: DiskFile, scope: Scope | None) -> None:
         """Remove a durable file whose object was not sealed, and the mark that keeps it."""
-        self.let_go(file.path, scope)
+        self.unmark(file.path, scope)
         self.remove(file)
 
     def remove(self, file: DiskFile) -> None:

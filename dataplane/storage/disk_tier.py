@@ -35,10 +35,10 @@ class DiskTier:
         self._segment = segment
 
     def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
-        """Write a file of a slab that is not sealed yet; pass the file to the seal. The file is on the disk when this
-        returns.
+        """Write a file of a slab that is not sealed yet, and return the file for the seal. The file is on the disk when
+        this returns.
 
-        BadRequestError where the node has no disk, OutOfSpaceError where the spill budget or the disk is full.
+        BadRequestError if the node has no disk, OutOfSpaceError if the spill budget or the disk is full.
         """
         if self._disk is None:
             raise BadRequestError("this node keeps nothing on disk; start it with --spill DIR, or put without durable")
@@ -65,10 +65,10 @@ class DiskTier:
             self._disk.discard(file, slab.scope)
 
     def keep(self, entries: Iterable[Entry], scope: Scope | None) -> None:
-        """Note that `scope` keeps these durable objects, or that they are held, also after a restart. The note is on
-        the disk when this returns.
+        """Mark durable objects as kept by `scope`, or as held, also after a restart. The marks are on the disk when
+        this returns.
 
-        If the disk refuses, it raises OutOfSpaceError and keeps nothing new.
+        If the disk refuses, this raises OutOfSpaceError and no new mark stays.
         """
         if self._disk is None:
             return
@@ -78,19 +78,19 @@ class DiskTier:
             for folder in folders:
                 sync_directory(folder)
         except OSError as error:
-            self.let_go(wanted, scope)
+            self.unmark(wanted, scope)
             raise OutOfSpaceError(f"the disk does not note who keeps an object ({error}); look at it") from error
 
-    def let_go(self, entries: Iterable[Entry], scope: Scope | None) -> None:
+    def unmark(self, entries: Iterable[Entry], scope: Scope | None) -> None:
         """Undo `keep` for objects that are not kept after all."""
         with self._lock:
             for entry in entries:
                 if not (entry.is_held if scope is None else scope in entry.scopes):
-                    self._table.spill.let_go(entry, scope)
+                    self._table.spill.unmark(entry, scope)
 
     def recover(self) -> set[str]:
-        """Take over the durable objects of earlier nodes in this directory. Return the clients whose scopes hold
-        them."""
+        """Load the durable objects of earlier nodes in this directory into the table. Return the clients whose scopes
+        hold them."""
         owners: set[str] = set()
         with self._lock:
             if self._disk is None:
@@ -123,10 +123,10 @@ class DiskTier:
                 self._end_spill(leased, None, session)
 
     def is_whole(self, entry: Entry) -> bool:
-        """Check a leased object's file. If it is damaged, drop the object, and move a durable file aside.
+        """Check a leased object's file. If the file is damaged, drop the object, and move a durable file aside.
 
-        Return False if the object can be made again. ChecksumError if it cannot; OverloadedError if the file cannot be
-        checked now.
+        Return False if the object is dropped and can be made again. ChecksumError if it cannot be made again;
+        OverloadedError if the file cannot be checked now.
         """
         assert self._disk is not None and entry.file is not None
         try:
@@ -144,7 +144,7 @@ class DiskTier:
         return True
 
     def _write(self, entry: Entry) -> DiskFile | None:
-        """Write the file of an object that is to be spilled. Return None if that failed; the object then stays in
+        """Write the file of an object that must be spilled. Return None if that failed; the object then stays in
         memory."""
         slab = entry.slab
         assert self._disk is not None and slab is not None

@@ -33,11 +33,11 @@ class Entry:
     file: DiskFile | None = None
     """The bytes on disk, spilled or durable. The bytes of a durable object may be in the arena as well."""
     is_dropped: bool = False
-    """True if the name is free again. The bytes go with the last lease."""
+    """True if the object is released, so another object may take its name. Its bytes are freed with its last lease."""
 
     @property
     def may_be_lost(self) -> bool:
-        """True if no client needs the object to stay: it can be made or fetched again, or was released."""
+        """True if the node may drop the object: it can be made or fetched again, or clients released it."""
         return not self.is_held and not self.scopes
 
     @property

@@ -1,5 +1,8 @@
-"""The choice of objects to evict, so that one free range becomes long enough. Pure functions over ranges of the
-arena."""
+"""The choice of the objects to evict when the arena is full: old objects first, so that one free range becomes long
+enough.
+
+Pure functions over ranges of the arena.
+"""
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
@@ -7,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 Range = tuple[int, int]
 """Start and end of a range in the arena."""
 _Item = tuple[int, int, int]
-"""Start, end, and place in the eviction order; the place is -1 for a free range."""
+"""Start, end, and place in the eviction order (-1 for a free range)."""
 
 
 def choose_victims(free: Sequence[Range], evictable: Sequence[Range], fits: Callable[[int, int], bool]) -> list[int]:
-    """Return indices into `evictable` (oldest first) whose eviction makes room; an empty list if no choice does.
+    """Return indices into `evictable` (oldest first) of objects whose eviction makes room; an empty list if nothing can
+    make room.
 
-    The choice spares the youngest objects. Among the choices that do, it takes one that evicts few bytes.
+    The choice spares the youngest objects. Among equal choices it takes one that evicts few bytes.
     """
     items = sorted([(*span, -1) for span in free] + [(*span, rank) for rank, span in enumerate(evictable)])
 
@@ -43,7 +47,7 @@ def _runs(items: Sequence[_Item], num_oldest: int) -> Iterator[list[_Item]]:
 
 
 def _windows(run: Sequence[_Item], fits: Callable[[int, int], bool]) -> Iterator[Sequence[_Item]]:
-    """Yield the windows of a run that are long enough, and would be too short without their first item."""
+    """Yield the parts of a run that are long enough, but would be too short without their first item."""
     first = 0
     for last in range(len(run)):
         while first < last and fits(run[first + 1][0], run[last][1]):

@@ -18,7 +18,7 @@ class _Batch:
 
 
 class GroupCommit:
-    """Syncs files, renames them to their final names, and then syncs the folders: one time for all files of a batch."""
+    """Syncs files, renames them to their final names, and then syncs the folders: once for all files of a batch."""
 
     def __init__(self) -> None:
         self._turn = threading.Condition()

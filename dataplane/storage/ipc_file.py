@@ -1,5 +1,8 @@
-"""Files of objects in Arrow's IPC format, with one uint8 column. The bytes begin at a multiple of 4 KiB, so a mapping
-of the file is the object. Any Arrow reader opens the files; the schema's metadata describes the object in JSON."""
+"""Files of objects in Arrow's IPC format, with one uint8 column. The bytes begin at a multiple of 4 KiB, so a memory
+map of the file gives the object.
+
+Any Arrow reader opens the files. The schema's metadata describes the object in JSON.
+"""
 
 import json
 from collections.abc import Mapping
@@ -60,7 +63,7 @@ def _batch(schema: pa.Schema, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def _body_offset(schema: pa.Schema) -> int:
-    """Return the offset of the body in a file of this schema. A file of a few bytes shows it."""
+    """Return the offset of the body in a file with this schema. It is found by writing a small file in memory."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(_batch(schema, pa.py_buffer(bytes(64))))

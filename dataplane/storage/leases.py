@@ -1,6 +1,7 @@
-"""The table of leases: by number, and by the session (a reader's open stream) that they end with.
+"""The table of leases: grants them and ends them, one by one or all of a session (a reader's open stream).
 
-Bookkeeping only; the store's lock guards it. A lease keeps one object where it is.
+Bookkeeping only; the store's lock guards it. A lease keeps one object where it is. The calls come from
+`dataplane/server`: streams end their leases in `do_exchange.py`, and leases with an expiry end in `timed_leases.py`.
 """
 
 from collections.abc import Hashable, Iterable, Sequence
@@ -48,7 +49,7 @@ class Leases(Generic[T]):
         return self.grant_all([target], session)[0]
 
     def grant_all(self, targets: Sequence[T], session: str) -> Sequence[int]:
-        """Do the same as `grant` for many targets."""
+        """Grant one lease per target, and return them in order."""
         numbers = range(self._next, self._next + len(targets))
         self._next += len(targets)
         self._by_session[session].update(numbers)

@@ -41,10 +41,10 @@ class ObjectTable:
         self.entries[ref.name] = entry
         if slab.scope is not None:
             self._enter(entry, slab.scope)
-        self.file(entry)
+        self.queue_for_eviction(entry)
         return entry
 
-    def again(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
+    def merge(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
         """Handle an object that was written again: its slab is given back; its scope, its hold and its first durable
         file count."""
         if file is not None:
@@ -52,7 +52,7 @@ class ObjectTable:
         self._hand_over(slab, entry)
         if is_held:
             self.hold(entry)
-        self.refile(entry)
+        self.update_eviction(entry)
         self.allocator.free(slab.offset, slab.nbytes)
 
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
@@ -68,13 +68,13 @@ class ObjectTable:
         """Note that a client stored the object itself: it stays until it is released."""
         entry.is_held = True
         self.spill.keep(entry, None)
-        self.refile(entry)
+        self.update_eviction(entry)
 
-    def let_go(self, entry: Entry) -> None:
+    def unhold(self, entry: Entry) -> None:
         """Undo `hold`."""
         entry.is_held = False
-        self.spill.let_go(entry, None)
-        self.refile(entry)
+        self.spill.unmark(entry, None)
+        self.update_eviction(entry)
 
     def give_up(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
@@ -85,7 +85,7 @@ class ObjectTable:
     def drop(self, entry: Entry) -> None:
         """Forget the name now, and free the bytes when no lease is left."""
         del self.entries[entry.ref.name]
-        self.unfile(entry)
+        self.remove_from_eviction(entry)
         for scope in list(entry.scopes):
             self.leave(entry, scope)
         self.spill.forget(entry)
@@ -93,13 +93,13 @@ class ObjectTable:
         if not self.leases.count(entry):
             self._free(entry)
 
-    def settle(self, unleased: Iterable[Entry]) -> None:
+    def after_last_lease(self, unleased: Iterable[Entry]) -> None:
         """Note that the last lease of these entries has ended."""
         for entry in unleased:
             if entry.is_dropped:
                 self._free(entry)
             else:
-                self.file(entry)
+                self.queue_for_eviction(entry)
 
     # -- scopes ----------------------------------------------------------------------------------------------------
 
@@ -114,7 +114,7 @@ class ObjectTable:
         """Take an object out of a scope, and do nothing else."""
         if scope not in entry.scopes:
             return
-        self.spill.let_go(entry, scope)
+        self.spill.unmark(entry, scope)
         entry.scopes.discard(scope)
         scope.members.discard(entry.ref.name)
         scope.used_bytes -= entry.slab_bytes
@@ -134,13 +134,13 @@ class ObjectTable:
                 dropped_bytes += entry.ref.nbytes
                 self.drop(entry)
             else:
-                self.refile(entry)
+                self.update_eviction(entry)
         self.spill.forget_scope(scope)
         return num_dropped, dropped_bytes
 
     # -- eviction --------------------------------------------------------------------------------------------------
 
-    def file(self, entry: Entry) -> None:
+    def queue_for_eviction(self, entry: Entry) -> None:
         """Put an entry at the young end of the eviction order (or of the order of files), if it may be evicted."""
         name = entry.ref.name
         if self._is_evictable(entry):
@@ -150,18 +150,18 @@ class ObjectTable:
         elif entry.slab is None and entry.may_be_lost and not entry.is_dropped and not self.leases.count(entry):
             self.spill.add_losable(entry)
 
-    def unfile(self, entry: Entry) -> None:
+    def remove_from_eviction(self, entry: Entry) -> None:
         """Take an entry out of the eviction orders."""
         self.spill.remove_losable(entry)
         if self._evictable.pop(entry.ref.name, None) is not None:
             self.evictable_bytes -= entry.slab_bytes
 
-    def refile(self, entry: Entry) -> None:
+    def update_eviction(self, entry: Entry) -> None:
         """Put an entry into the right eviction order, after something changed that decides whether it may be
         evicted."""
         if not self._is_evictable(entry):
-            self.unfile(entry)
-        self.file(entry)
+            self.remove_from_eviction(entry)
+        self.queue_for_eviction(entry)
 
     def make_oldest(self, entry: Entry) -> None:
         """Make an entry the first to be evicted, because no client needs it any more."""
@@ -179,11 +179,11 @@ class ObjectTable:
         has_gone = False
         for entry in victims:
             if entry.file is not None:
-                self.unfile(entry)
+                self.remove_from_eviction(entry)
                 self._leave_arena(entry)
                 has_gone = True
             elif self._reserve_file(entry):
-                self.unfile(entry)
+                self.remove_from_eviction(entry)
                 to_write.append(Leased(entry, self.leases.grant(entry, session)))
             elif entry.may_be_lost:
                 self.drop(entry)
@@ -198,7 +198,7 @@ class ObjectTable:
         unleased = self.leases.end([leased.lease], session)
         if file is None or entry.is_dropped or entry.scopes or not unleased:
             self.spill.take_back(entry, file)
-            self.settle(unleased)
+            self.after_last_lease(unleased)
             if file is None and unleased and entry.may_be_lost and not entry.is_dropped:
                 self.drop(entry)
                 self.num_evicted += 1
@@ -272,7 +272,7 @@ class ObjectTable:
         assert entry.slab is not None and entry.file is not None
         self.allocator.free(entry.slab.offset, entry.slab.nbytes)
         entry.slab = None
-        self.file(entry)
+        self.queue_for_eviction(entry)
 
     def _is_evictable(self, entry: Entry) -> bool:
         if entry.slab is None or entry.scopes or entry.is_dropped or self.leases.count(entry):
@@ -295,7 +295,7 @@ class ObjectTable:
             self.scoped_bytes += entry.slab_bytes
         entry.scopes.add(scope)
         scope.members.add(entry.ref.name)
-        self.unfile(entry)
+        self.remove_from_eviction(entry)
 
     def _free(self, entry: Entry) -> None:
         """Free the bytes of an entry. No reader can see them any more."""

@@ -36,12 +36,13 @@ class RetentionMarks:
         self._directory, self._objects = directory, objects
         self._making = threading.Lock()
         self._states: dict[Path, str] = {}
-        """The scope states that this node wrote. A state that an earlier node wrote may belong to another scope of the
-        same name."""
+        """The scope states that this node wrote. States that an earlier node wrote are not here, because they may
+        belong to another scope of the same name."""
         (directory / HELD).mkdir(parents=True, exist_ok=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
-        """Note that `scope` keeps a durable file, or that it is held, once the returned folder is synced.
+        """Mark a durable file as kept by `scope`, or as held if that is None. The mark counts once the returned folder
+        is synced.
 
         MissingObjectError if the scope was closed.
         """
@@ -59,8 +60,8 @@ class RetentionMarks:
             (folder / path.stem).touch()
         return folder
 
-    def let_go(self, path: Path, scope: Scope | None) -> None:
-        """Undo `keep`."""
+    def unmark(self, path: Path, scope: Scope | None) -> None:
+        """Remove the mark that `keep` made."""
         (self._folder(scope) / path.stem).unlink(missing_ok=True)
 
     def forget(self, path: Path) -> None:

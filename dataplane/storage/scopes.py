@@ -22,7 +22,7 @@ class Scope:
     is_kept: bool
     """True if the scope stays open until a client closes it, even when its clients are gone."""
     owners: set[str] = field(default_factory=set)
-    """The clients that opened it. When the last one is gone the scope closes, unless it is kept."""
+    """The clients that opened the scope. When the last of them is gone the scope closes, unless `is_kept`."""
     used_bytes: int = 0
     """The bytes of its objects and of the slabs that are being written for it."""
     members: set[str] = field(default_factory=set)
@@ -39,7 +39,7 @@ class Scope:
             raise OutOfSpaceError(self.describe_shortage(nbytes))
 
     def describe_shortage(self, nbytes: int) -> str:
-        """Return the reason why the quota has no room for `nbytes` more."""
+        """Return the sentence for an error that says why the quota has no room for `nbytes` more."""
         return (
             f"scope {self.name!r} has no room for {format_bytes(nbytes)}: wanted_bytes={nbytes} "
             f"used_bytes={self.used_bytes} quota_bytes={self.quota_bytes}; release objects of it, move them to "
@@ -91,7 +91,7 @@ class Scopes:
         return scope
 
     def leave(self, owner: str) -> list[Scope]:
-        """Note that `owner` is gone. Return the scopes that no client keeps open any more."""
+        """Note that `owner` is gone. Return the scopes that are now without a client and must be closed."""
         orphans = []
         for scope in self._scopes.values():
             if owner in scope.owners:

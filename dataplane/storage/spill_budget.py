@@ -1,7 +1,7 @@
 """The store's account of its disk tier: the spill budget, and which objects have a file there.
 
 It only counts and unlinks; the store's lock guards it. The store writes files outside of its lock. Without a disk
-nothing is spilled, and every question is answered with no.
+nothing is spilled, and no method has an effect.
 """
 
 import logging
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 class SpillBudget:
     """The budget and the files of the disk tier."""
 
-    def __init__(self, disk: DiskFiles | None, later: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, disk: DiskFiles | None, run_after_unlock: Callable[[Callable[[], None]], None]) -> None:
         self.disk = disk
-        self._later = later
+        self._run_after_unlock = run_after_unlock
         self.used_bytes = 0
         self.losable: OrderedDict[str, Entry] = OrderedDict()
         """Spilled objects that may be lost, oldest first."""
@@ -47,7 +47,7 @@ class SpillBudget:
 
     @property
     def takes_bytes(self) -> int:
-        """The size of the largest file that might fit now, perhaps in the place of files that may be lost."""
+        """The size in bytes of the largest file that might fit now, if files that may be lost make room."""
         return self.budget_bytes - self.used_bytes + self._losable_bytes if self.is_on else 0
 
     def add_losable(self, entry: Entry) -> None:
@@ -88,7 +88,7 @@ class SpillBudget:
         self.paused_until = time.monotonic() + _PAUSE_S
 
     def adopt(self, entry: Entry, file: DiskFile) -> None:
-        """Give an existing object its first durable file."""
+        """Give the first durable file to an object that exists already."""
         old = entry.file
         assert old is None or not old.is_durable
         entry.file = file
@@ -101,8 +101,8 @@ class SpillBudget:
             self._remove(old)
 
     def keep(self, entry: Entry, scope: Scope | None) -> None:
-        """Note that a scope keeps a durable object, or that it is held. The caller checks before it promises this,
-        because it may fail."""
+        """Mark a durable object as kept by `scope`, or as held. The caller must do this before it promises to keep the
+        object, because the disk may refuse."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
             try:
                 self.disk.keep(entry.file.path, scope)
@@ -110,18 +110,18 @@ class SpillBudget:
                 where = f"scope {scope.name!r}" if scope is not None else "what is held"
                 log.error("%s will not be in %s after a restart: %s", entry.ref.name, where, error)
 
-    def let_go(self, entry: Entry, scope: Scope | None) -> None:
+    def unmark(self, entry: Entry, scope: Scope | None) -> None:
         """Undo `keep`."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
             try:
-                self.disk.let_go(entry.file.path, scope)
+                self.disk.unmark(entry.file.path, scope)
             except OSError as error:
                 log.error("%s may come back after a restart: %s", entry.ref.name, error)
 
     def forget(self, entry: Entry) -> None:
         """Remove the marks of a dropped object, so that the next node does not recover it."""
         self.remove_losable(entry)
-        self.let_go(entry, None)
+        self.unmark(entry, None)
 
     def forget_scope(self, scope: Scope) -> None:
         """Note that a scope was closed."""
@@ -138,7 +138,7 @@ class SpillBudget:
     def _remove(self, file: DiskFile) -> None:
         """Unlink the file without the store's lock, because that takes long for big files."""
         assert self.disk is not None
-        self._later(partial(_unlink, self.disk, file))
+        self._run_after_unlock(partial(_unlink, self.disk, file))
 
 
 def _unlink(disk: DiskFiles, file: DiskFile) -> None:

@@ -38,7 +38,7 @@ class Store:
     def __init__(self, segment: Segment, disk: DiskFiles | None = None) -> None:
         self.segment = segment
         self._lock = StoreLock()
-        self._table = ObjectTable(segment.capacity, SpillBudget(disk, self._lock.later))
+        self._table = ObjectTable(segment.capacity, SpillBudget(disk, self._lock.run_after_unlock))
         self._table.leases.open_session(INTERNAL_SESSION)
         self._num_own_sessions = 1
         self.disk = DiskTier(self._table, self._lock, disk, segment)
@@ -65,8 +65,8 @@ class Store:
         return self.allocate_many([nbytes], deadline, scope)[0]
 
     def allocate_many(self, sizes: Sequence[int], deadline: float, scope: str | None = None) -> list[Slab]:
-        """Allocate all slabs or none. While it waits it holds none, so that two callers that need many never block each
-        other."""
+        """Return one slab per size, all or none. A caller that waits holds no slab, so two callers that need many slabs
+        never block each other."""
         return self._allocation.allocate(sizes, deadline, scope)
 
     def abort(self, slab: Slab) -> None:
@@ -84,7 +84,7 @@ class Store:
         return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
 
     def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
-        """Do the same as `seal` for many slabs, each with its ref and its digest. If it raises, nothing was done."""
+        """Publish many slabs like `seal`, each with its ref and its digest. If this raises, nothing is published."""
         with self._lock:
             for slab in slabs:
                 self._check_open(slab)
@@ -95,7 +95,7 @@ class Store:
                 if entry is None:
                     entry = self._table.publish(slab, ref, is_held=is_kept, digest=digest)
                 else:
-                    self._table.again(slab, entry, is_held=is_kept)
+                    self._table.merge(slab, entry, is_held=is_kept)
                 sealed.append(entry)
             self._lock.changed()
             return sealed
@@ -110,8 +110,8 @@ class Store:
             return entry
 
     def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
-        """Do the same as `seal_new` for many slabs, each with its ref and its digest. If it raises, nothing was
-        done."""
+        """Publish many slabs like `seal_new`, each with its ref and its digest. If this raises, nothing is
+        published."""
         with self._lock:
             for slab in slabs:
                 self._check_open(slab)
@@ -121,8 +121,8 @@ class Store:
             return sealed
 
     def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
-        """Give back a slab with the same content as `entry`. The entry joins the slab's scope and takes over the
-        durable file.
+        """Give back a slab whose content is the same as that of `entry`. The entry joins the slab's scope and takes
+        over the durable file.
 
         Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
         """
@@ -131,7 +131,7 @@ class Store:
             if entry.is_dropped or (file is not None and entry.is_durable):
                 return False
             entry.digest = entry.digest or digest
-            self._table.again(slab, entry, is_held=slab.scope is None, file=file)
+            self._table.merge(slab, entry, is_held=slab.scope is None, file=file)
             self._lock.changed()
             return True
 
@@ -146,7 +146,7 @@ class Store:
         return self.find_all([name])[0]
 
     def find_all(self, names: Sequence[str]) -> list[Entry | None]:
-        """Do the same as `find` for many names."""
+        """Return the entries of the names that are resident now, like `find`."""
         with self._lock:
             return [self._table.entries.get(name) for name in names]
 
@@ -170,7 +170,7 @@ class Store:
             entries = [table.entries.get(name) for name in names]
             found = [entry for entry in entries if entry is not None]
             for entry in found:
-                table.unfile(entry)
+                table.remove_from_eviction(entry)
             numbers = iter(table.leases.grant_all(found, session))
         granted = [None if entry is None else Leased(entry, next(numbers)) for entry in entries]
         return self._check_files(granted, session)
@@ -204,13 +204,13 @@ class Store:
     def end_session(self, session: str) -> None:
         """End a reader's session and every lease that it still has."""
         with self._lock:
-            self._table.settle(self._table.leases.end_session(session))
+            self._table.after_last_lease(self._table.leases.end_session(session))
             self._lock.changed()
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
         """End leases of a session. Numbers of other sessions are ignored."""
         with self._lock:
-            self._table.settle(self._table.leases.end(leases, session))
+            self._table.after_last_lease(self._table.leases.end(leases, session))
             self._lock.changed()
 
     def end_later(self, lease: int) -> None:
@@ -232,7 +232,7 @@ class Store:
                 if entry.ref.kind == "plain":
                     self._table.drop(entry)
                 else:
-                    self._table.let_go(entry)
+                    self._table.unhold(entry)
                     self._table.make_oldest(entry)
             self._lock.changed()
         return count
@@ -288,7 +288,7 @@ class Store:
             raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
 
     def _reclaim(self) -> None:
-        """Consumes the leases of `end_later`, all that have gathered at once; ends with `close`."""
+        """The thread that ends the leases of `end_later`, in batches. It stops at `close`."""
         while (lease := self._ended.get()) is not None:
             leases = [lease]
             while not self._ended.empty() and (lease := self._ended.get()) is not None:

@@ -25,8 +25,8 @@ class StoreLock:
         for work in later:
             work()
 
-    def later(self, work: Callable[[], None]) -> None:
-        """Run `work` when the lock is released. It may be slow and must not raise. The caller holds the lock."""
+    def run_after_unlock(self, work: Callable[[], None]) -> None:
+        """Run `work` after the lock is released. It may be slow and must not raise. The caller holds the lock."""
         self._later.append(work)
 
     def changed(self) -> None:

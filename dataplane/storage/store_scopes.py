@@ -45,13 +45,14 @@ class StoreScopes:
 
     def join(self, names: Sequence[str], scope: str, deadline: float) -> list[str]:
         """Put objects into a scope, in addition to whatever else keeps them. Return the names that are not resident.
+        All of the objects join, or none.
 
-        Waits for: room in the quota, and the disk where some are durable. All of them join, or none.
+        Waits for: room in the quota, and the disk if some of the objects are durable.
         """
         return self._enter(names, scope, deadline, source=scope)
 
     def move(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None) -> list[str]:
-        """Put objects into a scope, and take them out of the scope `source`; without `source`, they are not held any
+        """Move objects into a scope from the scope `source`. Without `source` they leave no scope, but are not held any
         more."""
         return self._enter(names, scope, deadline, source=source)
 
@@ -72,7 +73,7 @@ class StoreScopes:
                 self._disk.keep(to_keep, opened)
                 kept.update(to_keep)
         finally:
-            self._disk.let_go(kept, kept_in)
+            self._disk.unmark(kept, kept_in)
 
     def _wait_for_room(self, names: Sequence[str], scope: str, deadline: float) -> tuple[Scope, list[Entry]]:
         table = self._table
@@ -89,7 +90,7 @@ class StoreScopes:
         for entry in entries:
             self._table.join(entry, into)
             if left is None:
-                self._table.let_go(entry)
+                self._table.unhold(entry)
             elif left is not into:
                 self._table.leave(entry, left)
         self._lock.changed()

@@ -96,7 +96,7 @@ class SamplingOutcome:
 
 
 class StepSampling:
-    """One step's batch while it fills."""
+    """The batch of one step while it is being filled."""
 
     def __init__(self, rule: SamplingRule, *, carried: Iterable[int] = (), expected_signal_frac: float = 1.0) -> None:
         """`carried` and `expected_signal_frac` come from the last step's outcome. The carried groups are in flight at
@@ -132,7 +132,7 @@ class StepSampling:
         return self._num_used
 
     def spend(self, count: int) -> None:
-        """Count prompts that were begun elsewhere for this step and cut off."""
+        """Count prompts of this step that an earlier stream began and cut off."""
         self._num_used += count
 
     @property

@@ -76,10 +76,11 @@ class Rendezvous:
         return await self._meet(key, controller, value, lambda values: values)
 
     async def draw(self, key: MeetingKey, controller: int, bad: list[int]) -> list[Slot]:
-        """Return further prompts for this controller. `bad` are sample numbers of its last share, to be skipped from
+        """Return further prompts for this controller. `bad`: sample numbers of its last share, which are skipped from
         now on.
 
-        The prompts are dealt in turn, so each prompt's position does not depend on which controller asks first.
+        Prompts are dealt to the controllers one after another, so a prompt's position does not depend on which
+        controller asks first.
         """
         shares = await self._meet(key, controller, bad, self._batches.deal)
         return shares[controller]

@@ -26,7 +26,7 @@ from yatt_mm.protocol.control import Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOutcome:
-    """What all controllers get at the end of a round."""
+    """The result of a round, which all controllers get."""
 
     is_full: bool
     """False when another round follows."""
@@ -57,9 +57,10 @@ class StepBatches:
         """The step that rounds fill."""
         self._stream: StepSampling | None = None
         self._round: dict[int, int] = {}
-        """From position to sample number, for this round's prompts."""
+        """[position] the sample number of each prompt of this round."""
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
-        """From position to prompt and controller, in a stream. Between streams: what the last one carried over."""
+        """[position] the prompt and its controller, in a stream. Between streams: the prompts that the last stream
+        carried over."""
 
     def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
         """Return for each controller its further prompts. `bad`: for each controller, sample numbers of its last share
@@ -84,7 +85,8 @@ class StepBatches:
         return _dealt_one_by_one(slots, wanted)
 
     def finish_round(self, landed: Sequence[Sequence[tuple[int, bool]]]) -> RoundOutcome:
-        """`landed`: for each controller, (position, has signal) of every group of the round."""
+        """Close a round and return its outcome. `landed`: for each controller, (position, has signal) of every group of
+        the round."""
         assert self._step is not None
         groups = sorted(group for share in landed for group in share)
         assert [position for position, _ in groups] == sorted(self._round), "a group of the round is missing"
@@ -142,7 +144,7 @@ class StepBatches:
         return self._step
 
     def _rule_of_round(self) -> SamplingRule:
-        """Return the rule of a round: a stream is over when it has as many groups as the step still needs."""
+        """Return the sampling rule of a round: its stream ends when it has as many groups as the step still needs."""
         step = self._open_step()
         max_prompts = max(step.num_wanted, self._rule.max_prompts - step.num_used)
         return replace(self._rule, num_groups=step.num_wanted, max_prompts=max_prompts, replaces_groups=False)
@@ -185,7 +187,7 @@ class StepBatches:
 
 
 def _dealt_one_by_one(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
-    """Deal prompts to the controllers in turn, to each as many as it needs."""
+    """Deal prompts to the controllers one after another, until each has as many as it needs."""
     left = list(wanted)
     shares: list[list[Slot]] = [[] for _ in left]
     coming = iter(slots)

@@ -16,6 +16,6 @@ def pin_to_cores(cores: Collection[int]) -> None:
 
 
 def core_of(device: int) -> int:
-    """Return the core that is a device: the cores that this process may use, in turn."""
+    """Return the processor core of a device: devices get the cores that this process may use, one after another."""
     cores = sorted(os.sched_getaffinity(0))
     return cores[device % len(cores)]

@@ -24,7 +24,7 @@ class WorkerError(YattError, RuntimeError):
 
 
 class DataError(YattError, ValueError):
-    """The data cannot be trained on; the message names the shard, the key and the reason."""
+    """The data cannot be used for training; the message names the shard, the key and the reason."""
 
 
 class CheckpointError(YattError, RuntimeError):

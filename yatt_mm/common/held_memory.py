@@ -37,7 +37,8 @@ def held_bytes() -> int:
 
 
 def _used_bytes(gpu: str) -> int:
-    """Return what NVML says. Asking CUDA would take half a gigabyte of the GPU for a context."""
+    """Return the bytes in use on a GPU, from NVML. CUDA would need a context, which takes half a gigabyte of the
+    GPU."""
     import pynvml
 
     pynvml.nvmlInit()

@@ -39,7 +39,7 @@ def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> 
 
 
 def prefetch_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> None:
-    """Let the node begin with the patches of refs that will be derived later. Waits for no patch."""
+    """Ask the node to begin making the patches of refs that will be derived later. Does not wait for them."""
     for kind, places in _by_kind(refs).items():
         if recipes.takes(kind):
             client.prefetch([refs[place] for place in places], recipes.of(kind))

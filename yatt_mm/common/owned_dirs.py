@@ -24,7 +24,7 @@ LOCK_FILE = ".owner"
 SEMAPHORES = Path("/dev/shm")
 """The folder in which Linux keeps named semaphores, as files `sem.NAME`."""
 _REMOVE_S = 5.0
-"""For this time a folder that fills up again is removed again."""
+"""The time in seconds for which `remove` tries again, if other processes write into the folder at the same time."""
 
 log = logging.getLogger(__name__)
 

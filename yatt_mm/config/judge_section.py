@@ -28,9 +28,9 @@ Word = Annotated[str, BeforeValidator(_check_quoted)]
 Score = Annotated[float, Field(allow_inf_nan=False)]
 
 READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
-"""Keys, and the verdicts that read them."""
+"""[key] the kinds of verdicts that read it."""
 OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
-"""Keys without a meaning for a judge that classifies."""
+"""The keys that have no meaning for a judge that classifies, because it samples no text."""
 
 
 class JudgeSection(Section):

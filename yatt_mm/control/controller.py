@@ -93,8 +93,8 @@ class Controller:
 
     @contextmanager
     def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[PhaseEntry]:
-        """Bring every role into its state of `phase`. The block ends when all controllers are finished. Adds to
-        `time/<clock>_s`."""
+        """Bring every role into its state of `phase` for a block. The block ends when all controllers have finished it.
+        Its time is added to `time/<clock>_s`."""
         self._with.phase = name = clock or str(phase)
         started_s = time.time()
         with self._meter.timed(f"time/{name}_s"):
@@ -269,7 +269,8 @@ class Controller:
         self._with.ask("put_record", {"kind": "step", "step": self.step, **record})
 
     def _tell_usage(self) -> dict[str, float]:
-        """Hand over which role held which device, and why cells moved; return the metrics of it."""
+        """Hand over the record of which role used which device, and of why cells moved; return the metrics made from
+        it."""
         usage = self._with.ask_coordinator("take_report")
         phases, self._phases = self._phases, []
         for decision in usage.decisions:

@@ -13,7 +13,7 @@ from yatt_mm.protocol.control import Team
 
 
 class ActorCalls:
-    """Calls in the name of one controller."""
+    """Calls the other actors for one controller, always with a deadline."""
 
     def __init__(self, index: int, config: Config, team: Team) -> None:
         self.step = 0

@@ -46,8 +46,10 @@ class FilledBatch:
 
 
 class BatchFiller:
-    """Consumes: prompts that the rendezvous deals out.
-    Produces: scored groups."""
+    """Fills one controller's share of a step's batch.
+
+    Consumes: prompts that the rendezvous deals out. Produces: scored groups.
+    """
 
     def __init__(
         self,
@@ -73,7 +75,7 @@ class BatchFiller:
         self._enter_phase = enter_phase
         self._tell = tell
         self._carried: dict[int, GroupWork] = {}
-        """From position to the groups that the last stream cut off and the next one continues."""
+        """[position] the groups that the last stream cut off and the next one continues."""
 
     def fill(self) -> FilledBatch:
         """Return this controller's share of a full batch."""
@@ -109,7 +111,7 @@ class BatchFiller:
         return FilledBatch(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
     def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
-        """Sample all responses, judge all, and repeat with what the batch still needs."""
+        """Repeat rounds until the batch is full: sample all responses of a round, then judge them all."""
         judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
             name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
@@ -134,7 +136,7 @@ class BatchFiller:
         return self._judged(works, name)
 
     def _all_at_once(self, name: str) -> list[GroupWork]:
-        """Return a round's groups: every prompt that was dealt out, with responses, then judged."""
+        """Return a round's groups: all its prompts are answered first, and then judged."""
         prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
             works = answer(self.context(entered, name), prompts, self._sampling, num_samples=num_samples)

@@ -26,7 +26,7 @@ class GroupWork:
     group: GroupRef | None = None
     """The responses so far."""
     num_parts: int = 0
-    """How many times its responses were begun or continued."""
+    """The number of attempts that sampled its responses: the first one and each continuation."""
     rewards: list[float] = field(default_factory=list)
     """[G] the rewards so far."""
     num_errors: int = 0
@@ -60,7 +60,7 @@ class PhaseContext:
     number: int
     """The coordinator's number of the phase."""
     awake: Mapping[str, tuple[int, ...]]
-    """[pool] the engines that were awake when the phase began."""
+    """[pool] the numbers of the engines that were awake when the phase began."""
 
     @property
     def is_deterministic(self) -> bool:

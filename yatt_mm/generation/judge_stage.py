@@ -1,4 +1,5 @@
-"""The third stage of a generation phase: judges score groups.
+"""The third stage of a generation phase: judges score groups, and another engine judges those whose engine was put to
+sleep.
 
 Refs and texts go out, scores come back.
 """
@@ -13,8 +14,10 @@ from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 
 
 class JudgeStage:
-    """Consumes: scored groups.
-    Produces: the same with the judges' weighted scores added to their rewards."""
+    """Sends groups to the judges' engines.
+
+    Consumes: scored groups. Produces: the same groups with the judges' weighted scores added to their rewards.
+    """
 
     def __init__(
         self,

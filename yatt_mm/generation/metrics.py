@@ -25,11 +25,11 @@ class StepMeter:
     maxima: dict[str, float] = field(default_factory=dict)
 
     def add_sum(self, name: str, value: float) -> None:
-        """Add to a sum over time and controllers."""
+        """Add to a sum over the step and all controllers."""
         self.sums[name] = self.sums.get(name, 0.0) + value
 
     def add_mean(self, name: str, total: float, count: float) -> None:
-        """Add to a mean over time and controllers: `total` over `count` items."""
+        """Add to a mean over the step and all controllers: `total` is the sum of `count` values."""
         self.add_sum(name, total)
         self.counts[name] = self.counts.get(name, 0.0) + count
 

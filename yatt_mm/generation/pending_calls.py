@@ -61,9 +61,10 @@ class PendingCalls:
         self._calls[call] = _Call(name=name, what=what, handle=handle, handle_loss=handle_loss, is_progress=is_progress)
 
     def soon(self, action: Callable[[], None]) -> None:
-        """Call `action` once after the present answers have been handled, so that their messages go out as one.
+        """Call `action` once, after all replies that are there now have been handled, so that their messages go out as
+        one call.
 
-        A call to an actor costs about a millisecond on either side, whatever it says.
+        A call to an actor costs each side about a millisecond, however short it is.
         """
         self._soon[action] = None
 

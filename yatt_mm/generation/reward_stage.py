@@ -11,12 +11,14 @@ from yatt_mm.generation.group_work import GroupWork, PhaseContext
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
-"""How many times the rewards of a call are asked for when reward workers die."""
+"""The number of attempts at one call, if reward workers die."""
 
 
 class RewardStage:
-    """Consumes: groups with all responses.
-    Produces: the same groups with the function's rewards."""
+    """Sends groups to reward workers.
+
+    Consumes: groups with all responses. Produces: the same groups with the function's rewards.
+    """
 
     def __init__(self, context: PhaseContext, on_scored: Callable[[list[GroupWork]], None]) -> None:
         self._context = context

@@ -13,8 +13,10 @@ POOL = str(Role.ROLLOUT)
 
 
 class RolloutStage:
-    """Consumes: prompts.
-    Produces: groups with all responses, as each call to an engine ends."""
+    """Sends groups to engines of the policy.
+
+    Consumes: prompts. Produces: groups with all responses, as each call to an engine ends.
+    """
 
     def __init__(
         self,

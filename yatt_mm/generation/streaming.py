@@ -54,7 +54,7 @@ class Streaming:
         self._answered: list[GroupWork] = []
         """Groups with all responses that were not sent to the reward workers yet."""
         self._news: list[tuple[int, bool | None]] = []
-        """Finished groups of which the rendezvous does not know yet."""
+        """Finished groups that were not yet reported to the rendezvous."""
         self._outcome: RoundOutcome | None = None
         rule = context.config.sampling_rule()
         self._restarts = rule.tail is Tail.RESTART

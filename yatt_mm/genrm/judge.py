@@ -139,10 +139,8 @@ class Judge:
         return list(together.values())
 
     async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
-        """Return [group][response][vote] all votes to ask for.
-
-        There are no votes on a response about which the judge cannot be asked.
-        """
+        """Return [group][response][vote] all votes to ask for. A response about which the judge cannot be asked has no
+        votes."""
         views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
         media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
         votes = []

@@ -37,7 +37,7 @@ FIRST_PAUSE_S = 0.5
 MAX_ERROR_CHARS = 200
 """Characters of a server's error that are logged."""
 MAX_TOKENS_TOLD = 10**7
-"""Limit on the number of tokens that a server reports for one reply; larger numbers are wrong and count as 0."""
+"""The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
 MIME_TYPES = (
     (re.compile(rb"\x89PNG"), "image/png"),
     (re.compile(rb"\xff\xd8"), "image/jpeg"),
@@ -219,7 +219,8 @@ class RemoteJudge:
 
 
 class _CountedConnector(aiohttp.TCPConnector):
-    """A connector that counts a connection's traffic whenever a request releases it, because it may be closed next."""
+    """A connector that counts a connection's traffic whenever a request releases the connection, because it may be
+    closed next."""
 
     def __init__(self, traffic: Traffic, **settings: Any) -> None:
         super().__init__(**settings)

@@ -74,7 +74,8 @@ class RemoteJudgeActor:
     async def judge_together(self, phase: str, controller: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         """Return verdicts like `judge`, once all controllers have sent their tasks.
 
-        A batch that is repeated may get other verdicts, because a server does not promise the same numbers again.
+        A batch that is sent again may get other verdicts, because a server does not promise to compute the same numbers
+        twice.
 
         Waits for: the tasks of all other controllers, then the batch.
 

@@ -11,7 +11,7 @@ class AdamSettings:
 
     lr: float
     weight_decay: float
-    """The weight decay. Biases and norms have none."""
+    """The weight decay of AdamW. Biases and the weights of norms are not decayed."""
     betas: tuple[float, float]
     clip_grad: float
     """The largest norm of the global gradient; 0 turns clipping off."""
@@ -20,7 +20,7 @@ class AdamSettings:
     total_updates: int = 0
     """The number of updates of the whole run, over which the learning rate falls linearly; 0 keeps it constant."""
     lr_final_frac: float = 1.0
-    """The share of `lr` that the last update has."""
+    """The learning rate of the last update, as a share of `lr`."""
     offload_frac: float = 0.0
     """The share of the optimizer state that stays, and is updated, in host memory. Needs a GPU."""
 

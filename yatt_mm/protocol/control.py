@@ -1,4 +1,4 @@
-"""The start values of a controller, and the values that travel between its verbs. No torch."""
+"""The start values of a controller, and the values that its verbs pass to each other. No torch."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from yatt_mm.protocol.rollout import GroupRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Slot:
-    """One prompt of the run, as drawn from the order."""
+    """One prompt of the run, with its position in the run's order."""
 
     position: int
-    """How many prompts had been drawn before it. It identifies the prompt within the run."""
+    """The number of prompts that were drawn before this one. It identifies the prompt within the run."""
     epoch: int
     index: int
     """The sample number within the data set."""
@@ -80,11 +80,11 @@ class Team:
     """[world] training ranks in the order of their rank numbers."""
     parallel: Parallel
     operations: Operations
-    """The operations of training on the model; they balance the updates."""
+    """Counts the operations of training on a sample, for balancing."""
     placement: Placement
     dataplane_uri: str
     recipes: MediaRecipes
-    """How the model's media are made."""
+    """The recipes from which the model's media are made."""
     weights_dir: str
     """The folder in shared memory through which weights are published."""
     checkpoints: Checkpoints

@@ -23,11 +23,12 @@ class JudgeSpec:
     max_tokens: int = 256
     """The most tokens of the judge's own text. `YesNo` needs one token and `LabelScore` none, so both ignore this."""
     temperature: float = 0.0
-    """0 takes the most likely token. A second attempt would then give the same, and is not made."""
+    """The sampling temperature; 0 takes the most likely token. With 0 another attempt would give the same text, so
+    there is only one."""
     num_votes: int = 1
     """Verdicts per response; their mean counts. Above 1 only with a temperature."""
     max_attempts: int = 2
-    """How many times a verdict is asked for while it cannot be read, or the judge fails."""
+    """The largest number of requests for one verdict, while it cannot be read or the judge fails."""
     threshold: float | None = None
     """Responses whose votes have at least this mean get 1, others 0. None gives the mean itself."""
     score_on_failure: float = 0.0

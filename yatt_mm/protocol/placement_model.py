@@ -58,7 +58,7 @@ STATES: Mapping[Phase, Mapping[Role, State]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """An engine or a training rank: it is put to sleep and woken up as one."""
+    """An engine or a training rank: the smallest part of a run that is put to sleep and woken up."""
 
     role: Role
     pool: str
@@ -93,12 +93,12 @@ class Placement:
         return tuple(unit for unit in self.units if unit.role is role)
 
     def pools(self) -> dict[str, tuple[Unit, ...]]:
-        """[pool] its units."""
+        """Return [pool] its units, by the pool's name."""
         names = dict.fromkeys(unit.pool for unit in self.units)
         return {name: tuple(unit for unit in self.units if unit.pool == name) for name in names}
 
     def devices(self, role: Role) -> tuple[tuple[int, ...], ...]:
-        """Return for each unit of the role its device numbers."""
+        """Return the device numbers of each unit of the role."""
         return tuple(unit.devices for unit in self.of_role(role))
 
     def in_cell(self, cell: int, role: Role) -> tuple[Unit, ...]:

@@ -47,7 +47,8 @@ class Published:
 
     version: int
     path: str
-    """The segment in shared memory, where there is nothing else; or the model's folder, before the first publish."""
+    """The segment in shared memory, or, before the first publish, the model's folder. Only used if there is no device
+    segment and no stream."""
     devices: tuple[DeviceSegment, ...] = ()
     stream: WeightStream | None = None
 

@@ -17,7 +17,7 @@ class SamplingSettings:
     max_tokens: int
     """The most tokens of a response, the end-of-turn token included."""
     temperature: float = 1.0
-    """Divides the logits; the trainer applies the same value."""
+    """The number by which the logits are divided; the trainer applies the same value."""
     greedy: bool = False
     """True takes the most likely token (evaluation); seeds and temperature then have no effect."""
 
@@ -31,7 +31,7 @@ class PromptTask:
     question: str
     """The user's text, put after the media by the model's chat template."""
     media: tuple[Ref, ...]
-    """Derived refs (uint8 patches of images and videos), in the order in which they stand in the prompt."""
+    """Derived refs (uint8 patches of images and videos), in the order in which the media appear in the prompt."""
     num_samples: int
     seed: int
     """Sample i is drawn with a seed that depends on (seed, i) alone."""

@@ -45,7 +45,7 @@ class TrainSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MovedMemory:
-    """What one change of a rank's state released or took back of its device's memory."""
+    """The bytes that one change of a rank's state released on its device, or restored there."""
 
     released_bytes: int = 0
     restored_bytes: int = 0
@@ -60,7 +60,7 @@ class UpdateReport:
     is_loss_rank: bool
     """True on one rank per data-parallel replica: only its numbers count."""
     loss_metrics: dict[str, float] = field(default_factory=dict)
-    """Parts of global sums: add them over the replicas."""
+    """This rank's parts of global sums; the sum over the replicas is the metric."""
     grad_norm: float = 0.0
     """The norm of the global gradient before clipping, averaged over the step's updates."""
     difference_sum: float = 0.0
@@ -71,7 +71,7 @@ class UpdateReport:
     num_stale: int = 0
     """Trained tokens that an older policy sampled."""
     resolved_bytes: int = 0
-    """The bytes of pixels that this rank resolved."""
+    """The bytes of patches that this rank resolved."""
     seconds: float = 0.0
 
     def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:

@@ -18,11 +18,10 @@ MAX_WORDS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class YesNo:
-    """The score is the probability of yes among yes and no as the first token. No text is read, and sampling plays no
-    role."""
+    """The score is p(yes) / (p(yes) + p(no)) for the first token. No text is read, and sampling has no influence."""
 
     yes: tuple[str, ...] = ("yes", "Yes", " yes", " Yes")
-    """Texts that mean yes. Only those count that are a single token of the judge's tokenizer."""
+    """Texts that mean yes. A text counts only if it is a single token of the judge's tokenizer."""
     no: tuple[str, ...] = ("no", "No", " no", " No")
 
     def __post_init__(self) -> None:
@@ -52,7 +51,7 @@ class RegexScore:
     pattern: str
     """A regular expression with one group around the number."""
     scale: float = 1.0
-    """The best number that the template asks for; it becomes the score 1."""
+    """The best number that the template asks for; the score is the number divided by it."""
 
     def __post_init__(self) -> None:
         try:
@@ -96,7 +95,7 @@ class LabelScore:
     """The score is what a sequence classifier gives to one of its labels. No text is sampled or read."""
 
     label: int = 0
-    """The label's row in the head."""
+    """The label's row in the classification head."""
     activation: Literal["none", "sigmoid", "softmax"] = "none"
     """The function of the logit: none (reward models in the sense of Bradley and Terry), or a probability."""
 

@@ -12,12 +12,12 @@ from typing import Any
 
 
 def exact_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """Return 1.0 when the response, stripped of surrounding white space, is the answer."""
+    """Return 1.0 if the response, without white space at both ends, equals the answer, else 0.0."""
     return float(response.strip() == answer.strip())
 
 
 def regex_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """Return 1.0 when the text that `fields["pattern"]` captures in the response is the answer.
+    """Return 1.0 if the text that `fields["pattern"]` captures in the response equals the answer, else 0.0.
 
     The pattern (default: the last number in the text) must have one group; its last match counts.
     """

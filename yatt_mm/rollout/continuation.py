@@ -23,7 +23,7 @@ _NOTHING = SampleRecord(
     text="",
     finish_reason="abort",
 )
-"""A sample that was cut off before its first token."""
+"""The sample before its first token: empty arrays, cut off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,8 @@ class Continuation:
     def _seed(self, sample: int) -> int:
         """Return the seed of the sample's next token.
 
-        It differs per start, or the same random numbers would come again.
+        The seed depends on the tokens so far: with the same seed a continued sample would draw the same random numbers
+        again.
         """
         seed = sample_seed(self.task.seed, sample)
         num_tokens = len(self.earlier[sample].token_ids)

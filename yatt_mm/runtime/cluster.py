@@ -22,7 +22,8 @@ from yatt_mm.common.ray_calls import wait_all
 
 CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20
-"""Ray carries calls and refs only; everything heavy goes through the data plane."""
+"""The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
+the data plane."""
 
 
 @contextmanager

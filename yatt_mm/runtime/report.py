@@ -33,7 +33,7 @@ PLACEMENT_FILE = "placement.jsonl"
 
 
 class Reporter:
-    """Consumes the records that controllers hand over; a context manager."""
+    """Shows and stores the records that controllers hand over. A context manager: its end closes the files."""
 
     def __init__(
         self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console

@@ -1,4 +1,5 @@
-"""The data plane of a run: its own node, which is started again when it dies, or a node that the user started."""
+"""The data plane of a run: its own node (`dataplane.client.embedded` starts it again when it dies), or a node that the
+user started."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The asynchronous layout: rollout, GenRM and training have separate devices and work all the time.
 
-A group that is trained in step k was started with a policy of version k - staleness or newer. So no more groups are in
-flight than the batches for which the present weights are new enough, and a batch is closed only when the groups that
-continue after it will still be new enough.
+A group that is trained in step k was started with policy version k - staleness or newer. This limits the number of
+groups in flight to the batches for which the current weights are new enough. A batch is closed only when the groups
+that remain in flight will still be new enough for the next batch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from yatt_mm.simulator.workload import Workload
 
 
 def asynchronous(config: SimulationConfig, num_rollout: int, num_genrm: int) -> LayoutResult:
-    """Run all steps; training has the cells that rollout and GenRM leave."""
+    """Simulate the asynchronous layout for all steps and return its result. Training gets the cells that rollout and
+    GenRM do not use."""
     factor = max(config.sampling.max_prompts_factor, 2.0 + config.asynchronous.staleness)
     sampling = config.sampling.model_copy(update={"tail": Tail.CONTINUE, "max_prompts_factor": factor})
     run = _AsyncRun(config.model_copy(update={"sampling": sampling}), num_rollout, num_genrm)
@@ -40,7 +41,8 @@ class _AsyncRun:
         self._trained: list[tuple[float, float]] = []
 
     def result(self) -> LayoutResult:
-        """Return the layout's figures without the first step, in which the pipeline fills."""
+        """Run all steps and return the layout's result. The first step is left out, because the pipeline is still
+        filling."""
         generation, events, config = self.generation, self.events, self.config
         for cell in range(self._num_rollout + self._num_genrm):
             is_rollout = cell < self._num_rollout
@@ -84,7 +86,7 @@ class _AsyncRun:
         return tuple(steps[1:] or steps)
 
     def _fill(self, step: int) -> None:
-        """Generate a batch and hand it to training."""
+        """Generate the batch of a step and plan its update on the training cells."""
         generation, events = self.generation, self.events
         start_s = events.now_s
         staleness = self.config.asynchronous.staleness
@@ -109,7 +111,8 @@ class _AsyncRun:
             self.cells.put(cell, Use.TRAIN, self.events.now_s)
 
     def _end_training(self) -> None:
-        """Stop the engines while they load the weights."""
+        """End an update: free the training cells, pause the rollout engines while they load the new weights, and
+        increase the policy version."""
         for cell in self._train_cells:
             self.cells.put(cell, Use.IDLE, self.events.now_s)
         self.generation.rollout.pause(self.config.publish_s.value)

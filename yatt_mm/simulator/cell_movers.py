@@ -1,5 +1,5 @@
-"""How cells move between rollout and GenRM during a generation phase: not at all, in turns, or by the real placement
-policy."""
+"""Three ways to move cells between rollout and GenRM during a generation phase: never, all at once in turns, or by the
+real placement policy."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from yatt_mm.simulator.fleet import Fleet
 from yatt_mm.simulator.generation import GenerationPhase
 
 MAX_DECISIONS = 10**5
-"""The most decisions of a phase; a run has a few hundred."""
+"""The largest number of placement decisions in one generation phase. A normal run needs a few hundred; more than this
+raises ConfigError."""
 
 
 class CellMover(Protocol):
-    """Decides on cells."""
+    """The interface of a rule that decides during a generation phase which cells change their role."""
 
     def first_split(self) -> Split:
-        """Return the cells of each role at the start of the next phase."""
+        """Return how many cells each role has at the start of the next generation phase."""
 
     def begin(self) -> None:
-        """Note that the phase has begun."""
+        """Note that the generation phase has begun."""
 
     def changed(self) -> None:
-        """Note that a request ended."""
+        """Note that a request has ended."""
 
     def end(self) -> None:
-        """Note that the phase is over."""
+        """Note that the generation phase is over."""
 
 
 class Hands:
-    """Moves one cell from role to role. The cell does no work meanwhile."""
+    """Moves single cells between rollout and GenRM. A cell does no work while it moves."""
 
     def __init__(self, config: SimulationConfig, generation: GenerationPhase, events: Events, cells: Cells) -> None:
         self.num_moving = 0
@@ -49,16 +50,17 @@ class Hands:
 
     @property
     def move_s(self) -> float:
-        """The seconds of the slower direction."""
+        """The seconds that a move takes in the slower of the two directions."""
         return max(self.to_genrm_s, self.to_rollout_s)
 
     def end_phase(self) -> None:
-        """Cancel moves in progress; they do not arrive in this phase."""
+        """Cancel the moves in progress. Their cells do not get their new role in this phase."""
         self._phase += 1
         self.num_moving = 0
 
     def move(self, cell: int, use: Use) -> None:
-        """Wake up the other role on a cell."""
+        """Start to move a cell to the role `use`: put the other role to sleep now, and wake up the new role when the
+        move's time has passed."""
         generation = self._generation
         is_to_genrm = use is Use.GENRM
         giver, taker = (generation.rollout, generation.genrm) if is_to_genrm else (generation.genrm, generation.rollout)
@@ -79,13 +81,13 @@ class Hands:
 
 
 class Fixed:
-    """Keeps the same split all the time."""
+    """A cell mover that keeps the same split all the time."""
 
     def __init__(self, split: Split) -> None:
         self._split = split
 
     def first_split(self) -> Split:
-        """Return the configured split."""
+        """Return the split that was given to the constructor."""
         return self._split
 
     def begin(self) -> None:
@@ -99,7 +101,8 @@ class Fixed:
 
 
 class Turns:
-    """Full colocation: all cells sample, then all judge, and again while groups are replaced."""
+    """A cell mover for full colocation: all cells sample, then all cells judge. This repeats while groups are
+    replaced."""
 
     def __init__(self, generation: GenerationPhase, hands: Hands, num_cells: int) -> None:
         self._generation, self._hands, self._num_cells = generation, hands, num_cells
@@ -109,11 +112,12 @@ class Turns:
         return Split(rollout=self._num_cells, genrm=0)
 
     def begin(self) -> None:
-        """Begin with judging if the phase begins with unjudged responses alone."""
+        """Move all cells to judging at once if the phase starts with only unjudged responses and no prompts to
+        sample."""
         self.changed()
 
     def changed(self) -> None:
-        """Change the role of all cells when one role has nothing left and the other has work."""
+        """Move all cells to the other role when the present role has no requests left and the other role has work."""
         rollout, genrm = self._generation.rollout, self._generation.genrm
         if self._hands.num_moving or self._generation.num_handing_over:
             return
@@ -129,7 +133,7 @@ class Turns:
 
 
 class ByPolicy:
-    """Partial colocation: `yatt_mm.placement.policy` moves the cells."""
+    """A cell mover for partial colocation: the decisions of `yatt_mm.placement.policy` move the cells."""
 
     def __init__(
         self,
@@ -150,7 +154,8 @@ class ByPolicy:
         self._lead = JudgeIdle(decide_every_s=config.placement.decide_every_s)
         self._start: dict[Fleet, tuple[EngineTime, int]] = {}
         self._before: dict[Fleet, tuple[float, int]] = {}
-        """Work and requests of the last phase, because at the start of a phase little has ended yet."""
+        """For each fleet, the seconds of work and the number of ended requests of the last phase. They are needed
+        because few requests have ended when a phase starts."""
 
     def first_split(self) -> Split:
         """Return the split that follows from the last phase, or one half before the first phase."""

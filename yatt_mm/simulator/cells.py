@@ -1,4 +1,4 @@
-"""The cells: which role is awake on each, and when. Two awake roles on a cell are an error here."""
+"""The cells of a simulation: what each cell does at which time. Putting a second awake role on a cell is an error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from enum import StrEnum
 
 
 class Use(StrEnum):
-    """What a cell does."""
+    """What a cell does: the work of a role, publishing, switching roles, or nothing."""
 
     ROLLOUT = "rollout"
     GENRM = "genrm"
     TRAIN = "train"
     PUBLISH = "publish"
     SWITCH = "switch"
-    """One role goes to sleep and another wakes up."""
+    """One role goes to sleep and another role wakes up on the cell."""
     IDLE = "idle"
 
 
@@ -23,7 +23,7 @@ AWAKE = (Use.ROLLOUT, Use.GENRM, Use.TRAIN)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Span:
-    """A span of a cell's time."""
+    """A period of time in which a cell does one kind of work."""
 
     cell: int
     use: Use
@@ -32,7 +32,7 @@ class Span:
 
 
 class Cells:
-    """The role of each cell, with its history."""
+    """What every cell does now, with the history of each."""
 
     def __init__(self, num_cells: int) -> None:
         self.num = num_cells
@@ -41,7 +41,7 @@ class Cells:
         self._since_s = [0.0] * num_cells
 
     def put(self, cell: int, use: Use, now_s: float) -> None:
-        """Let the cell do something else from now on. Between two awake roles there must be SWITCH or IDLE."""
+        """Let a cell do something else from now on. Between two awake roles there must be SWITCH or IDLE."""
         before = self._use[cell]
         assert before is not use, f"cell {cell} is already at {use}"
         assert not (before in AWAKE and use in AWAKE), f"{before} and {use} would both be awake on cell {cell}"
@@ -54,7 +54,7 @@ class Cells:
         return self._use[cell]
 
     def close(self, now_s: float) -> None:
-        """End the history."""
+        """Close the last span of every cell."""
         for cell in range(self.num):
             if self._use[cell] is not Use.IDLE:
                 self.put(cell, Use.IDLE, now_s)

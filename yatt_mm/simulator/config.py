@@ -15,7 +15,8 @@ from yatt_mm.config.yaml_file import explain, read_tree
 NO_SOURCE = "given without a source"
 
 HUGE, TINY = 1e18, 1e-6
-"""Numbers beyond these are mistakes, and cannot be computed with."""
+"""The bounds for the numbers of a configuration, apart from 0. A number outside of them is a mistake, and the simulator
+cannot compute with it."""
 
 Amount = Annotated[float, Field(ge=0, le=HUGE, allow_inf_nan=False)]
 Positive = Annotated[float, Field(ge=TINY, le=HUGE, allow_inf_nan=False)]
@@ -30,7 +31,7 @@ Number = TypeVar("Number", bound=float)
 
 
 class Sourced(Section, Generic[Number]):
-    """A number and its source. A plain number is a number without a source."""
+    """A number and its source. A plain number in YAML becomes a number without a source."""
 
     value: Number
     """The number."""
@@ -46,160 +47,165 @@ class Sourced(Section, Generic[Number]):
 
     @classmethod
     def unused(cls, value: float) -> Self:
-        """Return a default that switches something off and needs no source."""
+        """Return a default value that switches a feature off and so needs no source."""
         return cls.model_validate({"value": value, "source": "switched off"})
 
 
 class RunSection(Section):
     seed: Annotated[int, Field(ge=0)] = 0
-    """The seed of everything that is drawn at random; all layouts get the same prompts and lengths."""
+    """The seed of all random draws. All layouts get the same prompts and lengths."""
     steps: Count = 3
-    """Training steps to simulate; figures are means over them."""
+    """The number of training steps to simulate. The reported figures are means over these steps."""
 
 
 class DevicesSection(Section):
     num: Count
-    """The number of all devices."""
+    """The total number of devices."""
     per_cell: Count
-    """The devices of a cell, the unit that changes role: whole engines of both roles fit."""
+    """The number of devices in a cell, the unit that changes its role. A whole number of engines of each role must fit
+    into a cell."""
 
 
 class ControllersSection(Section):
     num: Count = 1
     """The number of parallel controllers."""
     meeting_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds of a meeting of all controllers, for any content."""
+    """The seconds that one meeting of all controllers takes, whatever is exchanged."""
     meeting_per_controller_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds that each controller adds to a meeting."""
+    """The seconds that each controller adds to the time of a meeting."""
     plan_per_sample_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds per sample of the step for gathering its numbers and planning."""
+    """The seconds per sample that the controllers need in a step to gather the sample's numbers and to plan it."""
 
 
 class LengthSection(Section):
     median: Sourced[Tokens]
-    """The number of tokens that half of the samples exceed."""
+    """The median length in tokens."""
     sigma: Sourced[Spread]
-    """The standard deviation of the logarithm."""
+    """The standard deviation of the logarithm of the length, in the lognormal body of the distribution."""
     tail_frac: Sourced[Share] = Sourced[Share].unused(0)
-    """The share of the samples in the Pareto tail."""
+    """The share of the samples whose length comes from the Pareto tail, from 0 to 1."""
     tail_alpha: Sourced[Positive] = Sourced[Positive].unused(1.5)
-    """The exponent of the tail; smaller is heavier."""
+    """The exponent of the Pareto tail. A smaller exponent gives a heavier tail."""
     max_tokens: Sourced[Tokens]
-    """The length at which samples are cut off."""
+    """The largest length in tokens. Longer samples are cut off there."""
     prompt_correlation: Sourced[Share] = Sourced[Share].unused(0)
-    """The share of the variance that the samples of a prompt have in common, from 0 to 1."""
+    """The share of the variance of lengths that all samples of one prompt have in common, from 0 to 1."""
 
 
 class WorkloadSection(Section):
     prompts_per_step: Count
-    """Groups of a full batch."""
+    """The number of groups in a full batch."""
     group_size: Count
-    """Responses per prompt."""
+    """The number of responses to each prompt."""
     prompt_tokens: Sourced[Amount]
-    """Tokens of the policy's prompt, images expanded."""
+    """The number of tokens in a prompt of the policy, with image tokens expanded."""
     judge_prompt_tokens: Sourced[Amount]
-    """Tokens of the judge's instructions and question, images expanded, without the response."""
+    """The number of tokens in the judge's instructions and question, with image tokens expanded, without the
+    response."""
     patches_per_prompt: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Patches that a vision tower reads per prompt, in both models."""
+    """The number of patches per prompt that the vision tower of the policy and that of the judge read."""
     response: LengthSection
-    """Tokens that the policy samples."""
+    """The distribution of the number of tokens that the policy samples per response."""
     verdict: LengthSection
-    """Tokens that the judge samples per verdict."""
+    """The distribution of the number of tokens that the judge samples per verdict."""
     verdicts_per_response: Count = 1
-    """Judgements of each response."""
+    """The number of verdicts on each response."""
     signal_frac: Sourced[Share] = Sourced[Share].unused(1)
-    """The share of the prompts whose rewards differ."""
+    """The share of the prompts whose group has different rewards and so gives a training signal, from 0 to 1."""
     drift: Sourced[Positive] = Sourced[Positive].unused(1)
-    """The factor of verdict lengths at the last step; it changes evenly (in ratio) from 1 at the first step."""
+    """The factor by which verdict lengths are multiplied at the last step. It starts at 1 in the first step and changes
+    by the same ratio at each step."""
 
 
 class SamplingSection(Section):
     replaces_groups: bool = False
-    """True replaces groups without signal (DAPO)."""
+    """True if groups without a training signal (all rewards equal) are replaced by new groups, as in DAPO."""
     max_prompts_factor: Factor = 10.0
-    """The most prompts that a step may use, as a multiple of the batch."""
+    """The largest number of prompts that a step may use, as a multiple of the batch."""
     over_dispatch: Factor = 1.0
-    """Groups in flight per group that is still missing."""
+    """The number of groups in flight for each group that the batch still lacks."""
     tail: Tail = Tail.DROP
-    """What happens to groups in flight when the batch is full."""
+    """What happens to the groups that are still in flight when the batch is full."""
 
 
 class EngineSection(Section):
     devices: Count
-    """Devices of one engine."""
+    """The number of devices of one engine."""
     decode_fixed_s: Sourced[Positive]
-    """Seconds of a decode step for any batch: reading the weights."""
+    """The seconds of a decode step that do not depend on the batch size; they are spent on reading the weights."""
     decode_per_sequence_s: Sourced[Amount]
-    """Seconds that each sequence adds to a decode step: reading its keys and values, computing."""
+    """The seconds that each sequence adds to a decode step, for reading its keys and values and for its computation."""
     prefill_per_token_s: Sourced[Amount]
-    """Seconds per prompt token that is not cached."""
+    """The seconds per prompt token that is not cached."""
     vision_per_patch_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds per patch that the vision tower reads."""
+    """The seconds per patch that the vision tower reads."""
     request_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds of every request in addition to its tokens: reading, scheduling, answering."""
+    """The seconds that every request costs in addition to its tokens, for reading, scheduling and answering it."""
     max_num_seqs: Count
-    """Sequences that an engine works on at the same time."""
+    """The largest number of sequences that an engine works on at the same time."""
     kv_tokens: Sourced[Tokens]
-    """Tokens that its key-value cache holds."""
+    """The number of tokens that the engine's key-value cache holds."""
     sleep_s: Sourced[Amount]
-    """Seconds to go to sleep."""
+    """The seconds that the engine needs to go to sleep."""
     wake_s: Sourced[Amount]
-    """Seconds to wake up, weights loaded."""
+    """The seconds that the engine needs to wake up, including the time to load its weights."""
 
 
 class TrainingSection(Section):
     flops_per_token: Sourced[Amount]
-    """Operations per trained token, forward, backward and recompute."""
+    """The number of floating-point operations per trained token, for forward, backward and recomputation."""
     flops_per_patch: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Operations per patch in the vision tower."""
+    """The number of floating-point operations per patch in the vision tower."""
     peak_flops: Sourced[Positive]
-    """The peak operations per second of one device."""
+    """The peak rate of one device in floating-point operations per second."""
     mfu: Sourced[PositiveShare]
-    """The share of the peak that is reached at `reference_devices`."""
+    """The share of the peak rate that training reaches on `reference_devices` devices (model FLOPs utilization)."""
     reference_devices: Count
     """The number of devices at which `mfu` holds."""
     scaling_exponent: Sourced[PositiveShare] = Sourced[PositiveShare].unused(1)
-    """Throughput grows with this power of the number of devices; 1 is perfect."""
+    """The exponent by which training throughput grows with the number of devices. With 1 it grows in proportion."""
     devices_per_replica: Count
-    """The tensor, context and pipeline ranks of a data-parallel replica."""
+    """The number of devices of one data-parallel replica: its tensor, context and pipeline ranks together."""
     max_tokens_per_microbatch: Annotated[int, Field(ge=1, le=10**9)]
-    """The most tokens of a microbatch; the real balance code uses it."""
+    """The largest number of tokens in a microbatch, for the real balancing code."""
     sleep_s: Sourced[Amount]
-    """Seconds to move the training state off the devices."""
+    """The seconds to move the training state off the devices."""
     wake_s: Sourced[Amount]
-    """Seconds to bring it back."""
+    """The seconds to move the training state back to the devices."""
 
 
 class PlacementSection(Section):
     min_gain_frac: Share = 0.03
-    """The policy's hysteresis."""
+    """The smallest gain for which the placement policy moves cells, as a share; it prevents moves back and forth."""
     decide_every_s: Positive = 2.0
-    """Seconds between decisions inside a generation phase."""
+    """The seconds between two placement decisions within a generation phase."""
 
 
 class ExternalSection(Section):
     streams: bool = False
-    """True judges each response when it is there; False after all of them (verl's batch reward manager)."""
+    """True if the external judge gets each response as soon as it is finished. False if it gets them only when all are
+    finished, like verl's batch reward manager."""
     streams_source: str = "verl recipe/genrm_remote: reward_model.reward_manager=batch"
-    """Source of `streams`."""
+    """The source for the value of `streams`."""
     paper_genrm_frac: Sourced[Share]
-    """Share of the devices that the paper's external layout gives to GenRM."""
+    """The share of the devices that the paper's layout with an external GenRM gives to GenRM."""
 
 
 class AsyncSection(Section):
     staleness: Annotated[int, Field(ge=0, le=1000)] = 1
-    """The number of steps by which rollouts may be older than the policy that trains on them."""
+    """The largest number of steps by which a rollout may be older than the policy that trains on it."""
 
 
 class SearchSection(Section):
     max_splits: Count = 64
-    """Splits to try in a search. With fewer possible splits all are tried."""
+    """The largest number of splits that a search tries. If there are fewer possible splits, the search tries all of
+    them."""
     steps: Count | None = None
-    """Steps per try; by default all steps of the run."""
+    """The number of steps to simulate for each split that a search tries. None means all steps of the run."""
 
 
 class SimulationConfig(Section):
-    """A whole simulation."""
+    """The configuration of a whole simulation."""
 
     run: RunSection = RunSection()
     devices: DevicesSection
@@ -214,13 +220,13 @@ class SimulationConfig(Section):
     asynchronous: AsyncSection = AsyncSection()
     search: SearchSection = SearchSection()
     publish_s: Sourced[Amount]
-    """Seconds until the trained weights have reached the engines."""
+    """The seconds from the end of an update until the new weights have reached the engines."""
     handover_s: Sourced[Amount] = Sourced[Amount].unused(0)
-    """Seconds from a finished response to the judge's queue."""
+    """The seconds from a finished response until it is in the judge's queue."""
 
     @property
     def num_cells(self) -> int:
-        """The number of units that change role."""
+        """The number of cells, which are the units that change their role."""
         return self.devices.num // self.devices.per_cell
 
     @model_validator(mode="after")
@@ -268,7 +274,7 @@ def load_simulation(path: str | Path, overrides: list[str] | tuple[str, ...] = (
 
 
 def parse_simulation(tree: dict[str, Any]) -> SimulationConfig:
-    """Return the configuration of a tree of plain values."""
+    """Return the configuration that a tree of plain values (nested dicts, as read from YAML) describes."""
     try:
         return SimulationConfig.model_validate(tree)
     except ValidationError as error:

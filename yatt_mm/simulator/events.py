@@ -1,4 +1,5 @@
-"""The event queue: planned calls in order of time and, at the same time, in order of planning."""
+"""The event queue: planned calls in the order of their times. Calls with the same time keep the order in which they
+were planned."""
 
 from __future__ import annotations
 
@@ -8,11 +9,12 @@ from collections.abc import Callable
 from yatt_mm.common.errors import ConfigError
 
 LATEST_S = 1e9
-"""Thirty years: a later clock could not tell decode steps apart."""
+"""The latest time for an event, in seconds (thirty years). With a larger clock value, floats cannot tell single decode
+steps apart."""
 
 
 class Events:
-    """A heap of planned calls."""
+    """The event queue of a simulation: a heap of planned calls and the virtual clock."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -20,7 +22,7 @@ class Events:
         self._num_planned = 0
 
     def plan(self, time_s: float, call: Callable[[], None]) -> None:
-        """Plan a call at a time, which must not be in the past.
+        """Plan a call for a time, which must not be in the past.
 
         Raises:
             ConfigError: the time is after `LATEST_S`.
@@ -32,7 +34,7 @@ class Events:
         heapq.heappush(self._heap, (time_s, self._num_planned, call))
 
     def run(self, is_over: Callable[[], bool]) -> None:
-        """Make the planned calls in order, until `is_over` or none is left."""
+        """Make the planned calls in order, until `is_over()` is true or no call is left."""
         while self._heap and not is_over():
             self.now_s, _, call = heapq.heappop(self._heap)
             call()

@@ -61,7 +61,7 @@ class Fleet:
         return self._num_running + len(self.waiting)
 
     def times(self) -> EngineTime:
-        """Return the cell-seconds so far."""
+        """Return the cell-seconds of work, idling and crowding so far."""
         now_s = self._events.now_s
         self._count_crowded()
         engines = [engine for group in self._engines.values() for engine in group]

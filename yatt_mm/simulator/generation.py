@@ -35,7 +35,7 @@ class _Group:
 
 @dataclass(slots=True)
 class Tally:
-    """The counts of all requests of one role by their outcome; each request is counted once."""
+    """Counts of the requests of one role, by their outcome; each request is counted once."""
 
     num_dispatched: int = 0
     num_ended: int = 0

@@ -2,8 +2,9 @@
 torch.
 
 Pieces of groups are dealt out by the largest differencing method. Then a bounded search moves and exchanges pieces, or
-single rows, between the fullest replica and the emptiest ones. A row that leaves its group causes another encoding of
-the images, which counts. Microbatches, and the make-up of a cost, are not considered here.
+single rows, between the fullest replica and the emptiest ones. A row that leaves its group needs another encoding of
+its images, and the search counts that. Microbatches are not considered here, nor how a cost is computed
+(`step_plan.py`).
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ SMALLEST_GAIN = 1e-3
 NUM_PARTNERS = 4
 """The number of emptiest replicas that are tried before the search ends."""
 EXCHANGES_PER_REPLICA = 8
-"""The bound of the search."""
+"""The largest number of exchanges, per replica."""
 
 
 def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> list[list[Piece]]:
-    """Return for each replica pieces of all groups; every row is in one of them.
+    """Return [replica] its pieces of the groups; every row of every group is in exactly one piece.
 
     The result depends on the groups alone, not on their order, because their positions differ.
 
@@ -43,7 +44,7 @@ def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> li
 
 
 def max_over_mean(loads: Sequence[int]) -> float:
-    """Return how much longer the fullest takes than all would if they were equal; 1 where there is no work at all."""
+    """Return the largest load divided by the mean load; 1 if there is no work at all."""
     return max(loads) * len(loads) / sum(loads) if sum(loads) else 1.0
 
 
@@ -124,8 +125,8 @@ def _exchange(full: _Replica, empty: _Replica, limits: Limits, smallest_gain: fl
 
 
 def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: list[_Offer]) -> np.ndarray:
-    """Return [given, 1 + taken] the load of the fuller replica after each exchange; in the first column nothing is
-    taken."""
+    """Return [given, 1 + taken] the load of the fuller replica after each exchange. In the first column nothing is
+    taken in return."""
     relief, burden = (np.array([(offer.relief, offer.burden) for offer in given], dtype=np.float64).T)[..., None]
     back = np.array([(0, 0)] + [(offer.relief, offer.burden) for offer in taken], dtype=np.float64)
     after: np.ndarray = np.maximum(full.load - relief + back[:, 1], empty.load + burden - back[:, 0])

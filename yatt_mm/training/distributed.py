@@ -66,5 +66,5 @@ def init_model_parallel(parallel: Parallel, seed: int) -> None:
 
 
 def device() -> torch.device:
-    """Where this rank computes."""
+    """Return the torch device on which this rank computes."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")

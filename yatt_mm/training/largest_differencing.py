@@ -19,8 +19,9 @@ quicker, and the smallest ones can still even out what is left."""
 def largest_differencing(costs: Sequence[int], num_parts: int) -> list[list[int]]:
     """Return [part] ascending indices into `costs`; parts may be empty.
 
-    It starts with one partial partition per number, and merges the two whose sums differ most, the large sums of one
-    with the small sums of the other, until one is left. Of very many numbers the largest start as one partition.
+    It starts with one partial partition for each number. Then it repeatedly merges the two partitions whose sums differ
+    most: the largest sum of one joins the smallest sum of the other. If there are very many numbers, the largest are
+    first dealt out into one partition (`SINGLES_PER_PART`).
     """
     if not costs:
         return [[] for _ in range(num_parts)]

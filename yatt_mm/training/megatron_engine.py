@@ -1,10 +1,10 @@
-"""The policy on one training rank: log-probabilities, optimizer updates, weights out, checkpoints.
+"""The policy on one training rank: log-probabilities, optimizer updates, export of weights, checkpoints.
 
-A thin layer over megatron: packs samples, runs its pipeline schedule, applies a loss that the caller gives. It knows
-nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with the same
-microbatches on all ranks of one replica (pixels on its first pipeline stage only).
+A thin layer over megatron: it packs samples, runs megatron's pipeline schedule, and applies a loss that the caller
+gives. It knows nothing of Ray, vLLM or the data plane. Every method is collective: all ranks of the world call it, with
+the same microbatches on all ranks of one replica (pixels on its first pipeline stage only).
 
-K sampled tokens of a microbatch.
+In shapes, K is the number of sampled tokens of a microbatch.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from yatt_mm.training.train_sample import TrainSample
 
 Metrics = Mapping[str, torch.Tensor]
 LossFunction = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], tuple[torch.Tensor, Metrics]]
-"""(log-probabilities [K], entropies [K], columns [K] each) -> (loss, metrics), sums over tokens with weights that
-are global already: nothing is divided by anything afterwards."""
+"""The type of a loss: (log-probabilities [K], entropies [K], columns [K] each) -> (loss, metrics). Both results are
+sums over tokens. The tokens' weights already count all replicas, so nothing is divided afterwards."""
 Microbatches = Sequence[Sequence[TrainSample]]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -59,7 +59,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Scored:
-    """The values that the last stage keeps of a microbatch."""
+    """The values of one microbatch that the last pipeline stage keeps."""
 
     logprobs: torch.Tensor
     num_scored: tuple[int, ...]
@@ -128,9 +128,10 @@ class TrainEngine:
         return [scored.by_sample() for scored in self._run(microbatches, temperature, None)]
 
     def own_media(self, microbatch: Sequence[TrainSample]) -> list[tuple[bool, ...]]:
-        """Return [sample][medium] True if this rank encodes it and needs its patches; they may be None elsewhere.
+        """Return [sample][medium] True for the media that this rank encodes. It needs their patches; the patches of
+        other media may be None.
 
-        It needs grids and `media_keys` of the samples, no patches.
+        The samples need their grids and `media_keys`, but no patches yet.
         """
         if not self.needs_pixels:
             return [(False,) * len(sample.grid_thw) for sample in microbatch]
@@ -160,7 +161,8 @@ class TrainEngine:
 
     @property
     def weights(self) -> ShardedWeights:
-        """Full tensors under the checkpoint's names, whenever it is iterated; every rank iterates to the end."""
+        """Return an iterable of (name, full tensor) under the checkpoint's names. Gathering is collective: every rank
+        must iterate to the end."""
         self.memory.require([Holding.WEIGHTS], "export")
         return self._weights
 
@@ -187,7 +189,8 @@ class TrainEngine:
         self._num_updates = rank_checkpoint.load_checkpoint(directory, self._model, self._optimizer)
 
     def save_hf(self, directory: Path) -> None:
-        """Write a Hugging Face folder like the one the model came from, with the present weights, whole or not at all.
+        """Write a Hugging Face folder like the folder that the model came from, with the present weights. An incomplete
+        folder never has the final name.
 
         If it cannot be written, only rank 0 raises: the other ranks have then given their part and continue.
         """

@@ -1,6 +1,6 @@
 """Microbatches of one replica: pieces of groups packed under a cap of tokens and one of patches. No torch.
 
-A piece is what shares one encoding of its images: rows of the same group in the same microbatch.
+A piece is the rows of one group in one microbatch; they share one encoding of their images.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class WorkGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Piece:
-    """Rows of one group that go into a microbatch together. It is equal only to itself."""
+    """Rows of one group that go into a microbatch together. Two pieces are equal only if they are the same object."""
 
     group: WorkGroup
     rows: tuple[int, ...]
@@ -97,8 +97,8 @@ def num_microbatches(replicas: Sequence[Sequence[Piece]], limits: Limits) -> int
 def lay_out(pieces: Sequence[Piece], num: int, limits: Limits) -> list[list[Piece]]:
     """Return `num` microbatches of nearly equal work; some may be empty. `num` must come from `num_microbatches`.
 
-    Small ones are at both ends, where a pipeline fills and drains, because its stages wait less there (like verl's
-    `rearrange_micro_batches`).
+    Small microbatches are first and last, where a pipeline fills and drains, because its stages then wait less (like
+    verl's `rearrange_micro_batches`).
     """
     parts = largest_differencing([piece.cost for piece in pieces], num)
     found = [[pieces[i] for i in part] for part in parts]

@@ -46,7 +46,8 @@ class TrainMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Host memory that holds, or will hold again, what is not on the device. It never shrinks."""
+        """Return the bytes of host memory that this rank uses to keep its released state. The memory is reused, so the
+        value never shrinks."""
         return sum(copy.numel() for copy in self._host.values())
 
     def resident_bytes(self, part: Holding) -> int:
@@ -98,8 +99,8 @@ class TrainMemory:
         return sum(size for _, size in storages)
 
     def _host_copy(self, part: Holding, number: int, size: int) -> torch.Tensor:
-        """Return the same memory every time, page-locked for a device that copies by itself, because allocating it is
-        slow."""
+        """Return the host buffer of one storage: the same memory at every call, because allocating it is slow. With
+        CUDA the memory is page-locked."""
         found = self._host.get((part, number))
         if found is None or found.numel() != size:
             found = torch.empty(size, dtype=torch.uint8, pin_memory=torch.cuda.is_available())

@@ -70,7 +70,7 @@ def build_optimizer(
 
 
 def make_state(optimizer: MegatronOptimizer) -> None:
-    """Make the moments that the first update would make, all zero, so that they can be saved before it."""
+    """Create the optimizer's moments, all zero, so that they can be saved before the first update."""
     for distributed in optimizer.chained_optimizers:
         groups = distributed.optimizer.param_groups
         rates = [group["lr"] for group in groups]

@@ -1,12 +1,12 @@
 """Checkpoints of a training world with megatron's dist_checkpointing, which load in another parallel layout too.
 
 They hold weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a
-thread while training continues; `PendingSave.finish` makes it complete. Naming, committing and pruning checkpoints, and
-state outside of the engine (data position, metrics), are not handled here.
+thread while training continues; `PendingSave.finish` makes it complete. `yatt_mm.common.checkpoints` names, commits and
+prunes checkpoints. State outside of the engine (data position, metrics) is not stored here.
 
-Of the optimizer only tensors are kept, under their parameters' names. The rest (settings, how many optimizers megatron
-chains for this layout, the order of its groups) belongs to the run that loads: megatron nests it differently with and
-without expert parallelism.
+A checkpoint stores only the optimizer's tensors, under their parameters' names. The other optimizer state (settings,
+the number of optimizers that megatron chains, the order of their groups) depends on the layout, so the run that loads
+makes its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from yatt_mm.training.optimizer import make_state
 class PendingSave:
     """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part.
 
-    For `load_checkpoint` it does not exist before `finish` returned on every rank.
+    `load_checkpoint` finds the checkpoint only after `finish` has returned on every rank.
     """
 
     def __init__(self, directory: Path, request: AsyncRequest) -> None:

@@ -44,7 +44,7 @@ class Minibatch:
     microbatches: tuple[tuple[PlannedSample, ...], ...]
     """The microbatches; the same number on every replica, and some may be empty."""
     token_weight: float
-    """1 / the sampled tokens of this update over all replicas."""
+    """One divided by the number of sampled tokens of this update over all replicas."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

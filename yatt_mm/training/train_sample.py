@@ -24,7 +24,7 @@ class TrainSample:
     """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
     that need no pixels."""
     columns: Mapping[str, np.ndarray]
-    """float32 [K] each: the values that the loss needs per sampled token (advantages, weights, ...)."""
+    """[name] float32 [K]: the values that the loss needs per sampled token (advantages, weights, ...)."""
     media_keys: tuple[str, ...] = ()
-    """The name of each image, its digest: a microbatch encodes equal images once. Without names, array objects are
-    compared."""
+    """The name of each image, its digest: a microbatch encodes images with the same name once. Without names, images
+    are equal only if they are the same array object."""

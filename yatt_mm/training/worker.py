@@ -1,8 +1,9 @@
-"""The body of a training rank: it resolves what its plan names, runs Megatron, and publishes and saves weights.
+"""The body of a training rank: it resolves the objects that its plan names, runs Megatron, and publishes and saves
+weights.
 
-Consumes: an `UpdatePlan` (refs and numbers) from the controller that drives its replica.
-Produces: one optimizer update per minibatch, and an `UpdateReport`.
-Waits for: the other ranks of its model and data-parallel groups, inside collectives.
+Consumes: an `UpdatePlan` (refs and numbers) from the controller that drives its replica. Produces: one optimizer update
+per minibatch, and an `UpdateReport`. Waits for: the other ranks of its model and data-parallel groups, inside
+collectives.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ HELD = {
     State.WEIGHTS_ONLY: frozenset({Holding.WEIGHTS}),
     State.ASLEEP: frozenset[Holding](),
 }
-"""The parts on the device in each state."""
+"""[state] the parts of the training state that are on the device."""
 
 
 @dataclass(slots=True)
@@ -124,11 +125,10 @@ class TrainWorker:
         return report
 
     def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
-        """Make the weights readable for engines: in the shared-memory segment at `path`, which stays, or on the GPU, or
-        as a stream.
+        """Make the weights readable for engines: in the shared-memory segment at `path`, in GPU memory, or in a stream.
 
-        All ranks must be called, always with the same path. Weights on the GPU last until the state changes, and a
-        stream must have reached all engines by then.
+        All ranks must be called, always with the same path. A segment stays until the next publish. Weights in GPU
+        memory last until the rank's state changes, and a stream must have reached all engines by then.
         """
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
