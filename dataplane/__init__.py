@@ -8,6 +8,10 @@ The packages: `core` (records, errors and formats that all parts share), `client
 (a node's Flight service), `storage` (its memory and disk), `derive` (making derived objects), `media` (decoding images
 and videos), `datasets` (reading shards) and `cluster` (fetching objects from other nodes).
 
+If a node dies, `client/embedded.py` starts it again and `client/retry.py` lets calls wait. `derive/deriver.py` makes
+lost objects again when they are requested, and `storage/disk_tier.py` brings back those on disk. If another node of the
+cluster dies, `cluster/fetcher.py` notices, and `derive/fetch_or_make.py` makes its objects here.
+
 May import: cli, client, core.
 """
 

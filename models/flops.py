@@ -4,7 +4,8 @@ counts.
 It counts the matrix products that this project's code runs, a multiplication and an addition as two operations, like
 torch's FlopCounterMode: attention over all pairs of a sequence (a causal kernel skips half of them, but runs at a lower
 rate than matrix products), the head on scored tokens only and twice forward, the vision tower once per image. Norms,
-activations, softmax, the optimizer and communication are left out. No torch here.
+activations, softmax, the optimizer and communication are left out. `TOWERS` has one function per vision tower; a new
+family adds its own. No torch here.
 """
 
 from __future__ import annotations

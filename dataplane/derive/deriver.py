@@ -1,5 +1,5 @@
-"""Makes objects resident: derived objects from sources, and sources from their shards. Each object is made once, for
-any number of callers.
+"""Makes objects resident: derived objects from sources, and sources from their shards. It also makes them again after
+eviction, or after their node died. Each object is made once, for any number of callers.
 
 Objects of other nodes are asked of those nodes first (`fetch_or_make.py`).
 

@@ -1,4 +1,5 @@
-"""Checkpoints on disk: written under a temporary name, committed by one rename, and the oldest dropped.
+"""Checkpoints on disk: written under a temporary name, committed by one rename, found again by `--resume`, and the
+oldest dropped.
 
 `runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it) and `state.json` (the step, the
 prompt cursor). A folder without `state.json` under its final name does not exist for `--resume`.

@@ -1,6 +1,7 @@
 """The configuration of a run: one YAML file, one tree of typed models, and dotted overrides with the same checks.
 
-Nothing heavy is imported here, and nothing is opened. Checks that need the disk are in `yatt_mm.preflight.run_checks`.
+Nothing heavy is imported here, and nothing is opened. Checks between keys, and checks that need
+the disk, are in `yatt_mm.preflight.run_checks`.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 `judge.py` asks a model that runs in an engine of the run, through `actor.py`, its Ray actor. `remote.py` asks a server
 over HTTP, through `remote_actor.py`; both actors have the same methods. `traffic.py` counts the bytes that an actor
-moved over TCP. What a judge is asked and how its verdict is read is in `yatt_mm.protocol`.
+moved over TCP. Both build the prompt from the text of `yatt_mm.protocol.judge_template`, and
+`yatt_mm.protocol.verdicts` turns the verdict into a score.
 
 May import: common, dataplane.client, dataplane.core, models.recipes, protocol, rollout.
 """

@@ -1,4 +1,5 @@
-"""Checks before anything heavy starts: model folder, layout, shards, reward function."""
+"""Checks before anything heavy starts: keys that must fit each other, model folder, layout, media, shards, judges,
+reward function."""
 
 from __future__ import annotations
 

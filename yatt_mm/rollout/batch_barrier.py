@@ -2,6 +2,8 @@
 
 The last bits of a result depend on what the engine computes at the same time. A deterministic run therefore gives an
 engine all tasks of a phase at once, in the run's order.
+
+The controllers themselves meet in `yatt_mm.batching.rendezvous`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""vLLM inputs made from requests: token ids, patches of images and videos, and their positions in the prompt.
+"""vLLM inputs made from requests: token ids, patches of images and videos (`pixel_values`), and their positions
+in the prompt.
 
 vLLM's own processor does not run. The patches come from the data plane, and the token ids are the ids that the trainer
 will use. This module imports vLLM at its top, like `vllm_backend`, so import it only after the environment is prepared.

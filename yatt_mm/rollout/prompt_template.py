@@ -1,7 +1,7 @@
-"""The prompt template: turns a question and the sizes of its media into token ids.
+"""The prompt template of policy and judges: turns a question and the sizes of its media into token ids.
 
 Engine and trainer both use these ids. They are equal to those of the Hugging Face processor for the same media. Left
-out: system prompts, and conversations of several turns.
+out: system prompts, and conversations beyond one question and its response.
 """
 
 from collections.abc import Sequence

@@ -6,5 +6,8 @@ in `segment.py` and whose writer is in `segment_writer.py`. `device_publisher.py
 (`stream_group.py`). `checked_copy.py` refuses weights that are not finite, and `rank_agreement.py` makes all ranks fail
 together. The engines load what is published in `yatt_mm.rollout.weight_transfer`.
 
+A new carrier is a publisher here, a choice in `carriers.py`, its name and message in `yatt_mm.protocol.published`, and
+its reader in `yatt_mm.rollout.weight_transfer`.
+
 May import: models.weights, protocol.
 """
