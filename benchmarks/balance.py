@@ -1,21 +1,23 @@
-"""How even the work of data-parallel ranks is, by what the real model does with each rank's batch.
+"""Measures how evenly work is divided among data-parallel ranks, by the work that the real model does on each rank's
+batch.
 
     python benchmarks/balance.py
     python benchmarks/balance.py --json
     python benchmarks/balance.py --samples 64 --ranks 4 --repeats 1      # a minute
 
 256 samples (32 prompts with one image, 8 responses each) of published sizes (benchmarks/common/published_lengths.py)
-are spread over 8 ranks in four ways: `round_robin`; `token_count` and `verl`, the largest differencing method on tokens
-and on verl's 24576 n + n^2 (verl/utils/seqlen_balancing.py), which know samples but no images; and `ours`. Everything
-after that is the same for all: rows of a group that meet on a rank share their image, under the same caps. One process
-then trains on each rank's microbatches in turn, forward and backward, with the real engine.
+are divided among 8 ranks in four ways. `round_robin` deals them out. `token_count` and `verl` use the largest
+differencing method on tokens and on verl's 24576 n + n^2 (verl/utils/seqlen_balancing.py); both know samples but no
+images. The fourth is `ours`. Everything after that is the same for all: rows of one group on one rank share their
+image, under the same caps. One process then trains on each rank's microbatches, one rank after another, forward and
+backward, with the real engine.
 
-`max_over_mean` is of the operations that torch's FlopCounterMode counts, `cpu_max_over_mean` of the processor time
-(one thread, least of the repeats, with the optimizer's), `wall_max_over_mean` of the time by the clock, `operations`
-those of all ranks, `slowest` those of the rank that the others wait for.
+`max_over_mean` is about the operations that torch's FlopCounterMode counts. `cpu_max_over_mean` is about the processor
+time (one thread, the minimum of the repeats, the optimizer included). `wall_max_over_mean` is about the time by the
+clock. `operations` are those of all ranks, `slowest` those of the rank that the others wait for.
 
-Token counts are an eighth of the published ones; the model is sized so that attention has the part of the work that
-verl's formula is made for (7B), and a visual token costs the tower what it does at 3B.
+Token counts are an eighth of the published ones. The model is sized so that attention has the part of the work for
+which verl's formula is made (7B), and a visual token costs the tower what it costs at 3B.
 """
 
 from __future__ import annotations
@@ -74,11 +76,11 @@ VISION = {
     "fullatt_block_indexes": [3],
 }
 Ranks = list[list[list[Piece]]]
-"""[rank][microbatch] pieces."""
+"""The work of a step: a list of pieces for each [rank][microbatch]."""
 
 
 def main() -> None:
-    """Measure every path, print the table, and with --json end with one line for programs."""
+    """Measure every path and print the table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=256, help="samples of the batch (256)")
     parser.add_argument("--group-size", type=int, default=8, help="responses per prompt (8)")
@@ -101,7 +103,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """One row per path."""
+    """Return one row per path."""
     model_dir = build_folder(folder / "model", text=TEXT, vision=VISION)
     operations = count_operations(json.loads((model_dir / "config.json").read_text()))
     prompts = draw(options.samples // options.group_size, options.group_size, shrink=SHRINK, seed=options.seed)
@@ -123,7 +125,7 @@ def measure(folder: Path, options: argparse.Namespace, console: Console) -> list
 
 
 def plan_for(path: str, prompts: Sequence[Prompt], operations: Operations, num_ranks: int, limits: Limits) -> Ranks:
-    """Microbatches of every rank under one of PATHS."""
+    """Return the microbatches of every rank, divided by one of PATHS."""
     groups = [_work_of(position, prompt, operations) for position, prompt in enumerate(prompts)]
     if path == "ours":
         ranks = spread(groups, num_ranks, limits)
@@ -140,7 +142,7 @@ def plan_for(path: str, prompts: Sequence[Prompt], operations: Operations, num_r
 
 
 def _verl_costs(lengths: Sequence[int]) -> list[int]:
-    """verl's formula on the lengths as they were published."""
+    """Return verl's cost of each sample, from the lengths as they were published."""
     return [24576 * SHRINK * n + (SHRINK * n) ** 2 for n in lengths]
 
 
@@ -156,7 +158,7 @@ def _work_of(position: int, prompt: Prompt, operations: Operations) -> WorkGroup
 
 
 def _pieces(rows: Sequence[tuple[WorkGroup, int]], limits: Limits) -> list[Piece]:
-    """Rows of the same group together, as far as a microbatch holds them."""
+    """Return the pieces of a microbatch: rows of the same group together, as far as a microbatch can hold them."""
     by_group: dict[int, list[tuple[WorkGroup, int]]] = {}
     for group, row in rows:
         by_group.setdefault(group.position, []).append((group, row))
@@ -188,7 +190,7 @@ def _run(engine: TrainEngine, plan: Ranks, samples: list[list[TrainSample]], rep
 
 
 def _clocks(engine: TrainEngine, batch: list[list[TrainSample]]) -> tuple[float, float]:
-    """Seconds of processor time and by the clock of one step."""
+    """Return the seconds of one step: processor time, and time by the clock."""
     cpu_s, wall_s = time.process_time(), time.perf_counter()
     engine.step(batch, _loss)
     return time.process_time() - cpu_s, time.perf_counter() - wall_s

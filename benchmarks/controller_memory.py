@@ -1,7 +1,7 @@
-"""Resident memory of the controllers while gigabytes of pixels pass through a run.
+"""Measures the resident memory of the controllers while gigabytes of pixels pass through a run.
 
-Makes digits as 448x448 JPEGs with grain (so that no two are alike), trains the example's model on them, and puts
-the growth of the largest controller beside the bytes of patches that the same run made and resolved.
+It makes digits as 448x448 JPEGs with grain (so that no two are equal) and trains the example's model on them. The table
+shows the growth of the largest controller beside the bytes of patches that the same run made and resolved.
 
     python -m benchmarks.controller_memory [--json] [--gib 2] [key=value ...]
 """
@@ -34,7 +34,7 @@ EXAMPLE_MODEL = Path("examples/digits/data/model")
 
 
 def main() -> None:
-    """Make the images, run, compare."""
+    """Make the images, run, and compare."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--gib", type=float, default=2.0, help="GiB of decoded pixels, as patches")
     arguments.add_argument("overrides", nargs="*", metavar="key=value")
@@ -64,7 +64,7 @@ def main() -> None:
 
 
 def measure(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows: memory of the largest controller at the first and the last step, and the run's pixels."""
+    """Return rows: the memory of the largest controller at the first and the last step, and the run's pixels."""
     resident = [record["controller/rss_bytes_max"] for record in records]
     seconds = sum(record["time/step_s"] for record in records)
     return [
@@ -81,7 +81,7 @@ def measure(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def write_images(path: Path, count: int, *, seed: int) -> None:
-    """`count` digits as JPEGs, none like another, in one WebDataset shard."""
+    """Write `count` digits as JPEGs into one WebDataset shard; no two are equal."""
     digits = load_digits()
     rng = np.random.default_rng(seed)
     with webdataset.TarWriter(str(path)) as shard:
@@ -97,7 +97,7 @@ def write_images(path: Path, count: int, *, seed: int) -> None:
 
 
 def big_model(directory: Path) -> None:
-    """The example's model with a processor that keeps the images at full size."""
+    """Write the example's model with a processor that keeps the images at full size."""
     shutil.copytree(EXAMPLE_MODEL, directory)
     for name in ("preprocessor_config.json", "processor_config.json"):
         file = directory / name

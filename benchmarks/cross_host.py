@@ -1,11 +1,12 @@
-"""Two hosts: what crosses the wire when 8 readers of one want the same 1,000 objects of the other, and when it is cut.
+"""Measures what crosses the network between two hosts when 8 readers of one want the same 1,000 objects of the other,
+and what happens when the link breaks.
 
     python benchmarks/cross_host.py [--json]
 
 As root it makes two network namespaces joined by a veth pair, and removes exactly those again; the kernel's interface
-counters say how many bytes host A sent. Then, and where namespaces are not allowed, two nodes on loopback with other
-host ids stand for the hosts: there a proxy breaks the connections themselves, and TCP_INFO counts. Every view is
-compared with the digest of what was put. The wire is also cut in the middle of a transfer, for a while and for good.
+counters say how many bytes host A sent. After that, and if namespaces are not allowed, two nodes on loopback with
+different host ids stand for the hosts: a proxy breaks the connections, and TCP_INFO counts. Every view is compared with
+the digest of the stored bytes. The link is also broken in the middle of a transfer, once for a while and once for good.
 """
 
 import argparse
@@ -46,19 +47,19 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """What one experiment gave."""
+    """The result of one experiment."""
 
     path: str
     bytes: int
     count: int
     seconds: float
     sent_bytes: int
-    """What host A sent, counted by the operating system."""
+    """The number of bytes that host A sent, counted by the operating system."""
     outcome: str
 
 
 def main() -> None:
-    """Run every experiment, print a table, and with --json end with one line for machines."""
+    """Run every experiment and print a table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help='end with one line {"rows": [...]}')
     parser.add_argument("--objects", type=int, default=NUM_OBJECTS)
@@ -74,7 +75,7 @@ def main() -> None:
 
 
 def run(num_objects: int) -> list[Row]:
-    """Every experiment over each kind of wire."""
+    """Return the rows of every experiment over each kind of link."""
     links: list[NamespaceLink | LoopbackLink] = [LoopbackLink()]
     if NamespaceLink.is_allowed():
         links.insert(0, NamespaceLink())
@@ -82,7 +83,7 @@ def run(num_objects: int) -> list[Row]:
 
 
 def rows_over(link: NamespaceLink | LoopbackLink, num_objects: int) -> list[Row]:
-    """Nodes on two hosts, then each experiment."""
+    """Start nodes on two hosts, then run each experiment. Return the rows."""
     with ExitStack() as stack:
         stack.enter_context(link)
         stack.enter_context(_node(link, "a", []))
@@ -95,7 +96,7 @@ def rows_over(link: NamespaceLink | LoopbackLink, num_objects: int) -> list[Row]
 
 
 def readers_row(link: Link, num_objects: int) -> Row:
-    """Each object crosses once, however many readers ask."""
+    """Check that each object crosses once, for any number of readers. Return the row."""
     refs = _worker(link, "a", "put", {"uri": link.uris["a"], "count": num_objects, "prefix": "mixed"})
     payload = sum(ref["nbytes"] for ref in refs)
     before, started = link.sent_bytes(), time.perf_counter()
@@ -116,7 +117,8 @@ def readers_row(link: Link, num_objects: int) -> Row:
 
 
 def cut_row(link: Link, path: str, mend_after_s: float | None, *, timeout_s: float) -> Row:
-    """Cut when a third has crossed. All views are right, or there is an error and no view."""
+    """Break the link when a third of the bytes has crossed. Check that all views are right, or that there is an error
+    and no view. Return the row."""
     body = {"uri": link.uris["a"], "count": 3, "prefix": path, "nbytes": CUT_BYTES // 3}
     refs = _worker(link, "a", "put", body)
     before, started = link.sent_bytes(), time.perf_counter()
@@ -149,7 +151,7 @@ def cut_row(link: Link, path: str, mend_after_s: float | None, *, timeout_s: flo
 
 
 def put_objects(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """In a process on host A: put objects of mixed sizes, 4 KiB to 1 MiB, with their digests in the meta."""
+    """Put objects of mixed sizes, 4 KiB to 1 MiB, with their digests in the meta. Runs in a process on host A."""
     rng = np.random.default_rng(7)
     with Client(body["uri"]) as client:
         refs = []
@@ -162,7 +164,7 @@ def put_objects(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_objects(body: dict[str, Any]) -> dict[str, Any]:
-    """In a process on host B: resolve in an order of its own, and compare every view with its digest."""
+    """Resolve objects in a random order, and compare every view with its digest. Runs in a process on host B."""
     refs = [Ref.from_dict(ref) for ref in body["refs"]]
     order = np.random.default_rng(body["seed"]).permutation(len(refs))
     try:
@@ -176,7 +178,7 @@ def read_objects(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def release_objects(body: dict[str, Any]) -> int:
-    """In a process on host A."""
+    """Release the objects. Runs in a process on host A."""
     with Client(body["uri"]) as client:
         return client.release([Ref.from_dict(ref) for ref in body["refs"]])
 
@@ -186,7 +188,7 @@ WORKERS = {"put": put_objects, "read": read_objects, "release": release_objects}
 
 @contextmanager
 def _node(link: Link, name: str, more: Sequence[str]) -> Iterator[None]:
-    """A node in its namespace, until it has served."""
+    """Run a node in its namespace during a `with` block, and wait until it serves."""
     command = [*link.prefix(name), sys.executable, "-m", "dataplane", "serve", "--node-id", name]
     link.host_ids[name] = f"cross-{name}-{secrets.token_hex(2)}"
     command += ["--host-id", link.host_ids[name], "--host", link.address(name), "--port", "0"]
@@ -214,7 +216,7 @@ def _node(link: Link, name: str, more: Sequence[str]) -> Iterator[None]:
 
 
 def _start(link: Link, host: str, verb: str, body: dict[str, Any]) -> "subprocess.Popen[str]":
-    """A process on a host that does one thing."""
+    """Start a process on a host that does one task."""
     command = [*link.prefix(host), sys.executable, "-m", "benchmarks.cross_host", "--worker", verb]
     environ = os.environ | {"DATAPLANE_HOST_ID": link.host_ids[host]}
     process = subprocess.Popen(
@@ -227,7 +229,7 @@ def _start(link: Link, host: str, verb: str, body: dict[str, Any]) -> "subproces
 
 
 def _result(process: "subprocess.Popen[str]") -> Any:
-    """What it printed."""
+    """Return the result that a process printed."""
     assert process.stdout is not None
     with process.stdout:
         text = process.stdout.read()
@@ -241,7 +243,7 @@ def _worker(link: Link, host: str, verb: str, body: dict[str, Any]) -> Any:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """The table for people."""
+    """Print the table for people."""
     table = Table("experiment", "objects", "payload", "sent by A", "seconds", "outcome", title="between two hosts")
     for row in rows:
         sizes = [f"{size / (1 << 20):.1f} MiB" for size in (row.bytes, row.sent_bytes)]

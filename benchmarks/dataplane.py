@@ -48,11 +48,11 @@ RATIOS = (
     ("write and seal against memcpy", "memcpy", "ours/write_seal"),
     ("another node's object against a plain Flight stream", "flight/do_get", "ours/cross_node"),
 )
-"""What is compared, and the two paths: the first one's time over the second one's."""
+"""The ratios to print: a name, and the two paths whose times are divided."""
 
 
 def main() -> None:
-    """Measure, print the table, and with --json end with one line for programs."""
+    """Measure and print the table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help='end with one line {"rows": [...]}')
     parser.add_argument("--quick", action="store_true", help="tiny cases, few repeats, no Ray and no TransferQueue")
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def show(measured: list[Measured], console: Console) -> None:
-    """The table and the ratios for people."""
+    """Print the table and the ratios for people."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     table = Table(
         *("path", "object", "objects", "call", "per object", "GB/s"), title=f"load average {load}; medians of a call"

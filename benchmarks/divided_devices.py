@@ -30,7 +30,7 @@ PLACEMENTS = {
 
 
 def main() -> None:
-    """Run all, measure, print."""
+    """Run all placements, measure, and print."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--config", default="configs/judge_full_cpu.yaml")
     arguments.add_argument("--steps", type=int, default=8)
@@ -77,7 +77,7 @@ def _measure(steps: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _splits(run_dir: Path) -> str:
-    """The divisions that occurred, each with how often."""
+    """Return the divisions of devices that occurred, and how often each did."""
     decisions = [json.loads(line) for line in (run_dir / "placement.jsonl").read_text().splitlines()]
     splits = [decision["split"] for decision in decisions]
     return ", ".join(f"{split} x{splits.count(split)}" for split in dict.fromkeys(splits))

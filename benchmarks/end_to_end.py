@@ -1,7 +1,7 @@
-"""Rollouts per second, and where the time of a training step goes.
+"""Measures rollouts per second, and how the time of a training step is spent.
 
-`overhead` is the part of the step that is neither rollout nor training nor publishing: drawing prompts, making
-patches, planning, meeting, reporting (target: at most 10 % of the step).
+`overhead` is the part of the step that is neither rollout nor training nor publishing: drawing prompts, making patches,
+planning, meeting, reporting (target: at most 10 % of the step).
 
     python -m benchmarks.end_to_end [--json] [--config configs/digits_cpu.yaml] [--steps 12] [key=value ...]
 """
@@ -22,7 +22,7 @@ NUM_WARMUP_STEPS = 2
 
 
 def main() -> None:
-    """Run, measure, print."""
+    """Run, measure, and print."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--config", default="configs/digits_cpu.yaml")
     arguments.add_argument("--steps", type=int, default=12)
@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def measure(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of means over steps without evaluation or checkpoint."""
+    """Return rows of means over the steps without evaluation or checkpoint."""
     step_s = mean(record["time/step_s"] for record in steps)
     parts = {name: mean(record[f"time/{name}_s"] for record in steps) for name in ("rollout", "train", "publish")}
     parts["overhead"] = step_s - sum(parts.values())

@@ -1,12 +1,13 @@
-"""How fast one engine is, as the numbers that the simulator wants of it (`rollout:` and `genrm:` of configs/simulate).
+"""Measures how fast one engine is, as the numbers that the simulator needs (`rollout:` and `genrm:` of
+configs/simulate).
 
 Trials answer different numbers of prompts with different numbers of samples, tokens and pixels, through the data plane
-and a real engine, as a rollout actor does. Five costs are fitted to them (non-negative least squares of relative
-errors): of a decode step, of each sequence in it, of a prompt's token, of a patch, of a request.
+and a real engine, as a rollout actor does. Five costs are fitted to the times (non-negative least squares of relative
+errors): of a decode step, of each sequence in it, of a prompt's token, of a patch, and of a request.
 
     python -m benchmarks.engine_speeds MODEL_FOLDER [--json] [--core 1] [--dtype bfloat16] [--tp 2] [--max-tokens 48]
 
-Prepare a model first, for instance: python -m examples.judge.prepare
+Make a model folder first, for example with: python -m examples.judge.prepare
 """
 
 from __future__ import annotations
@@ -49,19 +50,19 @@ NUM_WORDS = (4, 64)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What is answered at once."""
+    """One call of the engine: how many prompts, samples, tokens and pixels it has."""
 
     num_groups: int
     num_samples: int
     max_tokens: int
     side: int
-    """Pixels of the prompts' square images."""
+    """The side of the prompts' square images, in pixels."""
     words: int
-    """The tokens of the prompts' questions."""
+    """The number of tokens of each prompt's question."""
 
 
 def main() -> None:
-    """Start an engine, try, fit, print."""
+    """Start an engine, run the trials, fit the costs, and print them."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("model", type=Path, help="a Hugging Face folder")
     arguments.add_argument("--core", type=int, help="processor core for the engine (default: any)")
@@ -109,7 +110,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
 async def measure(
     config: EngineConfig, trials: Sequence[Trial], repeats: int, client: Client
 ) -> tuple[np.ndarray, np.ndarray]:
-    """[N, 5] how often each trial paid each of `COSTS`, and [N] its seconds."""
+    """Return [N, 5] how many units of each of `COSTS` each trial had, and [N] its seconds."""
     fresh = itertools.count()
     with Reader(client.uri) as reader:
         engine = await VllmEngine.start(config)
@@ -132,7 +133,7 @@ async def measure(
 
 
 def never_end() -> None:
-    """Responses have all their tokens, whatever the model wants to say."""
+    """Make all responses reach their maximum length, whatever the model would do."""
     from yatt_mm.rollout import vllm_backend
 
     params_of = vllm_backend.params_of
@@ -146,7 +147,7 @@ def never_end() -> None:
 
 
 def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[int]) -> Iterator[PromptTask]:
-    """Prompts that no cache has seen."""
+    """Return prompts that are in no cache yet."""
     recipe = load_recipe(model_dir).patch_recipe(model_dir)
     for number in itertools.islice(fresh, trial.num_groups):
         pixels = np.random.default_rng(number).integers(0, 256, (trial.side, trial.side, 3), dtype=np.uint8)
@@ -166,8 +167,8 @@ def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[in
 
 
 def paid(groups: Sequence[GroupRef]) -> np.ndarray:
-    """Return [5] how many times each of `COSTS` was paid, by the rule of the simulator: a prompt is read once, and all
-    sequences step together."""
+    """Return [5] the number of units of each of `COSTS`, by the rule of the simulator: a prompt is read once, and all
+    sequences decode together."""
     lengths = [length for group in groups for length in group.lengths]
     patches = sum(int(np.prod(ref.shape[:-1])) for group in groups for ref in group.media)
     prompts = sum(group.num_prompt_tokens for group in groups)

@@ -1,9 +1,11 @@
-"""Malformed Flight requests against a real node: no crash, no hang, no growth, and nothing left behind.
+"""Sends malformed Flight requests to a real node and checks that it does not crash, hang, grow or leave anything
+behind.
 
     python benchmarks/fuzz.py [--requests 100000] [--seed 0] [--json]
     python benchmarks/fuzz.py --seed 0 --only 4711      # send one request again and print it
 
-The node is a process of its own; two more send requests a dozen at a time. Ends with code 1 on a finding.
+The node is a process of its own. Two other processes send requests, a dozen at a time. The exit code is 1 if there is a
+finding.
 """
 
 import argparse
@@ -41,15 +43,16 @@ from tests.dataplane.shards import RECIPE, wait_until
 
 MAX_GROWTH_BYTES = 20 << 20
 WARM_UP_FRAC = 0.1
-"""Growth is counted from when this share of the requests has been answered."""
+"""The share of the requests after whose answers the node's growth is measured."""
 NUM_WORKERS = 2
 MAX_SHOWN = 20
 STALL_S = 120.0
-"""No request answered for so long is a hang of node or client."""
+"""The time in seconds without any answer that counts as a hang of node or client."""
 
 
 def known_of(uri: str) -> Known:
-    """What good requests name: two derived objects, a source and a plain object that stay while the fuzzing goes on."""
+    """Return the objects that good requests name: two derived objects, a source and a plain object, which stay during
+    the fuzzing."""
     with Client(uri) as client:
         client.ingest("good")
         sources = [sample.media[0] for sample in client.samples("good", [0, 1])]
@@ -61,13 +64,14 @@ def known_of(uri: str) -> Known:
 
 
 def listed(uri: str) -> list[str]:
-    """The names of what the node holds, in memory or on disk."""
+    """Return the names of the objects that the node holds, in memory or on disk."""
     with contextlib.closing(connect(uri)) as flight:
         return [flight_info.descriptor.path[0].decode() for flight_info in flight.list_flights(b"")]
 
 
 def good_requests_work(uri: str) -> str:
-    """Empty, or what is wrong with the node: every kind of good request, and everything back at zero afterwards."""
+    """Check that every kind of good request works, and that all counters return to zero. Return what is wrong, or an
+    empty string."""
     try:
         with Client(uri, timeout_s=20) as client, Reader(uri, timeout_s=20) as reader:
             sources = [sample.media[0] for sample in client.samples("good", range(8))]
@@ -91,7 +95,8 @@ def good_requests_work(uri: str) -> str:
 
 
 def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
-    """Everything: start, send, measure, check. The report, JSON-safe; `findings` is empty if all is well."""
+    """Start the node, send the requests, measure and check. Return the report, JSON-safe; `findings` is empty if
+    nothing is wrong."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         node = FuzzedNode(Path(folder))
         started = time.monotonic()
@@ -115,7 +120,7 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
 def _send(
     node: FuzzedNode, known: Known, indices: range, seed: int, console: Console
 ) -> tuple[list[dict[str, Any]], list[Usage]]:
-    """Send the requests with these numbers: the workers' tallies, and the node's usage after each tenth."""
+    """Send the requests with these numbers. Return the workers' tallies, and the node's usage after each tenth."""
     context = multiprocessing.get_context("spawn")
     out: Any = context.Queue()
     workers = [
@@ -152,7 +157,7 @@ def _send(
 
 
 def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:
-    """Yield the results of the workers until they are all dead, or none sent a result for too long."""
+    """Yield the results of the workers until all of them have ended, or none sent a result for too long."""
     last = time.monotonic()
     while time.monotonic() - last < STALL_S:
         try:
@@ -164,7 +169,7 @@ def _said(out: Any, workers: Sequence[Any]) -> Iterator[Any]:
 
 
 def _state(node: FuzzedNode, code: int, wrong: str, usages: Sequence[Usage]) -> list[dict[str, Any]]:
-    """Findings about the node as a whole."""
+    """Return the findings about the node as a whole."""
     found = []
     log = node.log()
     if code:
@@ -216,7 +221,7 @@ def _report(
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """The report for people."""
+    """Print the report for people."""
     table = Table("what", "found", title=f"{report['num_requests']:,} malformed requests, seed {report['seed']}")
     table.add_row("time", f"{report['seconds']:,} s")
     table.add_row("slowest answer", f"{report['slowest_s']} s, request {report['slowest']}")
@@ -234,7 +239,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def send_one(seed: int, index: int, console: Console) -> list[dict[str, Any]]:
-    """Send one request to a fresh node and print it; the findings."""
+    """Send one request to a fresh node and print it. Return the findings."""
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         node = FuzzedNode(Path(folder))
         try:
@@ -250,7 +255,7 @@ def send_one(seed: int, index: int, console: Console) -> list[dict[str, Any]]:
 
 
 def main() -> int:
-    """Fuzz, print, and with --json end with one line for machines."""
+    """Fuzz and print. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)

@@ -37,13 +37,14 @@ from rich.console import Console
 from rich.table import Table
 
 Values = dict[tuple[int, str], str]
-"""The repr of every value, by step and key. A repr tells 0.0 from -0.0, and nan is the same as nan."""
+"""The repr of every value, by step and key. A repr tells 0.0 from -0.0, and nan equals nan."""
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = "configs/digits_cpu.yaml"
 LAYOUTS: dict[str, list[str]] = {"dp2": [], "tp2": ["train.parallel.tp=2"]}
 LEFT_OUT = re.compile(r"^(dataplane|placement)/|[_/](s|bytes)(_|$)")
-"""Keys with seconds or bytes, and those of the data plane and of placement, which work while a step goes on."""
+"""The keys that are not compared: those with seconds or bytes, and those of the data plane and of placement, which work
+while a step runs."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREPARE_LIMIT_S = 1200.0
 START_LIMIT_S = 600.0
@@ -66,18 +67,18 @@ class GuardError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Side:
-    """One of the two commits."""
+    """One of the two commits, with its folder and its Python environment."""
 
     name: str
     folder: Path
-    """Has all that belongs to the commit, and no more."""
+    """The folder that holds everything of the commit and nothing else."""
     checkout: Path
     python: Path
-    """The interpreter of the commit's environment."""
+    """The Python interpreter of the commit's environment."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare, print; returns the exit status."""
+    """Compare and print. Return the exit status."""
     options = _parser().parse_args(arguments)
     console = Console(stderr=options.json, highlight=False, markup=False)
     for number in SIGNALS:
@@ -98,7 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guard(options: argparse.Namespace, folder: Path, console: Console) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run everything; one row for each layout, and the keys that were compared."""
+    """Run both sides. Return one row for each layout, and the keys that were compared."""
     rows, compared = [], {}
     with ExitStack() as stack:
         sides = []
@@ -118,7 +119,7 @@ def guard(options: argparse.Namespace, folder: Path, console: Console) -> tuple[
 
 @contextmanager
 def checked_out(name: str, commit: str, folder: Path) -> Iterator[Side]:
-    """The commit in a git worktree, which is removed at the end of the block."""
+    """Check the commit out into a git worktree, which is removed at the end of the `with` block."""
     side = Side(name=name, folder=folder, checkout=folder / "checkout", python=folder / "env" / "bin" / "python")
     try:
         _ask(ROOT, "git", "worktree", "add", "--detach", str(side.checkout), commit)
@@ -129,11 +130,12 @@ def checked_out(name: str, commit: str, folder: Path) -> Iterator[Side]:
 
 
 def make_environment(side: Side) -> None:
-    """Give the side a virtual environment: its checkout, then what the interpreter that runs this file has installed.
+    """Give the side a virtual environment: its checkout, and the packages of the interpreter that runs this file.
 
-    The project's metadata are written anew, since vLLM finds plugins by the entry points in them: the first metadata of
-    a name on Python's path count. Whether all comes from the side's folder is checked from outside of the checkout, in
-    which Ray's and vLLM's processes need not be; they run the same interpreter. Raises GuardError when it does not.
+    The project's metadata are written anew, because vLLM finds plugins by the entry points in them, and the first
+    metadata of a name on Python's path are used. A check from outside of the checkout makes sure that everything comes
+    from the side's folder, because Ray's and vLLM's processes may start anywhere; they run the same interpreter. Raises
+    GuardError if the check fails.
     """
     venv.create(side.folder / "env", symlinks=True, with_pip=False)
     installed = next((side.folder / "env" / "lib").glob("python*/site-packages"))
@@ -146,7 +148,8 @@ def make_environment(side: Side) -> None:
 
 
 def prepared_data(given: Path | None, side: Side, console: Console) -> Path:
-    """The folder with shards and model: the given one, this working tree's, or a new one that the side's code makes."""
+    """Return the folder with shards and model: the given one, that of this working tree, or a new one that the side's
+    code makes."""
     folder = (given or ROOT / "examples" / "digits" / "data").resolve()
     if (folder / "prepared.json").is_file():
         return folder
@@ -158,7 +161,7 @@ def prepared_data(given: Path | None, side: Side, console: Console) -> Path:
 
 
 def run(side: Side, layout: str, num_steps: int, data: Path, console: Console) -> Values:
-    """Train one side in one layout; what its metrics.jsonl and its exported weights say."""
+    """Train one side in one layout. Return the values of its metrics.jsonl and of its exported weights."""
     run_dir = side.folder / "runs" / layout
     settings = [
         f"run.name={run_dir.name}",
@@ -186,7 +189,8 @@ def run(side: Side, layout: str, num_steps: int, data: Path, console: Console) -
 
 
 def values_of(records: Sequence[dict[str, Any]]) -> Values:
-    """Every value that is compared. A key that is left out has one entry, so that its absence from one side is seen."""
+    """Return every value that is compared. A key that is left out has one entry, so that a key which only one side has
+    is found."""
     values: Values = {}
     for record in records:
         for key, value in record.items():
@@ -198,7 +202,7 @@ def values_of(records: Sequence[dict[str, Any]]) -> Values:
 
 
 def compare(old: Values, new: Values) -> dict[str, Any]:
-    """How many values were compared and differ, and where the first difference is, if there is any."""
+    """Return how many values were compared, how many differ, and where the first difference is."""
     union = {**old, **new}
     places = [place for place in union if old.get(place) != new.get(place)]
     row: dict[str, Any] = {"num_values": sum(not LEFT_OUT.search(key) for _, key in union)}
@@ -210,7 +214,7 @@ def compare(old: Values, new: Values) -> dict[str, Any]:
 
 
 def show(rows: Sequence[dict[str, Any]], compared: Sequence[str], console: Console) -> None:
-    """Print the table, and which keys it is about."""
+    """Print the table, and the keys that were compared."""
     table = Table("layout", "steps", "values compared", "different", "first difference")
     for row in rows:
         numbers = (str(row[name]) for name in ("layout", "num_steps", "num_values", "num_different"))
@@ -224,7 +228,8 @@ def show(rows: Sequence[dict[str, Any]], compared: Sequence[str], console: Conso
 def _execute(
     side: Side, command: list[str], what: str, limit_s: float, console: Console, where: Callable[[], str]
 ) -> None:
-    """Run a command in the side's checkout to its end; GuardError with the end of its log if it fails or is late."""
+    """Run a command in the side's checkout to its end. Raises GuardError with the end of its log if it fails or takes
+    too long."""
     log = side.folder / "log.txt"
     started = time.monotonic()
     with log.open("w") as file, console.status(what) as status:
@@ -252,7 +257,7 @@ def _execute(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """End a run: it is given time to stop what it started, then its processes are killed."""
+    """Stop a run: it gets time to stop what it started, then its processes are killed."""
     process.terminate()
     try:
         process.wait(timeout=STOP_LIMIT_S)
@@ -262,7 +267,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _ask(folder: Path, *command: str) -> str:
-    """Run a short command; the last line that it prints."""
+    """Run a short command and return the last line that it prints."""
     done = subprocess.run(command, cwd=folder, env=_environment(), capture_output=True, text=True)
     if done.returncode:
         raise GuardError(f"{' '.join(command)} failed in {folder}: {done.stderr.strip()}")
@@ -278,7 +283,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _interrupt(signum: int, frame: object) -> None:
-    """End in good order, once: a second signal must not leave things half removed."""
+    """End the comparison in good order. A second signal has no effect, so that everything is removed completely."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     raise KeyboardInterrupt

@@ -1,16 +1,17 @@
-"""Images per second of a node against plain processes, and the node's memory while a big set is read through it.
+"""Measures a node's images per second beside plain processes, and the node's memory while a large data set is read
+through it.
 
     python benchmarks/ingest.py [--json] [--gib 10] [--images 192]
 
-Rate: the same JPEGs of 1 to 2 megapixels, the same decoder, kernel and number of processes (one per core). The plain
-processes know where each picture lies, decode, resize and cut it, and return nothing. Through the node each picture is
-found in its shard, hashed, decoded, resized, cut into shared memory, checksummed, and its ref handed out. Rounds take
-turns, each with new pictures; the median round counts. On a machine that is busy with other things
-compare `cpu_s_per_image`, the processor time of all processes of a path.
+Rate: both paths have the same JPEGs of 1 to 2 megapixels, the same decoder, kernel and number of processes (one per
+core). The plain processes know the place of each picture; they decode, resize and cut it, and return nothing. The node
+finds each picture in its shard, hashes, decodes, resizes, cuts it into shared memory, computes a checksum and returns a
+ref. Rounds of the two paths alternate, each with new pictures, and the median round counts. On a busy machine, compare
+`cpu_s_per_image`, the processor time of all processes of a path.
 
-Memory: `--gib` of such pictures are read in windows: every one is resolved and compared with its digest, one of 32 is
-also made into patches. `peak_rss_bytes` is the largest sum seen of the node and its workers, memory that several
-processes share counted once, the arena included.
+Memory: `--gib` of these pictures are read in windows. Every one is resolved and compared with its digest, and one of 32
+is also made into patches. `peak_rss_bytes` is the largest measured sum of the node and its workers, the arena included;
+memory that several processes share counts once.
 """
 
 from __future__ import annotations
@@ -72,11 +73,11 @@ ALLOWED_BYTES = 200 << 20
 ONE_IN = 32
 
 Place = tuple[str, int, int]
-"""Path of a shard, offset and size of a picture."""
+"""The path of a shard, and the offset and size in bytes of a picture."""
 
 
 def main() -> None:
-    """Make the pictures, measure, print, and with --json end with one line for programs."""
+    """Make the pictures, measure, and print. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help='end with one line {"rows": [...]}')
     parser.add_argument("--gib", type=float, default=10.0, help="size of the set that is read; 0 leaves that out")
@@ -102,7 +103,7 @@ def main() -> None:
 
 
 def check_disk(folder: Path, gib: float) -> None:
-    """End with a message where the set would not fit."""
+    """End with a message if the data set would not fit on the disk."""
     free_gib = shutil.disk_usage(folder).free / 2**30
     if free_gib < gib + 2:
         sys.exit(
@@ -114,7 +115,7 @@ def check_disk(folder: Path, gib: float) -> None:
 
 
 def rates(folder: Path, pictures: list[bytes], num_images: int, console: Console) -> list[dict[str, Any]]:
-    """Plain processes and a node in turns, over new pictures each round."""
+    """Measure plain processes and a node alternately, over new pictures in each round."""
     sizes = itertools.islice(itertools.cycle(len(picture) for picture in pictures), num_images)
     round_bytes = sum(sizes)
     for number in range(ROUNDS + 1):
@@ -147,13 +148,13 @@ def rates(folder: Path, pictures: list[bytes], num_images: int, console: Console
 
 
 def begin_process() -> None:
-    """Set a plain process up as the node does its workers."""
+    """Set a plain process up as the node sets up its workers."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory(32 << 20, 256 << 20)
 
 
 def make_alone(place: Place) -> int:
-    """Decode, resize and cut one picture in a plain process; nothing but a size goes back."""
+    """Decode, resize and cut one picture in a plain process. Return only its size."""
     image, _ = decode_image(read_local(*place), ("JPEG",), DEFAULT_LIMITS)
     plan = parse_recipe(RECIPE).plan(image)
     out = np.empty(int(np.prod(plan.shape)), np.uint8)
@@ -162,7 +163,8 @@ def make_alone(place: Place) -> int:
 
 
 def derive_all(client: Client, dataset: str, count: int) -> int:
-    """The refs of all patches, window after window, with the next one asked for before the last is ready."""
+    """Return the refs of all patches, window by window; the next window is requested before the present one is
+    ready."""
 
     def derive(start: int) -> int:
         samples = client.samples(dataset, range(start, min(start + WINDOW, count)))
@@ -177,7 +179,7 @@ def derive_all(client: Client, dataset: str, count: int) -> int:
 
 
 def _places(folder: Path) -> list[Place]:
-    """Where the pictures lie, out of the headers of the shards."""
+    """Return the places of the pictures, from the headers of the shards."""
     places = []
     for shard in sorted(folder.glob("*.tar")):
         with tarfile.open(shard) as tar:
@@ -186,7 +188,8 @@ def _places(folder: Path) -> list[Place]:
 
 
 def _timed(pids: Sequence[int], work: Callable[[], object]) -> tuple[float, float]:
-    """Seconds that the work takes, and seconds of processor time that these processes spend meanwhile."""
+    """Return the seconds that the work takes, and the seconds of processor time that these processes spend
+    meanwhile."""
     before, started = cpu_s(pids), time.perf_counter()
     work()
     return time.perf_counter() - started, cpu_s(pids) - before
@@ -196,7 +199,7 @@ def _timed(pids: Sequence[int], work: Callable[[], object]) -> tuple[float, floa
 
 
 def resident(folder: Path, pictures: list[bytes], total_bytes: int, console: Console) -> dict[str, Any]:
-    """Read a set many times the budget through a node and watch its memory."""
+    """Read a data set many times larger than the arena through a node, and measure the node's memory."""
     with console.status(f"writing {total_bytes / 2**30:.1f} GiB of pictures"):
         count = write_shards(folder / "set", variants(pictures, -1), total_bytes)
     roots = {"set": [f"{folder}/set/*.tar"]}
@@ -226,14 +229,14 @@ def resident(folder: Path, pictures: list[bytes], total_bytes: int, console: Con
 
 
 def check_sources(reader: Reader, refs: Sequence[Ref]) -> None:
-    """Resolve encoded pictures; RuntimeError unless each is what its name says."""
+    """Resolve encoded pictures. Raises RuntimeError if the bytes of one do not match its name."""
     for ref, view in zip(refs, reader.resolve(refs), strict=True):
         if source_name(content_digest(view)) != ref.name:
             raise RuntimeError(f"{ref.name} resolved to other bytes")
 
 
 def check_patches(reader: Reader, made: Sequence[Any]) -> None:
-    """Resolve patches; RuntimeError for bad media and for wrong bytes."""
+    """Resolve patches. Raises RuntimeError for bad media and for wrong bytes."""
     bad = [item for item in made if not isinstance(item, Ref)]
     if bad:
         raise RuntimeError(f"{len(bad)} pictures could not be made, the first because: {bad[0].reason}")
@@ -243,7 +246,7 @@ def check_patches(reader: Reader, made: Sequence[Any]) -> None:
 
 
 def show(rows: list[dict[str, Any]], console: Console) -> None:
-    """The rows and what follows from them, for people."""
+    """Print the rows, and the ratios that follow from them, for people."""
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     table = Table("what", "figure", title=f"{NUM_CORES} cores, load average {load}")
     speed = {row["path"]: row["images_per_s"] for row in rows if "images_per_s" in row}

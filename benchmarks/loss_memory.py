@@ -33,7 +33,7 @@ PATHS = ("ours", "naive")
 
 
 def main() -> None:
-    """Measure both paths, print the table, and with --json end with one line for programs."""
+    """Measure both paths and print the table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2048, help="scored tokens of a microbatch (2048)")
     parser.add_argument("--vocab", type=int, default=65536, help="rows of the head (65536)")
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def measure(path: str, options: argparse.Namespace) -> dict[str, Any]:
-    """One row. Runs in a process of its own."""
+    """Return one row. Runs in a process of its own."""
     import torch
     import torch.distributed as dist
 

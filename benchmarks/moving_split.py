@@ -1,9 +1,10 @@
-"""How near the moving split comes to the best fixed one, found by trying all, on random workloads in the simulator.
+"""Compares the moving split of devices with the best fixed one, found by trying all, on random workloads in the
+simulator.
 
-Of each workload the generation phase is compared, once the policy has seen two steps. `ratio` is the moving split's
-time by that of the best fixed split; below 1 the moving one is ahead.
+The generation phase of each workload is compared, after the policy has seen two steps. `ratio` is the moving split's
+time divided by that of the best fixed split; below 1 the moving one is faster.
 
-    python -m benchmarks.moving_split                                  # the 20 that the tests take too
+    python -m benchmarks.moving_split                                  # the 20 workloads that the tests use
     python -m benchmarks.moving_split --kind replacing
     python -m benchmarks.moving_split --kind wide --first 0 --num 240  # other numbers of devices, costs, verdicts
     python -m benchmarks.moving_split --each --json
@@ -34,12 +35,13 @@ from yatt_mm.simulator.results import LayoutResult
 from yatt_mm.simulator.turn_layouts import partial_dynamic, partial_static
 
 NUM_STEPS_SETTLING = 2
-"""Steps that do not count: the policy divides by what it measured."""
+"""The number of first steps that are not counted, because the policy divides devices by what it has measured."""
 NEAR = 1.05
 
 
 def plain(seed: int) -> dict[str, Any]:
-    """Eight devices, 32 groups of four a step, all else drawn: lengths with tails, speeds, rooms, wake costs."""
+    """Return a workload with eight devices and 32 groups of four a step. The rest is random: lengths with tails,
+    speeds, places, wake costs."""
     draw = random.Random(seed)
     response = {
         "median": draw.uniform(100, 600),
@@ -84,7 +86,7 @@ def plain(seed: int) -> dict[str, Any]:
 
 
 def after_generation() -> dict[str, Any]:
-    """Sections that a config must have and generation phases do not depend on, in the simplest numbers."""
+    """Return the sections that a config must have but generation phases do not depend on, with simple numbers."""
     return {
         "training": {
             "flops_per_token": 1,
@@ -102,12 +104,13 @@ def after_generation() -> dict[str, Any]:
 
 
 def replacing(seed: int) -> dict[str, Any]:
-    """The same; the three groups in ten that have no signal are replaced."""
+    """Return a workload like `plain`, in which three groups in ten have no signal and are replaced."""
     return plain(seed) | {"sampling": {"replaces_groups": True}}
 
 
 def wide(seed: int) -> dict[str, Any]:
-    """2 to 16 devices, 16 to 64 groups, 1 to 4 verdicts, 0 to 12 s to wake; half of them replace groups."""
+    """Return a workload with 2 to 16 devices, 16 to 64 groups, 1 to 4 verdicts, and 0 to 12 s to wake. Half of these
+    workloads replace groups."""
     draw, tree = random.Random(10_000 + seed), plain(1000 + seed)
     tree["devices"]["num"] = draw.choice([2, 3, 4, 6, 8, 12, 16])
     tree["workload"]["prompts_per_step"] = draw.choice([16, 32, 64])
@@ -123,12 +126,12 @@ KINDS: dict[str, Callable[[int], dict[str, Any]]] = {"plain": plain, "replacing"
 
 
 def settled_s(result: LayoutResult) -> float:
-    """Mean generation phase without the first steps."""
+    """Return the mean seconds of a generation phase, without the first steps."""
     return mean(step.rollout_s for step in result.steps[NUM_STEPS_SETTLING:])
 
 
 def measure(kind: str, seed: int) -> dict[str, Any]:
-    """One workload."""
+    """Simulate one workload and return its row."""
     config = parse_simulation(KINDS[kind](seed))
     fixed = [settled_s(partial_static(config, r)) for r in range(1, config.num_cells)]
     moving_s, best_s = settled_s(partial_dynamic(config)), min(fixed)
@@ -144,7 +147,7 @@ def measure(kind: str, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """What a set of workloads has in common."""
+    """Return the numbers that summarise a set of workloads."""
     ratios = [row["ratio"] for row in rows]
     return {
         "workloads": name,
@@ -157,7 +160,7 @@ def summary(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Simulate, print."""
+    """Simulate and print."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--kind", choices=KINDS, default="plain")
     arguments.add_argument("--first", type=int, default=0, metavar="SEED")

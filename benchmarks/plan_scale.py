@@ -1,12 +1,12 @@
-"""What planning a step costs each controller: bytes gathered per sample, seconds of the plan.
+"""Measures what planning a step costs each controller: the bytes gathered per sample, and the seconds of the plan.
 
     python benchmarks/plan_scale.py
     python benchmarks/plan_scale.py --samples 65536 --group-size 16 --replicas 256 --json
 
 Every controller gathers all groups of the step (`bytes_per_sample`, pickled as they travel) and plans them for all
-replicas, laying out its own one. Sizes are those of benchmarks/common/published_lengths.py, the model has
-Qwen2.5-VL-7B's shape. `seconds` is processor time, the least of the repeats. No torch, no ranks: this is what a
-controller runs.
+replicas; it lays out the microbatches of its own replica. Sizes are those of benchmarks/common/published_lengths.py,
+and the model has Qwen2.5-VL-7B's shape. `seconds` is processor time, the minimum of the repeats. There is no torch and
+there are no ranks, because a controller has none.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ MODEL: dict[str, Any] = {
 
 
 def main() -> None:
-    """Measure, print the table, and with --json end with one line for programs."""
+    """Measure and print the table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--samples", type=int, default=65536, help="samples of the step (65536)")
     parser.add_argument("--group-size", type=int, nargs="+", default=[1, 8, 16], help="responses per prompt (1 8 16)")
@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measure(group_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """One row."""
+    """Return one row."""
     prompts = draw(options.samples // group_size, group_size, shrink=1, seed=0)
     groups = [_planned(position, prompt) for position, prompt in enumerate(prompts)]
     seconds = []
@@ -102,7 +102,7 @@ def measure(group_size: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _planned(position: int, prompt: Prompt) -> PlannedGroup:
-    """With refs as the data plane gives them out."""
+    """Return a group to plan, with refs like those that the data plane gives."""
     size = len(prompt.lengths)
     num_patches = math.prod(prompt.grid)
     digest = f"{position:032x}"

@@ -36,20 +36,20 @@ SHARED_MEMORY = Path("/dev/shm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """A result."""
+    """One row of the table."""
 
     path: str
     dtype: str
     ranks: int
     bytes: int
     seconds: float
-    """Best of all rounds; of the slowest rank."""
+    """The best of all rounds in seconds; in each round the slowest rank counts."""
     median_s: float
     gb_per_s: float
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Parse, measure, print."""
+    """Parse the arguments, measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", type=float, default=100.0, help="millions of parameters, about (default 100)")
     parser.add_argument("--tp", type=int, default=1, help="tensor-parallel ranks (default 1)")
@@ -74,7 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_folder(directory: Path, num_params: int) -> Path:
-    """A random Qwen2.5-VL of about `num_params` parameters: layers of width 768 until there are enough."""
+    """Make a random Qwen2.5-VL of about `num_params` parameters: layers of width 768 are added until there are
+    enough."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -136,7 +137,7 @@ def measure_in_ranks(
 
 
 def _rank(rank: int, store: str, job: dict[str, Any], answers: Any) -> None:
-    """A training rank: its share of the memcpy and its part of the publish, in turns."""
+    """Run a training rank: its share of the memcpy and its part of the publish, alternately."""
     import torch
     import torch.distributed as dist
 
@@ -184,7 +185,7 @@ def _shared_folder() -> Iterator[Path]:
 
 
 def show(rows: Sequence[Row]) -> None:
-    """A table for people."""
+    """Print a table for people."""
     from rich.console import Console
     from rich.table import Table
 

@@ -1,10 +1,10 @@
-"""Over which range full and partial colocation win, and where they lose, as the simulator says.
+"""Finds the ranges in which full and partial colocation are faster, and in which they are slower, with the simulator.
 
-One parameter at a time is swept away from configs/simulate/yatt_paper.yaml. `saving_full` is the part of a step that
-full colocation saves against the external GenRM at its best split (negative: it loses); `saving_partial` is the part of
-the generation phase that the dynamic split saves against full colocation.
+One parameter at a time is varied from its value in configs/simulate/yatt_paper.yaml. `saving_full` is the part of a
+step that full colocation saves against the external GenRM at its best split (negative: it loses time). `saving_partial`
+is the part of the generation phase that the dynamic split saves against full colocation.
 
-    python -m benchmarks.simulate_ranges                      # all sweeps
+    python -m benchmarks.simulate_ranges                      # all parameters
     python -m benchmarks.simulate_ranges --only verdict,wake  # some of them
     python -m benchmarks.simulate_ranges --json
 """
@@ -45,7 +45,7 @@ SWEEPS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
 
 
 def main() -> None:
-    """Sweep, print."""
+    """Vary the parameters and print."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--only", default=",".join(SWEEPS), help="sweeps to run, with commas between")
     options = arguments.parse_args()
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(sweep: str, value: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """One row."""
+    """Return one row."""
     config = load_simulation(BASE, overrides)
     colocated, dynamic = full(config), partial_dynamic(config)
     static, external = best_partial_static(config), best_external(config)

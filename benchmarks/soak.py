@@ -1,10 +1,11 @@
-"""Writers, readers, eviction, scopes and random `kill -9` of clients and of the node: no wrong byte, no leak, no hang.
+"""Runs writers, readers, eviction, scopes and random `kill -9` of clients and of the node, and checks for wrong bytes,
+leaks and hangs.
 
     python benchmarks/soak.py [--minutes 10] [--seed 0] [--json]
 
-Four writers and four readers work on a node whose arena is much smaller than what they ask for. Every view is compared
-with its digest when it comes and just before it goes; at the end all is released and must be back at zero. Ends with
-code 1 on a finding.
+Four writers and four readers use a node whose arena is much smaller than what they request. Every view is compared with
+its digest when it is made and just before it is dropped. At the end everything is released, and all counters must be
+back at zero. The exit code is 1 if there is a finding.
 """
 
 import argparse
@@ -44,7 +45,7 @@ from tests.dataplane.shards import encode, has_ended, noise, write_shard
 NUM_WRITERS = NUM_READERS = 4
 CLIENT_KILL_S = 4.0
 NODE_KILL_S = 25.0
-"""Mean times between two kills."""
+"""The mean time in seconds between two kills."""
 STOP_S = 60.0
 IMAGE_EDGE = 252
 
@@ -53,7 +54,7 @@ _spawn = get_context("spawn")
 
 @dataclass(slots=True)
 class Worker:
-    """A child and what is known of it."""
+    """A child process, and what is known about it."""
 
     role: str
     name: str
@@ -64,7 +65,7 @@ class Worker:
 
 
 class Soak:
-    """Starts, feeds, kills and replaces workers; kills the node; judges what it hears."""
+    """Starts, feeds, kills and replaces workers; kills the node; judges the reports."""
 
     def __init__(self, node: EmbeddedNode, seed: int, num_samples: int) -> None:
         self._node = node
@@ -77,13 +78,13 @@ class Soak:
         self.counts: Counter[str] = Counter()
         self.findings: list[str] = []
         self.processes: set[psutil.Process] = set()
-        """Every process that was started, the node's own among them."""
+        """Every process that was started, including that of the node."""
         self._last_stat: dict[str, Any] = {}
         self._orphans: list[str] = []
         """The objects that killed writers stored and no process will release."""
 
     def run(self, seconds: float, progress: Progress) -> None:
-        """All of it, until every worker has ended."""
+        """Run until the time is over and every worker has ended."""
         bar = progress.add_task("soaking", total=seconds)
         for at in range(NUM_WRITERS + NUM_READERS):
             self._start("writer" if at < NUM_WRITERS else "reader")
@@ -115,7 +116,7 @@ class Soak:
         self._workers.append(Worker(role, name, process, ours, time.monotonic()))
 
     def _hear(self, timeout_s: float) -> None:
-        """Everything that workers said, and their ends."""
+        """Handle all reports of workers, and their ends."""
         by_pipe = {worker.pipe: worker for worker in self._workers}
         for pipe in connection.wait(list(by_pipe), timeout_s):
             self._hear_one(by_pipe[pipe])  # type: ignore[index]
@@ -175,7 +176,7 @@ class Soak:
         self.counts["num_node_kills"] += 1
 
     def _look_after_node(self) -> None:
-        """Count what it evicted, and release what killed writers left."""
+        """Count the node's evictions, and release what killed writers left."""
         try:
             with Client(self._node.uri, timeout_s=2) as client:
                 stat = client.stat()
@@ -205,7 +206,8 @@ class Soak:
 
 
 def family(pid: int) -> set[psutil.Process]:
-    """A process and those that it started, as far as they still run: told from others that get their numbers later."""
+    """Return the running processes among a process and its descendants. Another process that gets one of their numbers
+    later is not counted."""
     try:
         process = psutil.Process(pid)
         return {process, *process.children(recursive=True)}
@@ -228,12 +230,12 @@ def unreadable(node: EmbeddedNode, durable: list[dict[str, Any]]) -> list[str]:
 
 
 def segments_of(node_id: str) -> list[str]:
-    """The shared memory of all lives of a node."""
+    """Return the shared memory of all starts of a node."""
     return [path.name for path in SHM_DIR.glob(f"{PREFIX}*-{node_id}-*")]
 
 
 def leaks(node: EmbeddedNode, soak: Soak, memory_bytes: int) -> list[str]:
-    """What is left when everything was released."""
+    """Return what is left after everything was released."""
     with Client(node.uri, timeout_s=30) as client:
         client.release_names(soak.catalog.all_names())
         deadline = time.monotonic() + 60  # scopes of killed writers close half a minute after them
@@ -252,7 +254,7 @@ def leaks(node: EmbeddedNode, soak: Soak, memory_bytes: int) -> list[str]:
 def soak(
     seconds: float, seed: int, memory_bytes: int, spill_bytes: int, num_samples: int, console: Console
 ) -> dict[str, Any]:
-    """Everything; the report, JSON-safe. `findings` is empty if all is well."""
+    """Run the whole soak. Return the report, JSON-safe; `findings` is empty if nothing is wrong."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         for shard in range(4):
             images = {
@@ -293,7 +295,7 @@ def soak(
 
 
 def show(report: dict[str, Any], console: Console) -> None:
-    """The report for people."""
+    """Print the report for people."""
     table = Table("what", "count", title=f"{report['seconds']:g} s, seed {report['seed']}")
     for key, value in report["counts"].items():
         table.add_row(key, f"{value:,}")
@@ -304,7 +306,7 @@ def show(report: dict[str, Any], console: Console) -> None:
 
 
 def main() -> int:
-    """Soak, print, and with --json end with one line for machines."""
+    """Soak and print. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=0)

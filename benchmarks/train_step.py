@@ -50,12 +50,12 @@ MODELS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         | {"fullatt_block_indexes": [3]},
     ),
 }
-"""Settings over the defaults of the text and of the vision config."""
+"""The settings of each model that override the defaults of the text and of the vision config."""
 GRIDS = ((1, 16, 16), (1, 12, 20), (1, 24, 16))
 
 
 def main() -> None:
-    """Measure, print the table, and with --json end with one line for programs."""
+    """Measure and print the table. With --json, print one more line for programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=(*MODELS, "both"), default="both", help="which model (both)")
     parser.add_argument("--samples", type=int, default=8, help="samples of a step (8)")
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str, Any]:
-    """One row. Runs in a process of its own."""
+    """Return one row. Runs in a process of its own."""
     import models.compat.megatron_core  # noqa: F401  makes this process ready for transformers' models
     from benchmarks.common.peaks import measured_peak
     from benchmarks.common.small_model import build_folder
@@ -112,7 +112,7 @@ def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str
 
 
 def _product_rate() -> float:
-    """Operations per second of one large product of two matrices."""
+    """Return the operations per second of one large product of two matrices."""
     import torch
 
     torch.set_num_threads(os.cpu_count() or 1)
@@ -139,7 +139,7 @@ def _device() -> str:
 
 
 def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
-    """Samples of 60 to 500 tokens; every second one has an image."""
+    """Return samples of 60 to 500 tokens; every second one has an image."""
     import numpy as np
 
     from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, VISION_END, VISION_START

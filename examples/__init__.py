@@ -1,1 +1,1 @@
-"""Example tasks: a folder each, with what makes its data, a model to start from, and how to run it."""
+"""Example tasks, one folder each. A folder makes its own data and a model to start from."""

@@ -24,12 +24,12 @@ from models.weights.load import WeightTable, check_finite, check_names
 from models.weights.slicing import Shapes
 
 VOCAB_MULTIPLE = 8
-"""Rows of the vocabulary per tensor-parallel rank are padded to a multiple of this."""
+"""The number of a tensor-parallel rank's vocabulary rows is padded to a multiple of this number."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Built:
-    """This rank's part of the model, with what belongs to it."""
+    """The result of `build`: this rank's part of the model, and what is needed to train and export it."""
 
     model: torch.nn.ModuleList
     """`VisionLanguageModel`s: the chunks of this rank's pipeline stage (one, unless the pipeline is virtual)."""
@@ -93,6 +93,6 @@ def build(
 
 
 def padded_vocab_size(vocab_size: int, parallel: Parallel) -> int:
-    """Return the rows of the embedding and of the head, over all tensor-parallel ranks."""
+    """Return the number of rows of the embedding and of the head, over all tensor-parallel ranks."""
     multiple = VOCAB_MULTIPLE * parallel.tp
     return -(-vocab_size // multiple) * multiple

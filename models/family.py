@@ -1,4 +1,4 @@
-"""The interface of a model family: the functions in which families differ. `models/<family>/model.py` gives it as
+"""The interface of a model family: the functions that differ between families. `models/<family>/model.py` gives them as
 FAMILY."""
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from models.weights.load import Rule
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Family:
-    """One family. Every function takes the family's Hugging Face config."""
+    """A model family. Every function takes the family's Hugging Face config."""
 
     config: type[Any]
-    """The class of its config in transformers."""
+    """The config class of the family in transformers."""
     transformer_config: Callable[[Any, Parallel, torch.dtype], TransformerConfig]
-    """Return the decoder's settings for megatron. Raises ValueError for what the decoder cannot do."""
+    """Return the decoder's settings for megatron. Raises ValueError for a feature that the decoder does not have."""
     rules: Callable[[Any, CheckpointFiles], list[Rule]]
     """Return the weight table for the names and shapes in a checkpoint."""
     make_visual: Callable[[Any, torch.dtype], Any]
-    """Return Hugging Face's vision tower, its weights not yet loaded."""
+    """Return Hugging Face's vision tower, before its weights are loaded."""
     tower: type[VisionTower]
-    """The class that calls this tower."""
+    """The class that calls the vision tower."""
     token_layout: Callable[[Any], TokenLayout]
     """Return which tokens stand for media, and their positions."""
     has_interleaved_mrope: bool = False

@@ -30,26 +30,27 @@ where the forward pass has two."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """Operations, forward and backward, per unit of a sample."""
+    """The numbers of operations, forward and backward, per unit of a sample."""
 
     per_token: int
-    """Linear layers of the decoder, per token; with experts, those that a token visits."""
+    """The operations of the decoder's linear layers, per token; with experts, those that a token visits."""
     per_token_pair: int
-    """Attention of the decoder, for each pair of tokens of a sequence."""
+    """The operations of the decoder's attention, for each pair of tokens of a sequence."""
     per_scored: int
-    """The head, for each token with a log-probability."""
+    """The operations of the head, for each token with a log-probability."""
     per_patch: int
-    """Linear layers of the vision tower and of its mergers, per patch."""
+    """The operations of the linear layers of the vision tower and of its mergers, per patch."""
     per_patch_pair: int
-    """Attention in the tower's blocks that see a whole frame, for each pair of its patches."""
+    """The operations of attention in the tower's blocks that see a whole frame, for each pair of its patches."""
     per_window_pair: int
-    """Attention in the tower's blocks that see windows, for each pair of patches of a window."""
+    """The operations of attention in the tower's blocks that see windows, for each pair of patches of a window."""
     window: int
-    """Patches along each side of a window; 0 where the tower has none."""
+    """The number of patches along each side of a window; 0 if the tower has no windows."""
     num_class_tokens: int = 0
-    """Class tokens of the tower, in addition to the patches of each frame. Its blocks process them as well."""
+    """The number of class tokens of the tower, in addition to the patches of each frame. Its blocks process them as
+    well."""
     per_class_token: int = 0
-    """Linear layers of the tower's blocks, per class token."""
+    """The operations of the linear layers of the tower's blocks, per class token."""
 
     def decoder(self, num_tokens: int, num_scored: int) -> int:
         """Return the decoder's operations for one sequence, with its image tokens expanded."""
@@ -109,20 +110,20 @@ class Tower:
     """The shape of a vision tower."""
 
     embedding_weights: int
-    """The weights of the layer that embeds a patch."""
+    """The number of weights of the layer that embeds a patch."""
     block_weights: int
-    """The weights of the linear layers of all blocks."""
+    """The number of weights of the linear layers of all blocks."""
     merger_weights: int
-    """The weights of the linear layers of all mergers."""
+    """The number of weights of the linear layers of all mergers."""
     patches_per_token: int
     hidden_size: int
     num_full_blocks: int
     """The number of blocks whose attention sees a whole frame."""
     num_window_blocks: int
     window: int
-    """Patches along each side of a window; 0 without windows."""
+    """The number of patches along each side of a window; 0 without windows."""
     num_class_tokens: int = 0
-    """Class tokens, in addition to the patches of each frame."""
+    """The number of class tokens, in addition to the patches of each frame."""
 
 
 def _tower_operations(tower: Tower, freeze: Collection[Part]) -> dict[str, int]:
@@ -180,7 +181,7 @@ def _head_size(text: Mapping[str, Any]) -> int:
 
 
 def _sum_of_squares(length: int, window: int) -> int:
-    """Return the sum of squares of the pieces of `length` when it is cut into windows."""
+    """Return the sum of the squares of the pieces' lengths, when `length` is cut into pieces of `window`."""
     return length // window * window**2 + (length % window) ** 2
 
 

@@ -8,13 +8,15 @@ from typing import Literal, get_args
 import torch
 
 Part = Literal["tower", "merger", "language"]
-"""tower: the vision encoder. merger: the layers that turn patches into token embeddings. language: everything else."""
+"""A part of the model. tower: the vision encoder. merger: the layers that turn patches into token embeddings. language:
+everything else."""
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
 
 def part_of(name: str) -> Part:
-    """Return the part that a parameter of `VisionLanguageModel` belongs to, by its name there."""
+    """Return the part of the model that a parameter of `VisionLanguageModel` belongs to. `name` is its name in that
+    module."""
     if not name.startswith("vision_model."):
         return "language"
     return "merger" if "merger" in name or "projector" in name else "tower"

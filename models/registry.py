@@ -16,7 +16,8 @@ FAMILIES = {
     "qwen3_vl": "models.qwen3_vl",
     "qwen3_vl_moe": "models.qwen3_vl_moe",
 }
-"""From model_type to the package with the modules `recipe` (torch-free), `model`, `config`, `mapping` and `tower`."""
+"""From model_type to the package of the family, with the modules `recipe` (torch-free), `model`, `config`, `mapping`
+and `tower`."""
 
 
 def read_config(model_dir: Path) -> dict[str, Any]:

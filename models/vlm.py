@@ -22,7 +22,8 @@ from models.vision.tower import VisionTower
 
 
 class VisionLanguageModel(MegatronModule):
-    """A chunk of a pipeline stage's layers, with the tower before it or the head after it.
+    """A chunk of a pipeline stage's layers. The first chunk of the pipeline also has the vision tower, the last one the
+    head.
 
     megatron's schedules and gradient reductions read the public attributes.
     """
@@ -36,8 +37,9 @@ class VisionLanguageModel(MegatronModule):
         rope: MRope,
         chunk: int,
     ) -> None:
-        """`num_rows` of the vocabulary over all tensor-parallel ranks; `tower` on the first chunk of the first stage
-        only; `chunk` numbers this stage's chunks of layers (one, unless the pipeline is virtual)."""
+        """`num_rows` are the rows of the vocabulary over all tensor-parallel ranks. Only the first chunk of the first
+        stage gets a `tower`. `chunk` numbers this stage's chunks of layers (there is one, unless the pipeline is
+        virtual)."""
         super().__init__(config=config)
         text: Any = hf_config.text_config
         self.pre_process = parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=chunk)
@@ -67,7 +69,7 @@ class VisionLanguageModel(MegatronModule):
         mark_experts(self)
 
     def shared_embedding_or_output_weight(self) -> torch.Tensor:
-        """Return the tied weight, for the sum of its gradients over the first and last stage."""
+        """Return the tied weight, whose gradients are summed over the first and last stage."""
         return self.language_model.shared_embedding_or_output_weight()
 
     def set_input_tensor(self, input_tensor: Any) -> None:
@@ -75,7 +77,7 @@ class VisionLanguageModel(MegatronModule):
         self.language_model.set_input_tensor(input_tensor)
 
     def forward(self, batch: PackedBatch, temperature: float) -> torch.Tensor:
-        """Return hidden states for the next stage, or on the last stage [2, K]: log-probabilities, entropies."""
+        """Return hidden states for the next stage; on the last stage return [2, K]: log-probabilities and entropies."""
         embedded, deepstack = self._embed(batch) if self.pre_process else (None, None)
         hidden = self.language_model(
             input_ids=None,
@@ -89,8 +91,8 @@ class VisionLanguageModel(MegatronModule):
         return self._score(hidden, batch, temperature) if self.post_process else hidden
 
     def _embed(self, batch: PackedBatch) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Return [T, 1, h] token embeddings with visual tokens in their places, and [T, 1, n * h] what the first n
-        layers add.
+        """Return [T, 1, h] token embeddings with visual tokens in their places, and [T, 1, n * h] features that the
+        first n layers add.
 
         Under sequence parallelism it returns this rank's part of both.
         """

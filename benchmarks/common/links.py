@@ -1,4 +1,4 @@
-"""Two hosts on one machine and the wire between them: network namespaces where they are allowed, else loopback."""
+"""Two hosts on one machine and the link between them: network namespaces if they are allowed, otherwise loopback."""
 
 import json
 import os
@@ -10,35 +10,35 @@ from benchmarks.common.proxy import Proxy
 
 
 class Link(Protocol):
-    """Hosts `a` and `b`, and the wire between them, whose bytes the operating system counts."""
+    """Two hosts, `a` and `b`, and the link between them. The operating system counts the bytes that cross it."""
 
     name: str
     uris: dict[str, str]
-    """Filled in as the nodes start."""
+    """The addresses of the nodes by host; filled in when the nodes start."""
     host_ids: dict[str, str]
     is_insecure: bool
 
     def address(self, host: str) -> str:
-        """What the node of a host listens on."""
+        """Return the address at which a host's node listens."""
 
     def prefix(self, host: str) -> list[str]:
-        """What to put before a command that runs on a host."""
+        """Return the words to put before a command so that it runs on a host."""
 
     def uri_of_a_for_b(self) -> str:
-        """Where host b finds the node of host a; it runs already."""
+        """Return the address under which host b finds the node of host a, which runs already."""
 
     def sent_bytes(self) -> int:
-        """What host a has sent to host b so far."""
+        """Return the number of bytes that host a has sent to host b so far."""
 
     def cut(self) -> None:
-        """Nothing passes any more."""
+        """Break the link: nothing passes any more."""
 
     def mend(self) -> None:
-        """Connections can be made again."""
+        """Mend the link: connections can be made again."""
 
 
 class NamespaceLink:
-    """Two network namespaces and a veth pair; whatever it made is deleted when it ends."""
+    """Two network namespaces and a veth pair. Both are deleted at the end."""
 
     name = "namespaces"
     is_insecure = True
@@ -52,7 +52,7 @@ class NamespaceLink:
 
     @staticmethod
     def is_allowed() -> bool:
-        """Whether this user may make network namespaces here."""
+        """Return True if this user may make network namespaces here."""
         if os.geteuid():
             return False
         name = f"dp{secrets.token_hex(3)}-try"
@@ -87,19 +87,19 @@ class NamespaceLink:
             self._ip("netns", "delete", self._made.pop())  # and with it its end of the pair, and so the other
 
     def address(self, host: str) -> str:
-        """The address of its end of the pair."""
+        """Return the address of the host's end of the pair."""
         return f"{self._net}.{1 if host == 'a' else 2}"
 
     def prefix(self, host: str) -> list[str]:
-        """Enters the host's namespace."""
+        """Return the words that run a command in the host's namespace."""
         return ["ip", "netns", "exec", self._space(host)]
 
     def uri_of_a_for_b(self) -> str:
-        """Return the same address for every client."""
+        """Return the address of a's node, which is the same for every client."""
         return self.uris["a"]
 
     def sent_bytes(self) -> int:
-        """The transmit counter of host a's interface."""
+        """Return the transmit counter of host a's interface, in bytes."""
         found: list[dict[str, Any]] = json.loads(
             self._ip("-n", self._space("a"), "-s", "-j", "link", "show", self._device("a"))
         )
@@ -110,7 +110,7 @@ class NamespaceLink:
         self._ip("-n", self._space("a"), "link", "set", self._device("a"), "down")
 
     def mend(self) -> None:
-        """Take it up again."""
+        """Take the interface up again."""
         self._ip("-n", self._space("a"), "link", "set", self._device("a"), "up")
 
     def _space(self, host: str) -> str:
@@ -124,7 +124,7 @@ class NamespaceLink:
 
 
 class LoopbackLink:
-    """Both hosts are this machine; a proxy stands between them."""
+    """Both hosts are this machine, with a proxy between them."""
 
     name = "loopback"
     is_insecure = False
@@ -142,29 +142,29 @@ class LoopbackLink:
             self._proxy.__exit__()
 
     def address(self, host: str) -> str:
-        """Loopback."""
+        """Return the loopback address."""
         return "127.0.0.1"
 
     def prefix(self, host: str) -> list[str]:
-        """Nothing."""
+        """Return no words, because commands run on this machine."""
         return []
 
     def uri_of_a_for_b(self) -> str:
-        """The proxy's."""
+        """Return the address of the proxy."""
         self._proxy = Proxy(self.uris["a"])
         return self._proxy.uri
 
     def sent_bytes(self) -> int:
-        """TCP_INFO of the proxy's connections to host a."""
+        """Return the bytes that the proxy's connections to host a received, by TCP_INFO."""
         return self._proxy.received_bytes() if self._proxy else 0
 
     def cut(self) -> None:
-        """Break every connection, and take no new ones."""
+        """Break every connection, and accept no new ones."""
         assert self._proxy is not None
         self._proxy.is_refusing = True
         self._proxy.cut()
 
     def mend(self) -> None:
-        """Take connections again."""
+        """Accept connections again."""
         assert self._proxy is not None
         self._proxy.is_refusing = False

@@ -1,4 +1,4 @@
-"""What processes use: resident memory, sampled while something runs, and processor time."""
+"""Measures what processes use: resident memory, sampled while something runs, and processor time."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ SAMPLE_EVERY_S = 0.1
 
 
 def family(pid: int) -> list[int]:
-    """A process and everything below it."""
+    """Return a process and all of its descendants."""
     return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Processor time that these processes have spent, in the kernel too."""
+    """Return the processor time in seconds that these processes have spent, including time in the kernel."""
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 
 @contextmanager
 def watched(pid: int) -> Iterator[dict[str, int]]:
-    """The largest memory of a node while the block runs: `all` with its workers, `node` its own resident size."""
+    """Measure the largest memory of a node during a `with` block, in bytes: `all` with its workers, `node` alone."""
     peak = {"all": 0, "node": 0}
     ended = threading.Event()
 
@@ -47,7 +47,7 @@ def watched(pid: int) -> Iterator[dict[str, int]]:
 
 
 def _memory(pid: int) -> dict[str, int]:
-    """The fields of smaps_rollup in bytes; empty for a process that ended."""
+    """Return the fields of smaps_rollup in bytes; empty for a process that has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:]
     except OSError:

@@ -1,4 +1,4 @@
-"""The most memory that a piece of work takes in this process: of its CUDA device, or on the CPU its resident size."""
+"""Measures the peak memory of a piece of work in this process: on its CUDA device, or the resident size on the CPU."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ import torch
 
 @dataclass(slots=True)
 class Peak:
-    """Filled in when the block of `measured_peak` ends."""
+    """The result of `measured_peak`, filled in when its block ends."""
 
     num_bytes: int = 0
-    """Beyond what was in use when the block began."""
+    """The peak in bytes, above what was in use when the block began."""
 
 
 @contextmanager
 def measured_peak() -> Iterator[Peak]:
-    """Measure the block's peak. On the CPU the kernel keeps the mark (`VmHWM`), so nothing is sampled or missed."""
+    """Measure the peak of a `with` block. On the CPU the kernel keeps the maximum (`VmHWM`), so nothing is sampled or
+    missed."""
     gc.collect()
     peak = Peak()
     if torch.cuda.is_available():

@@ -1,7 +1,7 @@
-"""Shards of JPEGs of 1 to 2 megapixels, made on the spot of scikit-learn's two sample photographs.
+"""Makes shards of JPEGs of 1 to 2 megapixels from scikit-learn's two sample photographs.
 
-A few hundred different pictures are cropped, mirrored and scaled out of the two; the rest repeat them with another
-comment inside, so that no two files have the same digest.
+A few hundred different pictures are cropped, mirrored and scaled out of the two. The other pictures repeat them with
+another comment inside, so that no two files have the same digest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ SHARD_BYTES = 256 << 20
 
 
 def photographs(count: int, seed: int = 0) -> list[bytes]:
-    """Different JPEGs."""
+    """Return this many different JPEGs."""
     rng = np.random.default_rng(seed)
     originals = [Image.fromarray(pixels) for pixels in load_sample_images().images]
     return [_photograph(originals[at % len(originals)], rng) for at in range(count)]
 
 
 def variants(pictures: list[bytes], seed: int) -> Iterator[bytes]:
-    """The pictures over and over, never the same bytes twice."""
+    """Yield the pictures again and again, but never the same bytes twice."""
     number = 0
     while True:
         for picture in pictures:
@@ -37,7 +37,7 @@ def variants(pictures: list[bytes], seed: int) -> Iterator[bytes]:
 
 
 def write_shards(folder: Path, pictures: Iterator[bytes], total_bytes: int) -> int:
-    """Fill `folder` with tars until they hold this many bytes of pictures; returns how many."""
+    """Fill `folder` with tars until they hold this many bytes of pictures. Return the number of pictures."""
     folder.mkdir()
     count = written = 0
     while written < total_bytes:
@@ -54,7 +54,7 @@ def write_shards(folder: Path, pictures: Iterator[bytes], total_bytes: int) -> i
 
 
 def _photograph(original: Image.Image, rng: np.random.Generator) -> bytes:
-    """A random part of the original, mirrored or not, with grain, at a random size."""
+    """Return a random part of the original at a random size, with grain, mirrored or not."""
     part = rng.uniform(0.6, 1.0, 2) * original.size
     left, top = rng.uniform(0, 1, 2) * (np.array(original.size) - part)
     pixels = rng.uniform(MIN_PIXELS, MAX_PIXELS)

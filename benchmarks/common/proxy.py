@@ -1,4 +1,5 @@
-"""A TCP proxy on loopback that counts what it passes on and cuts connections: the wire between two hosts, to break."""
+"""A TCP proxy on loopback that counts the bytes it forwards and breaks connections. It stands for the network between
+two hosts."""
 
 import contextlib
 import json
@@ -9,18 +10,18 @@ import threading
 import pyarrow.flight as fl
 
 _BYTES_RECEIVED = 128
-"""Where `tcpi_bytes_received` stands in the kernel's tcp_info."""
+"""The offset of `tcpi_bytes_received` in the kernel's tcp_info."""
 
 
 _HOST = "127.0.0.2"
-"""Another address of loopback, where the node's port for bytes is free."""
+"""A second loopback address, at which the port number of the node's byte port is free."""
 
 
 class Proxy:
-    """A TCP proxy that counts what it passes on, and cuts every connection after so many bytes.
+    """A TCP proxy that counts the bytes it forwards, and breaks every connection after a given number of bytes.
 
-    It stands before the node's port for bytes as well, unless `has_bytes` is false: then nothing listens there, as
-    behind a firewall.
+    It also forwards the node's byte port, unless `has_bytes` is false: then nothing listens there, as behind a
+    firewall.
     """
 
     def __init__(self, uri: str, *, has_bytes: bool = True) -> None:
@@ -55,11 +56,11 @@ class Proxy:
 
     @property
     def num_connections(self) -> int:
-        """Connections to the target that were opened so far."""
+        """The number of connections to the target that were opened so far."""
         return self._num_connections
 
     def received_bytes(self) -> int:
-        """What the target sent over every connection so far, as the kernel counted it."""
+        """The number of bytes that the target sent over all connections so far, as the kernel counted them."""
         with self._lock:
             return self._ended_bytes + sum(_received(one) for one in self._to_target)
 
@@ -108,7 +109,8 @@ class Proxy:
                 self._to_target.discard(source)
 
     def _count(self, nbytes: int) -> bool:
-        """Count what is passed on next: who receives it may look at once. Whether to cut everything after it."""
+        """Count bytes before they are forwarded, because the receiver may read the counter at once. Return True if all
+        connections must break after them."""
         with self._lock:
             self.num_bytes += nbytes
             if self.cut_after is None or self.num_bytes < self.cut_after:
@@ -119,14 +121,14 @@ class Proxy:
 
 
 def _byte_port(uri: str) -> int:
-    """Where a node sends bytes from, as it says itself."""
+    """Return the byte port of a node, as the node itself reports it."""
     with fl.FlightClient(uri) as flight:
         (result,) = flight.do_action(fl.Action("bytes", b"{}"))
     return int(json.loads(result.body.to_pybytes())["port"])
 
 
 def _received(one: socket.socket) -> int:
-    """Bytes that came in over a connection, as the kernel counted them."""
+    """Return the number of bytes that a connection received, as the kernel counted them."""
     try:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:

@@ -23,32 +23,32 @@ import numpy as np
 from yatt_mm.training.train_sample import TrainSample
 
 SHARE_ABOVE = {256: 1324 / 2320, 512: 488 / 2320}
-"""Shorter side in pixels -> share of images above it."""
+"""The share of images whose shorter side is longer than this number of pixels."""
 ASPECT_90 = (0.6, 1.5)
 MEAN_PROMPT, MEAN_RESPONSE = 161.31, 337.99
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 1280 * 28 * 28
-"""Bounds that Qwen's cards suggest for the processor."""
+"""The bounds in pixels that Qwen's model cards suggest for the processor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """Sizes of a group."""
+    """The sizes of one group of samples."""
 
     grid: tuple[int, int, int]
-    """The grid of its image, in patches."""
+    """The grid of the group's image, in patches."""
     num_text: int
-    """Prompt tokens beside the image's."""
+    """The number of prompt tokens, without those of the image."""
     lengths: tuple[int, ...]
-    """[G] tokens of its responses."""
+    """The number of tokens of each of the G responses."""
 
     @property
     def num_prompt(self) -> int:
-        """Prompt tokens, image expanded: four patches a token."""
+        """The number of prompt tokens with the image expanded: one token for four patches."""
         return self.num_text + math.prod(self.grid) // 4
 
 
 def draw(num_prompts: int, group_size: int, *, shrink: float, seed: int, patch_size: int = 14) -> list[Prompt]:
-    """Prompts with one image each. All token counts, the image's among them, are divided by `shrink`."""
+    """Return prompts with one image each. All token counts, also that of the image, are divided by `shrink`."""
     random = np.random.default_rng(seed)
     return [
         Prompt(
@@ -61,7 +61,7 @@ def draw(num_prompts: int, group_size: int, *, shrink: float, seed: int, patch_s
 
 
 def to_samples(prompt: Prompt, *, image_token: int, vocab_size: int, patch_values: int) -> list[TrainSample]:
-    """The group's rows with random content; they share one array of patches."""
+    """Return the group's rows with random content. They share one array of patches."""
     random = np.random.default_rng(prompt.num_prompt)
     patches = random.integers(0, 256, (math.prod(prompt.grid), patch_values), dtype=np.uint8)
     image = np.full(math.prod(prompt.grid) // 4, image_token, dtype=np.int64)
@@ -83,7 +83,8 @@ def _length(random: np.random.Generator, mean: float) -> int:
 
 
 def _grid(random: np.random.Generator, shrink: float, patch_size: int) -> tuple[int, int, int]:
-    """An image's patches after the processor's bounds, sides a multiple of two patches."""
+    """Return an image's grid in patches, within the processor's bounds, with sides that are multiples of two
+    patches."""
     (low, low_share), (high, high_share) = SHARE_ABOVE.items()
     low_z, high_z = (NormalDist().inv_cdf(1 - share) for share in (low_share, high_share))
     sigma = math.log(high / low) / (high_z - low_z)

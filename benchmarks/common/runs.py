@@ -1,4 +1,4 @@
-"""What the benchmarks that start a whole run share: arguments, the run itself, its metrics."""
+"""The code that benchmarks of whole runs share: arguments, the run itself, and its metrics."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from yatt_mm.runtime.launch import launch
 
 
 def parser(description: str) -> argparse.ArgumentParser:
-    """Arguments that every benchmark takes."""
+    """Return a parser with the arguments that every benchmark takes."""
     arguments = argparse.ArgumentParser(description=description)
     arguments.add_argument("--json", action="store_true", help="print the rows as one JSON object in the last line")
     return arguments
 
 
 def run_and_read(config: str, overrides: list[str]) -> list[dict[str, Any]]:
-    """Train in a temporary folder, or in `run.dir` if the overrides have it; the records of metrics.jsonl."""
+    """Train in a temporary folder, or in `run.dir` if the overrides set it. Return the records of metrics.jsonl."""
     with tempfile.TemporaryDirectory(prefix="yatt-bench-") as folder:
         settings = load_config(config, [f"run.dir={folder}", *overrides])
         launch(settings, console=Console(stderr=True))
@@ -31,7 +31,7 @@ def run_and_read(config: str, overrides: list[str]) -> list[dict[str, Any]]:
 
 
 def show(title: str, rows: list[dict[str, Any]], *, as_json: bool) -> None:
-    """A table for people; with `as_json` also the last line for programs."""
+    """Print a table for people; with `as_json` also a last line for programs."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     table = Table(*columns, title=title)
     for row in rows:

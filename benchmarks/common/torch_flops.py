@@ -1,4 +1,4 @@
-"""Operations as torch counts them while the model runs, attention on the CPU included."""
+"""Counts the operations of a running model with torch's counter, including attention on the CPU."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch.utils.flop_counter import FlopCounterMode, mm_flop, sdpa_backward_flo
 
 
 def flop_counter() -> FlopCounterMode:
-    """torch's counter; what it leaves out (fused attention on the CPU, products in place) goes by its formulas."""
+    """Return torch's counter, extended by formulas for what it leaves out: fused attention on the CPU, products in
+    place."""
     aten: Any = torch.ops.aten
     return FlopCounterMode(
         display=False,
@@ -23,7 +24,7 @@ def flop_counter() -> FlopCounterMode:
 
 
 def count(run: Callable[[], object]) -> int:
-    """Operations of what `run` does, its backward pass included where it has one."""
+    """Return the number of operations of `run()`, and of its backward pass if it has one."""
     with flop_counter() as counter:
         run()
     return int(counter.get_total_flops())
@@ -42,5 +43,5 @@ def _backward(grad: Any, query: Any, key: Any, value: Any, *unused: Any, **unuse
 
 
 def _with_heads_of(query: Any, key: Any) -> tuple[int, ...]:
-    """The shape that grouped keys or values have for the product."""
+    """Return the shape that grouped keys or values have in the product."""
     return (*key[:-3], query[-3], *key[-2:])

@@ -1,7 +1,7 @@
-"""Sends malformed requests over bare gRPC or TCP and judges the answers: runs in a process of its own.
+"""Sends malformed requests over bare gRPC or TCP and judges the answers. It runs in a process of its own.
 
-A good answer is a success or a Flight error that says something; a bug in the node, a death, a call that outlives its
-deadline are findings. Everything that the node may have kept is given back at the end.
+A good answer is a success or a Flight error with a message. Findings are: a bug in the node, its death, and a call that
+outlives its deadline. Everything that the node may have kept is given back at the end.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from benchmarks.fuzzing.wire import SERVICE, Request, action, command, fields_of
 DEADLINE_S = 20.0
 NUM_AT_ONCE = 12
 PER_SESSION = 500
-"""Requests between two sessions (and two connections) of a worker."""
+"""The number of requests between two sessions (and two connections) of a worker."""
 NUM_HALF_OPEN = 8
 MAX_FINDINGS = 50
 
@@ -34,17 +34,18 @@ _OPTIONS = [
     ("grpc.use_local_subchannel_pool", 1),
 ]
 _BUG = re.compile(r"(do|list|get)_\w+: \w+:|Unexpected <class|Traceback|Error: \(|<class '|Unknown error")
-"""What the text of a bug looks like, other than the text of a refusal."""
+"""A pattern for the text of a bug, as opposed to the text of a refusal."""
 
 _OFFER = re.compile(rb'"lease":"(\w+)"')
 
 _GRPC_OWN = {"INTERNAL", "UNIMPLEMENTED"}
-"""With these and no text gRPC itself refuses what is no protobuf message, and methods that do not exist."""
+"""The status codes with which gRPC itself, without a text, refuses bytes that are no protobuf message and methods that
+do not exist."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What a worker saw."""
+    """The results of a worker."""
 
     num_sent: int = 0
     codes: dict[str, int] = field(default_factory=dict)
@@ -52,7 +53,7 @@ class Tally:
     slowest: str = ""
     findings: list[dict[str, Any]] = field(default_factory=list)
     samples: dict[str, str] = field(default_factory=dict)
-    """An error text for each (method, code, first words), for people to look at."""
+    """One error text for each (method, code, first words), for people to read."""
 
     def add(self, request: Request, code: str, text: str, seconds: float) -> None:
         """Count an answer, and keep it if it is a finding."""
@@ -78,7 +79,7 @@ class Worker:
         self._corpus = Corpus(known, seed)
         self._names: set[str] = set()
         self._offers: set[str] = set()
-        """Leases that GetFlightInfo gave."""
+        """The leases that GetFlightInfo gave."""
         self._token = b""
         self._lock = threading.Lock()
         self.tally = Tally()
@@ -100,7 +101,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _session(self, channel: grpc.Channel) -> Iterator[None]:
-        """A good session whose token the requests may misuse."""
+        """Keep a good session open, whose token the requests may misuse."""
         done = threading.Event()
 
         def said() -> Iterator[bytes]:
@@ -152,7 +153,7 @@ class Worker:
         return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
     def _tcp(self, request: Request) -> tuple[str, str]:
-        """Bytes on the bare connection; the node may answer, close, or wait for more."""
+        """Send bytes on a bare connection; the node may answer, close, or wait for more."""
         try:
             with self._connect() as connection:
                 connection.sendall(request.messages[0])
@@ -180,14 +181,14 @@ class Worker:
 
 
 def _act(channel: grpc.Channel, verb: str, body: dict[str, Any]) -> None:
-    """One good action; refusals are fine (most scopes were never opened)."""
+    """Run one good action. A refusal is fine, because most scopes were never opened."""
     call = channel.stream_stream(f"{SERVICE}DoAction")
     with contextlib.suppress(grpc.RpcError):
         list(call(iter([action(verb, json.dumps(body).encode())]), timeout=DEADLINE_S))
 
 
 def _why(code: str, text: str, seconds: float) -> str:
-    """What is wrong with an answer; empty if nothing is. The node itself may say that a deadline has passed."""
+    """Return what is wrong with an answer; empty if nothing is. The node itself may say that a deadline has passed."""
     if code == "DEADLINE_EXCEEDED" and seconds >= DEADLINE_S:
         return f"no answer in {DEADLINE_S:g} s"
     if code == "UNAVAILABLE":
@@ -198,7 +199,7 @@ def _why(code: str, text: str, seconds: float) -> str:
 
 
 def _names_in(answer: bytes) -> set[str]:
-    """The name of a ref that the node gave out: DoPut answers in field 1, a put stream in field 3."""
+    """Return the name of a ref that the node gave. DoPut answers in field 1, a put stream in field 3."""
     found = set()
     with contextlib.suppress(ValueError, IndexError):
         for _, value in fields_of(answer):
@@ -210,7 +211,7 @@ def _names_in(answer: bytes) -> set[str]:
 
 
 def run_worker(uri: str, known: dict[str, Any], seed: int, indices: range, out: Any) -> None:
-    """The main function of a worker process; `out` is a queue."""
+    """Run a worker process. `out` is a queue for its results."""
     worker = Worker(uri, Known(**known), seed)
     try:
         worker.run(indices, out.put)

@@ -1,6 +1,6 @@
-"""How good requests are spoilt: byte by byte, or value by value inside their JSON. Pure functions of a `random.Random`.
+"""Damages good requests: byte by byte, or value by value inside their JSON. Pure functions of a `random.Random`.
 
-Knows nothing of Flight. What a mutation gives depends on nothing but its input and the generator's state.
+The functions know nothing of Flight. The result depends only on the input and on the generator's state.
 """
 
 import copy
@@ -40,7 +40,7 @@ LITERALS = (
     "[" * 3000 + "]" * 3000,
     '{"a":' * 2000 + "1" + "}" * 2000,
 )
-"""JSON that Python's own parser takes, or almost takes."""
+"""JSON literals that Python's own parser accepts, or almost accepts."""
 
 VALUES: tuple[Any, ...] = (
     None,
@@ -89,14 +89,15 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutate_bytes(rng: random.Random, data: bytes, other: bytes = b"") -> bytes:
-    """One to four small injuries; `other` is what splices take their piece from."""
+    """Make one to four small changes in bytes. Splices take their piece from `other`."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         data = rng.choice(_BYTE_MUTATIONS)(rng, data, other)
     return data
 
 
 def mutate_json(rng: random.Random, body: Any, keys: tuple[str, ...]) -> bytes:
-    """A JSON value with one to three places changed, and now and then with a literal no serialiser would write."""
+    """Return a JSON value with one to three places changed, and sometimes with a literal that no serialiser would
+    write."""
     body = json.loads(json.dumps(body))
     for _ in range(rng.choice((1, 1, 1, 2, 3))):
         body = _mutate_value(rng, body, keys)
@@ -107,7 +108,8 @@ def mutate_json(rng: random.Random, body: Any, keys: tuple[str, ...]) -> bytes:
 
 
 def structures(seed_number: int, count: int, keys: tuple[str, ...]) -> list[Any]:
-    """JSON structures that hypothesis thinks of, the keys of good requests among theirs; the same for the same seed."""
+    """Return JSON structures that hypothesis generates; the keys of good requests are among their keys. The same seed
+    gives the same structures."""
     leaves = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(VALUES)
     names = st.sampled_from(keys) | st.text(max_size=8)
     values = st.recursive(
@@ -191,12 +193,12 @@ _BYTE_MUTATIONS: tuple[Callable[[random.Random, bytes, bytes], bytes], ...] = (
 
 
 def _value(rng: random.Random) -> Any:
-    """A copy: what is mutated next may lie inside it."""
+    """Return a copy of a random value. It must be a copy, because the next change may be inside it."""
     return copy.deepcopy(rng.choice(VALUES))
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Every (container, key) of a JSON value."""
+    """Return every (container, key) of a JSON value."""
     found: list[tuple[Any, Any]] = []
     waiting = [value]
     while waiting:
@@ -232,7 +234,7 @@ def _mutate_value(rng: random.Random, body: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _mutate_text(rng: random.Random, text: str) -> str:
-    """A duplicate key, or a literal in the place of a value."""
+    """Put a duplicate key into the text, or a literal in the place of a value."""
     at = text.find(": ", rng.randrange(len(text) + 1))
     if at < 0:
         return text + rng.choice(("]", "}", " {}", ",", "\x00"))

@@ -1,4 +1,4 @@
-"""The node that is fuzzed, as a child process, and what it holds of the machine."""
+"""The node that is fuzzed, as a child process, and the resources that it uses."""
 
 import contextlib
 import json
@@ -13,15 +13,15 @@ from tests.dataplane.shards import encode, noise, write_shard
 
 MEMORY_BYTES = 64 << 20
 SETTLE_S = 20.0
-"""The time that an idle node is given until its threads and memory are stable."""
+"""The time in seconds that an idle node gets until its threads and memory are stable."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """What the node's processes hold of the machine."""
+    """The resources that the node's processes use."""
 
     resident_bytes: int
-    """Private memory of the node and its decode workers, without shared segments."""
+    """The private memory in bytes of the node and its decode workers, without shared segments."""
     num_threads: int
     num_fds: int
 
@@ -53,11 +53,11 @@ class FuzzedNode:
         self._segments = [Path(segment["path"]) for segment in ready["segments"]]
 
     def log(self) -> str:
-        """What the node wrote to its standard error."""
+        """The text that the node wrote to its standard error."""
         return self._log.read_text("utf-8", "replace")
 
     def usage(self) -> Usage:
-        """Now, of the node and its children; zeros when it is dead."""
+        """Return the present usage of the node and its children; zeros if the node is dead."""
         pids = [self.process.pid, *_children(self.process.pid)]
         resident = threads = 0
         for pid in pids:
@@ -74,7 +74,7 @@ class FuzzedNode:
         return Usage(resident_bytes=0, num_threads=0, num_fds=0)
 
     def settled_usage(self) -> Usage:
-        """Once it has nothing to do: threads and their memory go a while after their calls."""
+        """Return the usage when the node is idle: threads and their memory end some time after their calls."""
         usage, until = self.usage(), time.monotonic() + SETTLE_S
         while time.monotonic() < until:
             time.sleep(1)
@@ -84,7 +84,7 @@ class FuzzedNode:
         return usage
 
     def stop(self) -> int:
-        """End it; the code it ended with before that, or 0."""
+        """End the node. Return the code with which it had ended before, or 0."""
         code = self.process.poll()
         self.process.terminate()
         try:
@@ -97,12 +97,12 @@ class FuzzedNode:
         return code or 0
 
     def files(self) -> list[str]:
-        """What lies in its folder of spilled and durable objects."""
+        """Return the files in the node's folder of spilled and durable objects."""
         return [path.name for path in self._disk.glob("**/*.arrow")]
 
 
 def _children(pid: int) -> list[int]:
-    """The processes that a process started, and theirs."""
+    """Return the processes that a process started, and their descendants."""
     found: list[int] = []
     with contextlib.suppress(OSError):
         for path in Path(f"/proc/{pid}/task").glob("*/children"):

@@ -1,7 +1,7 @@
-"""Malformed Flight requests, one for each (seed, index): good ones of every verb, spoilt in one way or another.
+"""Malformed Flight requests, one for each (seed, index): good requests of every verb, damaged in one way or another.
 
 The verbs and the keys of their bodies come from the node's own ListActions, so that a new verb is fuzzed from its first
-day. A request is a pure function of the seed, its index and what `Known` says of the node: it can be sent again.
+day. A request is a pure function of the seed, its index and `Known`, so it can be sent again.
 """
 
 import json
@@ -33,12 +33,12 @@ from dataplane.core.digests import content_digest, source_name
 NUM_STRUCTURES = 300
 MAX_BODY_BYTES = 256 << 10
 KEPT = "fuzz/kept"
-"""A good object that no cleaning up takes away."""
+"""The name of a good object that no cleaning up removes."""
 SESSION = "@SESSION".ljust(32, "@")
-"""Stands for the token of a session that is open when the request is sent; as long as a token is."""
+"""A placeholder for the token of a session that is open when the request is sent. It is as long as a token."""
 
 OWNER = "fuzz-owner-0123456789abcdef"
-"""A client that opens scopes."""
+"""The name of a client that opens scopes."""
 
 MANY_PLACES: Sequence[Mapping[str, Any]] = (
     {"allocate": [64, 0, 1000], "timeout_s": 0.5},
@@ -58,17 +58,17 @@ STREAMS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     ),
     "scopes": ({"end": False}, {"end": True}),
 }
-"""Messages of the DoExchange verbs."""
+"""Good messages of the DoExchange verbs."""
 
 _NAME = re.compile(rb'"(?:name|scope)"\s*:\s*("(?:[^"\\]|\\.)*")')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """What good requests name: taken from the node before the fuzzing begins. JSON-safe."""
+    """The objects that good requests name. They are read from the node before the fuzzing begins. JSON-safe."""
 
     actions: Mapping[str, str]
-    """Verb to the line of ListActions."""
+    """The line of ListActions for each verb."""
     refs: Sequence[Mapping[str, Any]]
     """Two derived objects and a source, as JSON."""
     recipe: Mapping[str, Any]
@@ -76,7 +76,7 @@ class Known:
 
 
 class Corpus:
-    """Good requests and the ways to spoil them. Deterministic: `request(index)` is the same for the same seed."""
+    """Good requests and the ways to damage them. Deterministic: `request(index)` is the same for the same seed."""
 
     def __init__(self, known: Known, seed: int) -> None:
         self._known = known
@@ -88,7 +88,7 @@ class Corpus:
         self._batches = [ipc_parts(batch) for batch in batches()]
 
     def request(self, index: int) -> Request:
-        """The request of this number."""
+        """Return the request with this number."""
         rng = random.Random(f"{self._seed}/{index}")
         kinds = (self._action, self._get, self._put, self._exchange, self._other, self._tcp)
         made = rng.choices(kinds, (30, 14, 26, 20, 6, 4))[0](rng)
@@ -185,7 +185,8 @@ class Corpus:
         return Request(index=0, method="", messages=[data], how="bytes on the TCP port")
 
     def _json(self, rng: random.Random, good: Any) -> tuple[bytes, str]:
-        """A body, not so big that the node's peak hides its growth, and what was done to it."""
+        """Return a damaged body and a description of the damage. The body is small, so that the node's memory peak does
+        not hide its growth."""
         body, how = self._spoilt(rng, good)
         return body[:MAX_BODY_BYTES], how
 
@@ -203,11 +204,11 @@ class Corpus:
         return json.dumps(mixed).encode("utf-8", "surrogatepass"), "a structure of hypothesis"
 
     def _next(self, rng: random.Random, verb: str) -> Iterator[tuple[str, Any]]:
-        """A message of a stream: mostly its own, now and then another's."""
+        """Return a message of a stream: mostly one of this verb, sometimes one of another verb."""
         return iter(rng.choice(STREAMS[verb if rng.random() < 0.9 else rng.choice(list(STREAMS))]).items())
 
     def _body(self, text: str) -> dict[str, Any]:
-        """A good body of an action, from the keys that its line names."""
+        """Return a good body of an action, with the keys that its line of ListActions names."""
         good: dict[str, Any] = {
             "names": ["fuzz/victim", "fuzz/place"],
             "name": "fuzz/scope",
@@ -240,7 +241,7 @@ class Corpus:
 
 
 def batches() -> list[pa.RecordBatch]:
-    """The good batch first, then every sort of column that a put must refuse."""
+    """Return the good batch first, then one of every sort of column that a put must refuse."""
     number = pa.array(range(64), pa.uint8())
     arrays: list[pa.Array] = [
         number,
@@ -270,7 +271,7 @@ def batches() -> list[pa.RecordBatch]:
 
 
 def _spoil_messages(rng: random.Random, made: Request) -> Request:
-    """The same call with its messages' protobuf injured, or lost, doubled, swapped."""
+    """Return the same call with the protobuf of its messages damaged, or with messages lost, doubled or swapped."""
     messages = list(made.messages)
     at = rng.randrange(len(messages)) if messages else 0
     match rng.randrange(5) if messages else 4:
@@ -286,7 +287,7 @@ def _spoil_messages(rng: random.Random, made: Request) -> Request:
 
 
 def _names(made: Request) -> set[str]:
-    """Every name that this request may have given to something."""
+    """Return every name that this request may have given to an object or a scope."""
     found = {text for sent in made.messages for text in _json_names(sent)}
     for sent in made.messages:
         for descriptor in _fields(sent, 1):

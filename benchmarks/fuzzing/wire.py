@@ -1,7 +1,7 @@
-"""Flight as it lies on the wire: its protobuf messages and Arrow's IPC bodies, by hand, so that they may be wrong.
+"""Flight's bytes on the network, written by hand so that they may be wrong: protobuf messages and Arrow's IPC bodies.
 
-A Flight client library refuses to send most of what a node must survive. These are the few messages of Flight.proto,
-the parts of an encapsulated IPC message, and an HTTP/2 connection small enough to spoil.
+A Flight client library refuses to send most of what a node must survive. Here are the few messages of Flight.proto, the
+parts of an encapsulated IPC message, and a small HTTP/2 connection that can be damaged.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 Ending = Literal["close", "cancel", "drop"]
-"""Half-close and read on; cancel the call after the last message; cancel it after the first answer."""
+"""How a call ends: half-close and read on; cancel after the last message; cancel after the first answer."""
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
@@ -27,14 +27,14 @@ class Request:
     messages: Sequence[bytes]
     ending: Ending = "close"
     how: str = "good"
-    """Which corpus entry, and what was done to it."""
+    """The name of the good request, and the damage that was done to it."""
     headers: Sequence[tuple[str, str | bytes]] = ()
     leaves: Sequence[str] = field(default=())
-    """Names of objects and scopes that it may leave behind, to be released afterwards."""
+    """The names of objects and scopes that the call may leave behind; they are released afterwards."""
 
 
 def varint(number: int) -> bytes:
-    """An unsigned protobuf number."""
+    """Return an unsigned number in protobuf's encoding."""
     out = bytearray()
     while number > 127:
         out.append(number & 127 | 128)
@@ -43,7 +43,7 @@ def varint(number: int) -> bytes:
 
 
 def message(*fields: tuple[int, bytes | int]) -> bytes:
-    """A protobuf message of numbered fields; bytes and numbers are all that Flight has."""
+    """Return a protobuf message of numbered fields. Flight has only bytes and numbers."""
     out = b""
     for number, value in fields:
         if isinstance(value, int):
@@ -54,7 +54,7 @@ def message(*fields: tuple[int, bytes | int]) -> bytes:
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """The bytes fields of a message that the node sent."""
+    """Return the bytes fields of a message that the node sent."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)
@@ -65,29 +65,29 @@ def fields_of(data: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def action(verb: str | bytes, body: bytes) -> bytes:
-    """`Action`."""
+    """Return an `Action` message."""
     return message((1, verb.encode() if isinstance(verb, str) else verb), (2, body))
 
 
 def ticket(body: bytes) -> bytes:
-    """`Ticket`."""
+    """Return a `Ticket` message."""
     return message((1, body))
 
 
 def command(body: bytes) -> bytes:
-    """`FlightDescriptor` of type CMD."""
+    """Return a `FlightDescriptor` message of type CMD."""
     return message((1, 2), (2, body))
 
 
 def path(*parts: bytes) -> bytes:
-    """`FlightDescriptor` of type PATH."""
+    """Return a `FlightDescriptor` message of type PATH."""
     return message((1, 1), *((3, part) for part in parts))
 
 
 def flight_data(
     descriptor: bytes | None = None, header: bytes = b"", metadata: bytes | None = None, body: bytes | None = None
 ) -> bytes:
-    """`FlightData`."""
+    """Return a `FlightData` message."""
     parts: list[tuple[int, bytes | int]] = [] if descriptor is None else [(1, descriptor)]
     if header:
         parts.append((2, header))
@@ -99,18 +99,18 @@ def flight_data(
 
 
 def ipc_parts(batch: pa.RecordBatch) -> tuple[bytes, bytes, bytes]:
-    """The flatbuffers of a batch's schema and of itself, and its body."""
+    """Return the flatbuffers of a batch's schema and of the batch, and the batch's body."""
     schema, record = batch.schema.serialize().to_pybytes(), batch.serialize().to_pybytes()
     return _header(schema)[0], *_header(record)
 
 
 def http2_frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One HTTP/2 frame."""
+    """Return one HTTP/2 frame."""
     return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
 
 
 def http2_call(method: str, payload: bytes) -> bytes:
-    """A whole connection: preface, SETTINGS, HEADERS of a gRPC call, DATA with its one message."""
+    """Return a whole connection as bytes: preface, SETTINGS, HEADERS of a gRPC call, DATA with its one message."""
     headers = {":method": "POST", ":scheme": "http", ":path": method, ":authority": "x"}
     headers |= {"content-type": "application/grpc", "te": "trailers"}
     block = b"".join(b"\x00" + _hpack(name) + _hpack(value) for name, value in headers.items())

@@ -1,1 +1,1 @@
-"""The paths that `benchmarks/dataplane.py` compares, a file for each system."""
+"""The paths that `benchmarks/dataplane.py` compares, one file for each system."""

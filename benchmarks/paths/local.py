@@ -1,4 +1,4 @@
-"""The limits of the machine, memcpy and BLAKE3 with one thread each, and pickle over a pipe."""
+"""The limits of the machine (memcpy and BLAKE3 with one thread each), and pickle over a pipe."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from benchmarks.paths.measuring import Case, Helper, Measured, measure, requests
 
 
 def limits(case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Copying the payloads to warm memory, and hashing them."""
+    """Measure copying the payloads to warm memory, and hashing them."""
     payloads = case.payloads()
     targets = [np.ones_like(payload) for payload in payloads]
 
@@ -26,7 +26,7 @@ def limits(case: Case, *, quick: bool) -> Iterator[Measured]:
 
 
 def send_arrays(pipe: Connection) -> None:
-    """Body of the helper: answers a case with its arrays, pickled one by one."""
+    """Answer each case with its arrays, pickled one by one. This is the main function of the helper process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payloads: list[np.ndarray] = []
     for verb, *args in requests(pipe):
@@ -39,7 +39,7 @@ def send_arrays(pipe: Connection) -> None:
 
 
 def pickled(sender: Helper, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Arrays of another process through `multiprocessing`'s pipe."""
+    """Measure receiving arrays of another process through `multiprocessing`'s pipe."""
     sender.ask("make", case)
 
     def receive(_: object) -> list[np.ndarray]:

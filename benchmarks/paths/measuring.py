@@ -1,6 +1,6 @@
-"""What every path is measured with: the payloads, the clock, and helper processes.
+"""The tools that every path is measured with: the payloads, the clock, and helper processes.
 
-The payloads of a case are random bytes that follow from its seed, so every process makes the same ones by itself.
+The payloads of a case are random bytes that follow from its seed, so each process makes the same ones by itself.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ import numpy as np
 
 MIN_REPEATS, MAX_REPEATS = 7, 40
 BUDGET_S = 1.0
-"""A path is repeated until this much time has passed, within the bounds above."""
+"""The time in seconds for which a path is repeated, within the bounds above."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """Objects that are handled in one call."""
+    """A set of objects that are handled in one call."""
 
     label: str
     shapes: tuple[tuple[int, ...], ...]
-    """The bytes of each object; all are uint8."""
+    """The number of bytes of each object; all objects are uint8."""
     seed: int = 0
 
     @property
     def count(self) -> int:
-        """How many objects."""
+        """The number of objects."""
         return len(self.shapes)
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all objects."""
+        """The number of bytes of all objects."""
         return sum(math.prod(shape) for shape in self.shapes)
 
     @property
@@ -48,11 +48,11 @@ class Case:
         return len(set(self.shapes)) == 1
 
     def first(self) -> Case:
-        """The same with nothing but the first object."""
+        """Return the same case with only its first object."""
         return Case(label=self.label, shapes=self.shapes[:1], seed=self.seed)
 
     def payloads(self) -> list[np.ndarray]:
-        """The objects: random, so that nothing can be compressed, each aligned to 64 bytes or better."""
+        """Return the objects: random bytes, which cannot be compressed, each aligned to at least 64 bytes."""
         sizes = [math.prod(shape) for shape in self.shapes]
         starts = np.cumsum([0, *(-(-size // 64) * 64 for size in sizes)])
         words = np.random.default_rng(self.seed).integers(0, 1 << 64, int(starts[-1]) // 8 + 8, dtype=np.uint64)
@@ -74,7 +74,7 @@ class Measured:
     repeats: int
 
     def to_row(self) -> dict[str, Any]:
-        """The row for programs; `bytes` is the mean over the objects."""
+        """Return the row for programs; `bytes` is the mean over the objects."""
         case = self.case
         size = round(case.total_bytes / case.count)
         return {"path": self.path, "bytes": size, "count": case.count, "seconds": self.seconds}
@@ -89,7 +89,7 @@ def measure(
     clean: Callable[[Any], object] = lambda given: None,
     quick: bool = False,
 ) -> Measured:
-    """Time `work(given)`, where `prepare` made what is given and `clean` takes it away, both outside the clock.
+    """Time `work(given)`. Before it, `prepare` makes `given`; after it, `clean` removes it. Both are not timed.
 
     The first call is not counted: it opens connections and faults pages in.
     """
@@ -111,7 +111,7 @@ def measure(
 
 
 class Helper:
-    """A process that serves verbs one after the other; it ends when its owner closes it or dies."""
+    """A process that serves verbs one after the other. It ends when its owner closes it or dies."""
 
     def __init__(self, serve: Callable[[Connection], None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -121,7 +121,7 @@ class Helper:
         theirs.close()
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Have the helper do it; its answer."""
+        """Send a verb to the helper and return its answer."""
         self.pipe.send((verb, *args))
         answer = self.pipe.recv()
         if isinstance(answer, Exception):
@@ -129,7 +129,7 @@ class Helper:
         return answer
 
     def stop(self) -> None:
-        """End exactly this process."""
+        """Stop this process, and no other one."""
         self.pipe.close()
         self._process.join(timeout=5)
         if self._process.is_alive():
@@ -139,7 +139,7 @@ class Helper:
 
 @contextmanager
 def helper(serve: Callable[..., None], *args: Any) -> Iterator[Helper]:
-    """A helper for as long as the block runs."""
+    """Run a helper during a `with` block."""
     running = Helper(serve, *args)
     try:
         yield running
@@ -148,7 +148,7 @@ def helper(serve: Callable[..., None], *args: Any) -> Iterator[Helper]:
 
 
 def requests(pipe: Connection) -> Iterator[Sequence[Any]]:
-    """What the owner asks for, until it closes the pipe or dies."""
+    """Yield the requests of the owner, until it closes the pipe or dies."""
     while True:
         try:
             yield pipe.recv()

@@ -23,7 +23,7 @@ from benchmarks.paths.measuring import Case, Helper, Measured, helper, measure, 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
-from dataplane.client.writer import Place, Writer
+from dataplane.client.writer import WritableArray, Writer
 from dataplane.core.process import keep_freed_memory
 from dataplane.core.refs import ArraySpec, Ref
 
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """A node of this host, one that counts as another host's, and the process that puts objects into them."""
+    """A node of this host, a node that counts as another host's, and the process that puts objects into them."""
 
     uri: str
     far_uri: str
@@ -41,7 +41,7 @@ class Nodes:
 
 @contextmanager
 def nodes(memory_bytes: int) -> Iterator[Nodes]:
-    """Nodes of our own for as long as the block runs."""
+    """Run these nodes during a `with` block."""
     with (
         EmbeddedNode(memory_bytes=memory_bytes, roots={}, node_id="bench-far", host_id="elsewhere") as far,
         EmbeddedNode(memory_bytes=memory_bytes, roots={}, peers={"bench-far": far.uri}) as near,
@@ -51,7 +51,8 @@ def nodes(memory_bytes: int) -> Iterator[Nodes]:
 
 
 def produce(pipe: Connection) -> None:
-    """Body of the helper: puts the objects of a case into the node it is told."""
+    """Put the objects of a case into the node that the request names. This is the main function of the helper
+    process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
     for _, uri, case, prefix in requests(pipe):
@@ -64,7 +65,7 @@ def produce(pipe: Connection) -> None:
 
 
 def rows(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Everything that the data plane does with a case."""
+    """Return every row of the data plane for a case."""
     yield from resolved(nodes, case, quick=quick)
     yield put(nodes, case, quick=quick)
     yield written(nodes, case, quick=quick)
@@ -72,7 +73,8 @@ def rows(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
 
 
 def resolved(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Views of what another process put: all in one call, and the first alone (one round trip to the node)."""
+    """Measure views of objects that another process put: all in one call, and the first alone (one round trip to the
+    node)."""
     refs: list[Ref] = nodes.producer.ask("put", nodes.uri, case, f"bench/{next(_numbers)}")
     with Client(nodes.uri) as client, Reader(nodes.uri) as reader:
         yield measure("ours/resolve", case, lambda _: reader.resolve(refs), quick=quick)
@@ -82,7 +84,7 @@ def resolved(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
 
 
 def put(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
-    """All objects into the node with `put_many`, each under a new name."""
+    """Measure putting all objects into the node with `put_many`, each under a new name."""
     payloads = case.payloads()
     with Client(nodes.uri) as client:
 
@@ -97,11 +99,11 @@ def put(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
 
 
 def written(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
-    """Objects copied into places of the arena, and all sealed together."""
+    """Measure copying objects into slabs of the arena, and sealing all of them together."""
     payloads = case.payloads()
     with Client(nodes.uri) as client, Writer(nodes.uri) as writer:
 
-        def write_all(names: list[str]) -> list[Place]:
+        def write_all(names: list[str]) -> list[WritableArray]:
             pairs = zip(names, payloads, strict=True)
             specs = [ArraySpec(name=name, dtype="uint8", shape=data.shape) for name, data in pairs]
             with writer.create_many(specs) as places:
@@ -114,7 +116,7 @@ def written(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
 
 
 def crossed(nodes: Nodes, case: Case, *, quick: bool) -> Measured:
-    """Views of objects that the other node has, and this reader's node has never seen."""
+    """Measure views of objects that the other node has and this reader's node has not."""
     with Client(nodes.far_uri) as far, Client(nodes.uri) as near, Reader(nodes.uri) as reader:
 
         def put_far() -> list[Ref]:

@@ -1,7 +1,7 @@
 """The best plain Flight stream: a bare server in a process of its own, one DoGet for all objects of a call.
 
-Batches of up to 4 MiB out of a C++ reader, so that no Python runs while it streams; both processes keep freed memory.
-The consumer has Arrow columns; an object above 4 MiB arrives in pieces and is not put together.
+Batches of up to 4 MiB come from a C++ reader, so no Python runs during the stream; both processes keep freed memory.
+The consumer gets Arrow columns. An object above 4 MiB arrives in pieces, which are not joined.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ class _Server(fl.FlightServerBase):
     batches: list[pa.RecordBatch]
 
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
-        """The first objects, as many as the ticket says."""
+        """Return a stream of the first objects; the ticket says how many."""
         wanted = self.batches[: int(ticket.ticket)] if ticket.ticket else self.batches
         return fl.RecordBatchStream(pa.RecordBatchReader.from_batches(_SCHEMA, wanted))
 
 
 def serve(pipe: Connection) -> None:
-    """Body of the helper: says its port, then loads the cases it is told."""
+    """Send the server's port, then load the cases that the owner names. This is the main function of the helper
+    process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     keep_freed_memory()
     server = _Server("grpc://127.0.0.1:0")
@@ -45,7 +46,7 @@ def serve(pipe: Connection) -> None:
 
 
 def streamed(server: Helper, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """One DoGet for the whole case, and one for its first object."""
+    """Measure one DoGet for the whole case, and one for its first object."""
     client = fl.FlightClient(f"grpc://127.0.0.1:{server.ask('load', case)}")
     try:
         yield measure("flight/do_get", case, lambda _: client.do_get(fl.Ticket(b"")).read_all(), quick=quick)

@@ -1,7 +1,7 @@
-"""Ray's object store, under a Ray of our own.
+"""Ray's object store, under a Ray that this benchmark starts.
 
-`ray/get_ndarray` ends with a read-only view of Ray's shared memory, `ray/get_torch` with a tensor, which Ray copies;
-both of objects that an actor put. `ray/put` puts arrays from this process.
+`ray/get_ndarray` ends with a read-only view of Ray's shared memory, `ray/get_torch` with a tensor, which Ray copies.
+Both read objects that an actor put. `ray/put` puts arrays from this process.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 @ray.remote(num_cpus=1)
 class Putter:
-    """The other process."""
+    """An actor that puts objects from another process."""
 
     def put(self, case: Case, kind: str) -> list[Any]:
-        """References of the objects of a case."""
+        """Put the objects of a case and return their references."""
         return [ray.put(torch.from_numpy(data) if kind == "torch" else data) for data in case.payloads()]
 
 
 @contextmanager
 def local_ray() -> Iterator[Any]:
-    """A Ray of our own with one actor; its files end with it."""
+    """Run a Ray with one actor during a `with` block. Its files are removed at the end."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
         ray.init(
@@ -56,7 +56,7 @@ def local_ray() -> Iterator[Any]:
 
 
 def rows(putter: Any, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """`ray.get` of what an actor put, then `ray.put`."""
+    """Measure `ray.get` of what an actor put, then `ray.put`."""
     for kind in ("torch", "ndarray"):
         refs = ray.get(putter.put.remote(case, kind))
         yield measure(f"ray/get_{kind}", case, lambda _, refs=refs: ray.get(refs), quick=quick)

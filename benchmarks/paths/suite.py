@@ -1,4 +1,4 @@
-"""The whole comparison: which cases, in which order, and what is left out where something is not installed."""
+"""The whole comparison: its cases and their order. A system that is not installed is left out."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ KIB, MIB = 1 << 10, 1 << 20
 NODE_BYTES = 1 << 30
 QUICK_NODE_BYTES = 64 << 20
 PATCH_VALUES = 1176
-"""The bytes of one patch of a Qwen-VL: 14 x 14 pixels, 3 colours, 2 frames."""
+"""The number of bytes of one patch of a Qwen-VL: 14 x 14 pixels, 3 colours, 2 frames."""
 
 
 def cases(*, quick: bool) -> list[Case]:
-    """Three sizes in batches, one object where it is big, and a batch as a training step has it."""
+    """Return the cases: three sizes in batches, one large object, and a batch like that of a training step."""
     if quick:
         sizes, num_patches = ((64 * KIB, 64), (MIB, 4)), 16
     else:
@@ -37,7 +37,8 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def run(*, quick: bool, console: Console) -> Iterator[Measured]:
-    """Every row, all paths of one case before the next case. Starts what it needs and stops exactly that."""
+    """Return every row, all paths of one case before the next case. Starts the processes that it needs and stops
+    exactly those."""
     keep_freed_memory()
     with ExitStack() as stack:
         nodes = stack.enter_context(ours.nodes(QUICK_NODE_BYTES if quick else NODE_BYTES))
@@ -54,7 +55,7 @@ def run(*, quick: bool, console: Console) -> Iterator[Measured]:
 
 
 def _ray_peers(stack: ExitStack, console: Console) -> list:
-    """Ray and TransferQueue, started; without TransferQueue where it is not installed."""
+    """Start Ray and TransferQueue. TransferQueue is left out if it is not installed."""
     import torch
 
     from benchmarks.paths import ray_store

@@ -1,7 +1,7 @@
 """TransferQueue from PyPI with its default storage, through its key-value calls, on the Ray of `ray_store`.
 
-`transferqueue/get` ends with a private copy as one tensor (a nested one where sizes differ), fetched over ZMQ from two
-storage units. `transferqueue/put` puts the same from this process; building the TensorDict is outside the clock.
+`transferqueue/get` ends with a private copy as one tensor (a nested one if sizes differ), fetched over ZMQ from two
+storage units. `transferqueue/put` puts the same objects from this process; building the TensorDict is not timed.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _numbers = itertools.count()
 
 @ray.remote(num_cpus=1)
 class QueuePutter:
-    """The other process."""
+    """An actor that puts objects from another process."""
 
     def __init__(self) -> None:
         transfer_queue.init()
@@ -39,7 +39,7 @@ class QueuePutter:
 
 @contextmanager
 def local_queue() -> Iterator[Any]:
-    """TransferQueue on the Ray that runs, and an actor that puts."""
+    """Start TransferQueue on the running Ray, and an actor that puts."""
     logging.getLogger("transfer_queue").setLevel(logging.ERROR)
     transfer_queue.init()
     try:
@@ -49,7 +49,7 @@ def local_queue() -> Iterator[Any]:
 
 
 def rows(putter: Any, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Getting what an actor put, then putting."""
+    """Measure getting what an actor put, then putting."""
     keys = _keys(case)
     partition = f"bench-{next(_numbers)}"
     ray.get(putter.put.remote(case, partition))

@@ -1,4 +1,5 @@
-"""What the soak knows of every object: who put it, when, and what may have taken it away. Judges what readers miss."""
+"""The soak's knowledge of every object: who put it, when, and what may have removed it. It judges objects that readers
+miss."""
 
 import random
 import time
@@ -8,7 +9,7 @@ from typing import Any
 
 MAX_MADE = 2000
 MAX_NAMED = 20
-"""Missing objects that are named in the findings."""
+"""The maximum number of missing objects that findings name."""
 
 
 @dataclass(slots=True)
@@ -22,11 +23,11 @@ class Put:
 
 
 class Catalog:
-    """Names and refs; consumes what writers and readers say."""
+    """The names and refs of all objects, from the reports of writers and readers."""
 
     def __init__(self, rng: random.Random) -> None:
         self.is_closed = False
-        """Readers that ask are told to stop."""
+        """True if readers are told to stop."""
         self._rng = rng
         self._live: dict[str, Put] = {}
         self._puts: dict[str, Put] = {}
@@ -38,7 +39,7 @@ class Catalog:
         self._kills: list[float] = []
 
     def note(self, writer: str, kind: str, value: Any) -> None:
-        """Something that a worker said."""
+        """Note a report of a worker."""
         match kind:
             case "will":
                 self._names.add(value)
@@ -60,12 +61,12 @@ class Catalog:
                 self._missing.append(value)
 
     def node_killed(self) -> None:
-        """What is not durable and has no lineage is lost from now on."""
+        """Note that the node was killed: objects that are not durable and have no lineage are lost."""
         self._kills.append(time.monotonic())
         self._live = {name: put for name, put in self._live.items() if put.is_durable}
 
     def writer_ended(self, writer: str) -> list[str]:
-        """Close the scopes of a dead writer with their objects; return its other objects, which another process must
+        """Close the scopes of a dead writer with their objects. Return its other objects, which another process must
         release."""
         scoped = self._scoped.pop(writer, set())
         own = [name for name, put in self._live.items() if put.writer == writer and not put.is_durable]
@@ -76,7 +77,7 @@ class Catalog:
         return orphans
 
     def pick(self, count: int) -> list[dict[str, Any]] | None:
-        """Refs for a reader: half of them put, half of them made; None says stop."""
+        """Return refs for a reader: half of them put, half of them made. None means stop."""
         if self.is_closed:
             return None
         put = [item.ref for item in self._live.values()]
@@ -86,7 +87,7 @@ class Catalog:
         return list({ref["name"]: ref for ref in picked}.values())
 
     def judge(self) -> list[str]:
-        """What readers missed although nothing had taken it away."""
+        """Return the objects that readers missed although nothing had removed them."""
         found = [text for missing in self._missing if (text := self._why(missing))]
         return [f"{len(found)} objects were missing", *found[:MAX_NAMED]] if found else []
 
@@ -95,7 +96,7 @@ class Catalog:
         return [put.ref for name, put in self._puts.items() if put.is_durable and name not in self._gone]
 
     def all_names(self) -> list[str]:
-        """Whatever may be on the node."""
+        """Return the names of all objects that may be on the node."""
         return sorted(self._names | set(self._made))
 
     def _why(self, missing: dict[str, Any]) -> str:

@@ -1,7 +1,7 @@
-"""The writers and readers of the soak: each a process of its own that may be killed at any moment.
+"""The writers and readers of the soak, each in a process of its own that may be killed at any moment.
 
-They speak to their parent over a pipe: a writer says what it will put before it does and what will go before it goes,
-so that the parent can judge whatever a reader misses. Every object's digest travels in its ref.
+They report to their parent over a pipe. A writer reports each put and each release before it begins, so that the parent
+can judge what a reader misses. Every object's digest is in its ref.
 """
 
 import faulthandler
@@ -23,11 +23,11 @@ from tests.dataplane.shards import RECIPE
 
 TIMEOUT_S = 60.0
 HANG_S = 80.0
-"""Every operation ends within it; the stacks are printed when one does not."""
+"""The time in seconds within which every operation must end; otherwise the stacks are printed."""
 MAX_OWN_BYTES = 6 << 20
-"""What a writer keeps before it releases its oldest."""
+"""The number of bytes that a writer keeps before it releases its oldest object."""
 MAX_HELD_BYTES = 4 << 20
-"""What a reader keeps views of."""
+"""The number of bytes of which a reader keeps views."""
 MAX_PUT_BYTES = 2 << 20
 DERIVE_AT_ONCE = 4
 SOAK_RECIPE = dict(RECIPE)
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class Writer:
-    """Puts, derives, opens and closes scopes, releases; until it is told to stop, or killed."""
+    """Puts, derives, opens and closes scopes, and releases, until it is told to stop, or killed."""
 
     def __init__(self, name: str, uri: str, pipe: Connection, num_samples: int) -> None:
         self._name = name
@@ -49,7 +49,7 @@ class Writer:
         self._count = 0
 
     def run(self) -> None:
-        """Work until the parent says something."""
+        """Work until the parent tells it to stop."""
         works: tuple[Callable[[], None], ...] = (self._put, self._put_source, self._derive, self._scope)
         while not self._pipe.poll():
             faulthandler.dump_traceback_later(HANG_S)
@@ -105,7 +105,7 @@ class Writer:
         self._say("count", {"num_scopes": 1})
 
     def _release(self, *, everything: bool = False) -> None:
-        """Let the oldest of its own objects go."""
+        """Release the oldest of its own objects."""
         kept = 0 if everything else MAX_OWN_BYTES
         going: list[Ref] = []
         while self._own and sum(ref.nbytes for ref in self._own) > kept:
@@ -124,7 +124,8 @@ class Writer:
 
 
 class Watcher:
-    """Resolves what the parent names, checks every view when it comes and again just before it goes."""
+    """Resolves the objects that the parent names. It checks every view when it is made, and again just before it is
+    dropped."""
 
     def __init__(self, name: str, uri: str, pipe: Connection) -> None:
         self._pipe = pipe
@@ -134,7 +135,7 @@ class Watcher:
         self._held: list[tuple[float, Ref, np.ndarray]] = []
 
     def run(self) -> None:
-        """Ask, resolve, check, keep, check again; until the parent says stop."""
+        """Request, resolve, check, keep and check again, until the parent says stop."""
         while True:
             faulthandler.dump_traceback_later(HANG_S)
             self._pipe.send(("want", self._rng.choice((1, 2, 4, 8))))
@@ -158,7 +159,7 @@ class Watcher:
             self._drop_one(self._rng.randrange(len(self._held)))
 
     def _resolved(self, refs: list[Ref]) -> list[list[tuple[Ref, np.ndarray]]]:
-        """All in one call; one by one where something is missing, to know what."""
+        """Resolve all objects in one call. If one is missing, resolve them one by one to find out which."""
         try:
             views = self._reader.resolve(refs)
         except MissingObjectError as error:
@@ -174,7 +175,7 @@ class Watcher:
         return [list(zip(refs, views, strict=True))]
 
     def _get(self, ref: Ref) -> None:
-        """The same bytes over DoGet."""
+        """Fetch the same bytes over DoGet."""
         try:
             data = self._client.get(ref)
         except MissingObjectError as error:
@@ -202,7 +203,8 @@ class Watcher:
 
 
 def first_contact(uri: str) -> Client:
-    """A client that reached the node: the first call does not wait for one that was just killed, later ones do."""
+    """Return a client that reached the node. The first call does not wait for a node that was just killed; later calls
+    do."""
     client = Client(uri, timeout_s=TIMEOUT_S)
     _until_it_answers(client.stat)
     return client
@@ -220,7 +222,7 @@ def _until_it_answers(call: Callable[[], T]) -> T:
 
 
 def run_worker(role: str, name: str, uri: str, pipe: Connection, num_samples: int) -> None:
-    """The main function of a worker process."""
+    """Run a worker process."""
     faulthandler.enable()
     try:
         if role == "writer":

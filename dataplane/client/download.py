@@ -51,7 +51,7 @@ class Sink(Protocol):
     def done(self, whole: Sequence[Whole]) -> None:
         """Accept objects whose bytes have all arrived and match their digests."""
 
-    def give_up(self, at: int) -> None:
+    def discard(self, at: int) -> None:
         """Free the memory that `open` gave for an object. The download writes no more into that memory, whose content
         is invalid."""
 
@@ -115,7 +115,7 @@ def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, cal
             coming.check_whole()
     except BaseException:
         if coming is not None and coming.is_open:
-            sink.give_up(coming.at)
+            sink.discard(coming.at)
         reader.cancel()
         raise
 
@@ -146,7 +146,7 @@ def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, 
                 _raise_first(others)
             verify(ref, content_digest(target), digest)
         except BaseException:
-            sink.give_up(0)  # every thread that wrote has ended
+            sink.discard(0)  # every thread that wrote has ended
             raise
     sink.done([(0, ref, digest)])
 

@@ -74,7 +74,7 @@ class InplaceStream:
             self._reader.cancel()
 
         try:
-            with BLOCK_TIMEOUTS.cut(max(deadline, time.monotonic()) + GRACE_S, cut):
+            with BLOCK_TIMEOUTS.call_at(max(deadline, time.monotonic()) + GRACE_S, cut):
                 chunk = self._reader.read_chunk()
             return parse(chunk.app_metadata, "the reply to put")
         except pa.ArrowException as error:

@@ -103,7 +103,7 @@ class _Part:
         for at, _, _ in whole:
             self._arrays.done[self._places[at]] = True
 
-    def give_up(self, at: int) -> None:
+    def discard(self, at: int) -> None:
         """Release the memory of an object that did not arrive."""
         self._arrays.bytes[self._places[at]] = None
 

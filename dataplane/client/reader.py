@@ -25,7 +25,7 @@ from dataplane.client.retry import MIN_ATTEMPT_S, NodeRetry, is_gone
 from dataplane.core.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.json_body import dump, parse
-from dataplane.core.locators import JSON_UP_TO, Locators
+from dataplane.core.locators import MAX_JSON_OBJECTS, Locators
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import FileMapping, map_file
 
@@ -194,7 +194,7 @@ class Reader:
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
         """Return one array per ref. Ask by names first, which is a short request; then send whole refs for the objects
         that are not resident."""
-        asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= JSON_UP_TO else {})
+        asked = {"names": [ref.name for ref in refs]} | ({"as": "json"} if len(refs) <= MAX_JSON_OBJECTS else {})
         try:
             views = self._views(stream, refs, self._ask(stream, asked, deadline))
         except ChecksumError:

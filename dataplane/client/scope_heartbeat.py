@@ -113,12 +113,12 @@ class ScopeHeartbeat:
             timer.cancel()
         return writer, reader
 
-    def lost(self) -> threading.Event:
+    def mark_lost(self) -> threading.Event:
         """Note that the stream broke. Return the event that is set when this heartbeat is closed."""
         self._is_there.clear()
         return self._is_closed
 
-    def come_back(self) -> Any:
+    def reconnect(self) -> Any:
         """Open a new stream, open the scopes again, and return the reader of the new stream.
 
         Returns None if the node is not back yet, if a scope could not be opened, or if this heartbeat is closed.
@@ -179,7 +179,7 @@ def _watch(reference: "weakref.ref[ScopeHeartbeat]", reader: Any) -> None:
             heartbeat = reference()
         if heartbeat is None:
             return
-        is_closed, reader = heartbeat.lost(), None
+        is_closed, reader = heartbeat.mark_lost(), None
         while reader is None:
             del heartbeat  # a waiting thread must not keep the object alive
             if is_closed.wait(_RETRY_S):
@@ -187,5 +187,5 @@ def _watch(reference: "weakref.ref[ScopeHeartbeat]", reader: Any) -> None:
             heartbeat = reference()
             if heartbeat is None:
                 return
-            reader = heartbeat.come_back()
+            reader = heartbeat.reconnect()
         del heartbeat

@@ -29,7 +29,7 @@ from dataplane.core.shared_files import open_segment
 
 
 @dataclass(slots=True)
-class Place:
+class WritableArray:
     """An array in the arena that a worker fills inside the `with` block, and the ref of the sealed object after the
     block."""
 
@@ -68,7 +68,7 @@ class Writer:
         *,
         scope: str | None = None,
         meta: Mapping[str, Any] | None = None,
-    ) -> Iterator[Place]:
+    ) -> Iterator[WritableArray]:
         """Give an allocated array to the `with` block. Seal the array at the end of the block, or free it if the block
         raises.
 
@@ -81,7 +81,7 @@ class Writer:
             yield places[0]
 
     @contextmanager
-    def create_many(self, specs: Sequence[ArraySpec], *, scope: str | None = None) -> Iterator[list[Place]]:
+    def create_many(self, specs: Sequence[ArraySpec], *, scope: str | None = None) -> Iterator[list[WritableArray]]:
         """Do the same as `create` for many arrays, in the order of `specs`: one round trip allocates them and one seals
         them."""
         sizes = [math.prod(spec.shape) * ITEM_BYTES.get(spec.dtype, 0) for spec in specs]
@@ -112,7 +112,7 @@ class Writer:
 
     def _allocate(
         self, specs: Sequence[ArraySpec], sizes: Sequence[int], scope: str | None, left_s: float
-    ) -> tuple[InplaceStream, list[Place]]:
+    ) -> tuple[InplaceStream, list[WritableArray]]:
         """Allocate the arrays; return the stream that owns their slabs, and the arrays."""
         deadline = time.monotonic() + left_s
         with self._lock:
@@ -125,13 +125,14 @@ class Writer:
             offsets = [place["offset"] for place in reply["places"]]
             parts = [arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
             return stream, [
-                Place(part.view(spec.dtype).reshape(spec.shape)) for part, spec in zip(parts, specs, strict=True)
+                WritableArray(part.view(spec.dtype).reshape(spec.shape))
+                for part, spec in zip(parts, specs, strict=True)
             ]
         except BaseException:
             stream.close()
             raise
 
-    def _seal(self, stream: InplaceStream, specs: Sequence[ArraySpec], places: Sequence[Place]) -> None:
+    def _seal(self, stream: InplaceStream, specs: Sequence[ArraySpec], places: Sequence[WritableArray]) -> None:
         """Seal the arrays: make them read-only and set the refs in `places`."""
         bodies = [
             {"name": spec.name, "dtype": spec.dtype, "shape": list(spec.shape), "meta": dict(spec.meta), "hash": False}

@@ -1,18 +1,18 @@
-"""Work that another thread does while its caller continues, one call at a time."""
+"""One helper thread that works while its caller continues, one call at a time."""
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 
 class Ahead:
-    """Runs calls in another thread, one after the other. Only one thread may use it."""
+    """A helper thread that runs calls one after the other. Only one thread may use this object."""
 
     def __init__(self, threads: ThreadPoolExecutor) -> None:
         self._threads = threads
         self._doing: Future[object] | None = None
 
     def then(self, call: Callable[[], object]) -> None:
-        """Start this call. Waits for the call before it, and raises the error of that call."""
+        """Start `call` in the helper thread. This waits for the call before it, and raises the error of that call."""
         self.wait()
         self._doing = self._threads.submit(call)
 

@@ -1,5 +1,5 @@
-"""Byte connections to other nodes, kept open between requests. There are none where the other node offers none or the
-connection fails; the caller then uses Flight."""
+"""Byte connections to other nodes, kept open between requests. If the other node offers no byte port, or the connection
+fails, the caller uses Flight."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ from dataplane.core.json_body import ONE_OBJECT_BYTES, parse, take
 SCHEMES = ("grpc", "grpc+tcp")
 """The schemes of addresses whose bytes may cross the network without encryption."""
 WITHOUT_S = 60.0
-"""For this time a node without byte connections is not asked for one again."""
+"""After a node offered no byte connection, it is not asked for one again for this time, in seconds."""
 _CONNECT_S = 2.0
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,8 @@ class ByteConnections:
         """Lend up to `count` connections. An empty list means that the caller should use Flight. An error in the block
         closes the lent connections.
 
-        Keys are asked for over `flight`. Raises the error of Flight if the node does not answer there.
+        The keys for new connections are requested over `flight`. Raises the error of Flight if the node does not answer
+        there.
         """
         lines: list[ByteSocket] = []
         try:

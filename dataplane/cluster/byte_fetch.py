@@ -24,16 +24,16 @@ from dataplane.core.json_body import MAX_BODY_BYTES, take
 from dataplane.core.refs import Ref
 
 PART_BYTES = 8 << 20
-"""The size of a part, which is received in one go and hashed while the next part comes. Senders make runs of this
-size."""
+"""The size of a part in bytes. A part is received in one go and hashed while the next part is received. Senders group
+small objects into runs of this size."""
 _PART_OBJECTS = 256
 _INLINE_BELOW = 128 << 10
-"""A part below this size is hashed by the same thread, because waking another thread costs more."""
+"""The size in bytes below which the receiving thread hashes a part itself, because waking another thread costs more."""
 
 
 def receive_many(line: ByteSocket, wanted: Sequence[Ref], sink: Sink, call: Call, threads: ThreadPoolExecutor) -> None:
-    """Receive all objects over one connection. If the connection breaks, raise the reason; the objects that were whole
-    by then are done.
+    """Receive all objects over one connection. If the connection breaks, raise the reason; objects that were complete
+    by then stay done.
 
     Waits for: the sender, and for room in the sink, until the call's deadline.
     """
@@ -44,7 +44,7 @@ def receive_many(line: ByteSocket, wanted: Sequence[Ref], sink: Sink, call: Call
             coming.take(objects)
         coming.settle()
     except BaseException:
-        coming.give_up()
+        coming.discard()
         raise
 
 
@@ -58,10 +58,11 @@ class _Object:
     num_left: int
     """The number of bytes that are not hashed yet."""
     hash: blake3 | None = None
-    """The hash of the bytes so far, where they come in several parts."""
+    """The hash of the bytes so far, for an object that is received in several parts."""
 
     def add(self, data: memoryview) -> bool:
-        """Hash the next bytes. Return True if they were the last bytes and the digest is the announced one."""
+        """Hash the next bytes. Return True if these were the object's last bytes and its digest equals the announced
+        one."""
         self.num_left -= data.nbytes
         if not self.num_left and data.nbytes == self.ref.nbytes:
             verify(self.ref, content_digest(data), self.digest)
@@ -98,14 +99,15 @@ class _Coming:
         self._receive()
 
     def settle(self) -> None:
-        """Wait until all received objects are handed over. Raises ChecksumError if one of them has wrong bytes."""
+        """Wait until all received objects are handed over to the sink. Raises ChecksumError if one of them has wrong
+        bytes."""
         self._ahead.wait()
 
-    def give_up(self) -> None:
-        """Give up the objects that are not whole, when no thread reads or writes them any more."""
+    def discard(self) -> None:
+        """Discard the objects that are not complete, once no thread reads or writes them any more."""
         self._ahead.end()
         for at in self._open:
-            self._sink.give_up(at)
+            self._sink.discard(at)
 
     def _begin(self, info: Mapping[str, Any]) -> None:
         at = take(info, "an object", "at", int)
@@ -128,9 +130,9 @@ class _Coming:
         self._add(_Object(at, ref, digest, ref.nbytes), target.data)
 
     def _room_for(self, at: int, ref: Ref) -> np.ndarray | DataPlaneError:
-        """Return memory of the sink, or the reason why there is none.
+        """Return memory of the sink, or the reason why the sink has none.
 
-        Received objects are handed over before this waits for room, because they may be what fills the arena.
+        Received objects are handed over before this waits for room, because these objects may be what fills the arena.
         """
         try:
             return self._sink.open(at, ref, can_wait=False)
@@ -171,7 +173,7 @@ class _Coming:
             self._ahead.then(partial(self._hand_over, part))
 
     def _hand_over(self, part: "Sequence[tuple[_Object, memoryview]]") -> None:
-        """Hash a part. Objects that are whole with it are done."""
+        """Hash a part, and report the objects that are complete with this part."""
         whole: list[Whole] = [(one.at, one.ref, one.digest) for one, piece in part if one.add(piece)]
         self._sink.done(whole)
         self._open.difference_update(at for at, _, _ in whole)
@@ -214,6 +216,5 @@ def checked_info(info: object) -> Mapping[str, Any]:
 
 
 def announced_in(info: Mapping[str, Any], wanted: Ref) -> tuple[Ref, str]:
-    """Return the ref and the digest that are announced. A sender leaves the ref out where it is the one that was asked
-    for."""
+    """Return the announced ref and digest. A sender leaves the ref out if it equals the requested one."""
     return announced(info.get("ref", wanted), str(info.get("checksum")), wanted)

@@ -1,7 +1,8 @@
-"""Receiving one big object over several byte connections, one range over each: whole and verified, or not at all.
+"""Receiving one big object over several byte connections, one range over each: the whole object with the right digest,
+or nothing.
 
-One connection transfers as much as one core can handle. The first range is hashed while it comes, the others afterwards
-in their order.
+One connection transfers as much as one core can handle. The first range is hashed while it is received, the others
+afterwards in their order.
 """
 
 from collections.abc import Sequence
@@ -47,14 +48,14 @@ def receive_ranges(
         verify(ref, _fill_all(lines, wanted, digest, target, call, threads), digest)
         sink.done([(0, ref, digest)])
     except BaseException:
-        sink.give_up(0)  # every thread that wrote has ended
+        sink.discard(0)  # every thread that wrote has ended
         raise
 
 
 def _fill_all(
     lines: Sequence[ByteSocket], wanted: Ref, digest: str, target: np.ndarray, call: Call, threads: ThreadPoolExecutor
 ) -> str:
-    """Receive every range and return the digest of all of them. The first range was asked for already."""
+    """Receive every range and return the digest of the whole object. The first range was requested before this call."""
     parts = spans(wanted.nbytes, len(lines))
     hashed = blake3(max_threads=blake3.AUTO)
     with ThreadPoolExecutor(max(1, len(parts) - 1), thread_name_prefix="range") as others:

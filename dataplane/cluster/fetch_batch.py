@@ -1,4 +1,5 @@
-"""Objects that are fetched together from one node: who waits for each, and where in the arena each goes."""
+"""A batch of objects that are fetched together from one node: which callers wait for each object, and where in the
+arena each is written."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -13,12 +14,12 @@ from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store
 
 ELSEWHERE_S = 5.0
-"""The time for fetching an object that this node can also make itself."""
+"""The time limit, in seconds, for fetching an object that this node can also make itself."""
 _LANE_BYTES = 8 << 20
-"""The bytes per connection from which an additional connection is worth opening."""
+"""The number of bytes per connection from which an additional connection is worth opening."""
 
 Land = Callable[[Ref, Ref | DataPlaneError], None]
-"""Called with an object that was asked for and its result: the resident ref, or the error."""
+"""A callback that gets a requested object's original ref and its result: the resident ref, or the error."""
 
 
 class FetchBatch:
@@ -33,8 +34,8 @@ class FetchBatch:
         self._deadline = deadline
 
     def until(self, now: float) -> float:
-        """Return when to give up: early enough to report the reason, and to make the object here if that is
-        possible."""
+        """Return the time (monotonic) when fetching must give up: early enough to report the reason, and to make the
+        object here if that is possible."""
         left = self._deadline - now
         return now + (min(ELSEWHERE_S, left / 2) if self.is_makeable else left - min(0.5, left / 10))
 
@@ -45,7 +46,7 @@ class FetchBatch:
             self._land(ref, result)
 
     def fail_rest(self, error: Callable[[Ref], DataPlaneError]) -> None:
-        """Report an error for every object that is left."""
+        """Report an error for every object that has no result yet."""
         for key, ref in list(self.rest.items()):
             self.end(key, error(ref))
 
@@ -55,7 +56,7 @@ class ArenaSink:
     has them."""
 
     def __init__(self, store: Store, batch: FetchBatch, until: float, count: Callable[[int, int], None]) -> None:
-        """`count` is called with the number of objects, and their bytes, that were received whole."""
+        """`count` is called with the number of objects that were received completely, and with their bytes."""
         self._keys = list(batch.rest)
         self.refs = [batch.rest[key] for key in self._keys]
         self._store = store
@@ -72,7 +73,7 @@ class ArenaSink:
         return self._store.view(slab)
 
     def done(self, whole: Sequence[Whole]) -> None:
-        """Publish whole objects, then report each to its caller."""
+        """Publish complete objects, then report each to its callers."""
         slabs = [self._slabs[at] for at, _, _ in whole]
         entries = self._store.seal_all(slabs, [(ref, digest) for _, ref, digest in whole], is_held=False)
         for at, _, _ in whole:
@@ -87,19 +88,19 @@ class ArenaSink:
             else:
                 self._batch.end(self._keys[at], entry.ref)
 
-    def give_up(self, at: int) -> None:
+    def discard(self, at: int) -> None:
         """Give the slab back, unless it is published."""
         slab = self._slabs.pop(at, None)
         if slab is not None:
             self._store.abort(slab)
 
     def failed(self, at: int, error: DataPlaneError) -> None:
-        """Report the error to the caller that waits for the object."""
+        """Report the error to the callers that wait for the object."""
         self._batch.end(self._keys[at], error)
 
 
-def parted(refs: Sequence[Ref], num_streams: int) -> list[list[Ref]]:
-    """Split the objects into groups of about the same bytes, one group per connection, because one connection uses one
+def split_by_bytes(refs: Sequence[Ref], num_streams: int) -> list[list[Ref]]:
+    """Split the objects into groups of about equal bytes, one group per connection, because one connection uses one
     core."""
     total = sum(ref.nbytes for ref in refs)
     lanes: list[list[Ref]] = [[] for _ in range(min(num_streams, os.cpu_count() or 1, total // _LANE_BYTES) or 1)]

@@ -1,8 +1,8 @@
 """Fetches objects from their home nodes into this node's arena: each object once, for any number of readers.
 
-The address of a node comes from `peer_directory.py`, never from a request. A stream that breaks, stalls or brings wrong
-bytes is tried again for the objects that are not whole yet, at the address that the directory has then. The other node
-is told not to ask further nodes, so that no request goes round in circles.
+The address of a node comes from `peer_directory.py`, never from a request. If a stream breaks, stalls or brings wrong
+bytes, the objects that are not complete yet are requested again, at the address that the directory has then. The other
+node is told not to ask further nodes, so no request can travel in a circle.
 """
 
 import logging
@@ -18,7 +18,7 @@ from dataplane.client.connect import Credentials, connect
 from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.cluster import byte_fetch, byte_fetch_ranges
 from dataplane.cluster.byte_connections import ByteConnections
-from dataplane.cluster.fetch_batch import ArenaSink, FetchBatch, Land, parted
+from dataplane.cluster.fetch_batch import ArenaSink, FetchBatch, Land, split_by_bytes
 from dataplane.cluster.peer_directory import PeerDirectory
 from dataplane.core.byte_socket import STALL_S
 from dataplane.core.errors import (
@@ -36,11 +36,11 @@ from dataplane.core.stall_watch import StallWatch
 from dataplane.storage.store import Store
 
 DOWN_S = 30.0
-"""For this time a node that did not answer is not asked for objects that can also be made here."""
+"""For this time, in seconds, a node that did not answer is not asked for objects that can also be made here."""
 _BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _MAX_WRONG = 3
-"""After this many wrong transfers the network is not the cause."""
+"""The number of wrong transfers after which the network is not seen as the cause."""
 _MAX_STREAMS = 16
 
 log = logging.getLogger(__name__)
@@ -81,20 +81,21 @@ class PeerFetcher:
     def start(self, refs: Sequence[Ref], deadline: float, land: Land, *, is_makeable: bool) -> None:
         """Begin to fetch objects for which `can_fetch` is True. `land` is called for each object, in a fetch thread.
 
-        `is_makeable` means that this node can make the objects itself: then their home sends only what is resident
-        there, and this node does not wait long. For an object that cannot be fetched, `land` gets the error of its
-        home, OutOfSpaceError or PeerError.
+        If `is_makeable`, this node can make the objects itself. Then their home sends only what is resident there, and
+        this node does not wait long. For an object that cannot be fetched, `land` gets the error of its home,
+        OutOfSpaceError or PeerError.
         """
         batches: dict[str, list[Ref]] = {}
         for ref in refs:
             batch = f"{ref.node} {ref.name}" if ref.nbytes >= RANGES_FROM else ref.node
             batches.setdefault(batch, []).append(ref)
         for together in batches.values():
-            for lane, part in enumerate(parted(together, self._num_streams)):
+            for lane, part in enumerate(split_by_bytes(together, self._num_streams)):
                 self._threads.submit(self._fetch, FetchBatch(part, land, is_makeable, deadline, lane))
 
     def is_at_home(self, ref: Ref, until: float) -> bool:
-        """Ask the ref's home whether it holds this same object now. Waits for the answer, until `until`."""
+        """Ask the ref's home whether it holds exactly this object now. Waits for the answer, until `until`
+        (monotonic)."""
         uri = self._peers.find(ref.node)
         if uri is None:
             return False
@@ -117,7 +118,7 @@ class PeerFetcher:
             }
 
     def close(self) -> None:
-        """Fetch no more. Streams in flight end with their connections."""
+        """Stop fetching. Streams that are open end with their connections."""
         self._is_closed = True
         self._watch.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
@@ -131,7 +132,7 @@ class PeerFetcher:
     # -- private: in a fetch thread --------------------------------------------------------------------------------
 
     def _fetch(self, batch: FetchBatch) -> None:
-        """Try until every object is fetched or the time is over. In any case `land` is called for every object."""
+        """Try until every object is fetched or the time is over. `land` is called for every object in both cases."""
         try:
             self._try_until_over(batch)
         except Exception as error:
@@ -212,8 +213,8 @@ class PeerFetcher:
             return flights
 
     def _forget(self, uri: str) -> None:
-        """Connect again next time, because a broken connection may look intact for minutes. Other callers may still use
-        this one."""
+        """Open a new connection for the next request, because a broken connection may look intact for minutes. Other
+        callers may still use the old one."""
         self._bytes.forget(uri)
         with self._lock:
             self._flights.pop(uri, None)

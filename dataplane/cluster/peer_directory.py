@@ -80,7 +80,7 @@ class PeerDirectory:
             self._entry_fd = -1
 
     def find(self, node_id: str) -> str | None:
-        """Return the last known address of a node, or None."""
+        """Return the last known address of a node, or None if it is unknown."""
         told = self._static.get(node_id)
         if told is not None:
             return told
@@ -89,7 +89,8 @@ class PeerDirectory:
         return found if found is not None else self.find_again(node_id)
 
     def find_again(self, node_id: str) -> str | None:
-        """Read the directory again and return the address: for a node that did not answer at the known one."""
+        """Read the directory again and return the node's address. Use this for a node that did not answer at the
+        address from `find`."""
         told = self._static.get(node_id)
         if told is not None or self._directory is None:
             return told
@@ -102,7 +103,7 @@ class PeerDirectory:
         return uri
 
     def known(self) -> list[str]:
-        """Return every id that can be found now, without this node's own."""
+        """Return the ids of all nodes whose address is known now, without this node's own id."""
         ids = set(self._static)
         if self._directory is not None:
             ids |= {path.stem for path in self._directory.glob("*.json") if not path.name.startswith(".")}
@@ -159,7 +160,7 @@ def _check_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_one(directory: Path, node_id: str) -> Iterator[None]:
-    """Let only one node at a time read and write. Waits for: the other nodes, which need a moment."""
+    """Wait until this is the only node that reads and writes the directory. Other nodes need a moment each."""
     deadline = time.monotonic() + _ANNOUNCE_S
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -1,7 +1,7 @@
 """Deadlines for `with` blocks that may wait for long. One thread per process watches all of them.
 
-`BLOCK_TIMEOUTS.cut(deadline, call)` makes `call` in that thread if the block is not over in time; `call` then ends the
-wait, for example by cancelling a stream. A timer thread per wait would cost more than a small round trip does.
+`BLOCK_TIMEOUTS.call_at(deadline, call)` makes `call` in that thread if the block is not over in time; `call` then ends
+the wait, for example by cancelling a stream. A timer thread per wait would cost more than a small round trip does.
 """
 
 import itertools
@@ -38,7 +38,7 @@ class BlockTimeouts:
         self._is_running = False
 
     @contextmanager
-    def cut(self, deadline: float, call: Callable[[], object]) -> Iterator[None]:
+    def call_at(self, deadline: float, call: Callable[[], object]) -> Iterator[None]:
         """Make the call, in another thread, if the block is still running at `deadline` (seconds of `time.monotonic`).
 
         The block itself is not interrupted: the call must end the wait inside it, for example by cancelling a stream.

@@ -16,7 +16,7 @@ from dataplane.core.errors import DataPlaneError
 from dataplane.core.json_body import dump
 from dataplane.core.schemas import ITEM_BYTES, LOCATORS
 
-JSON_UP_TO = 96
+MAX_JSON_OBJECTS = 96
 """The largest number of objects in a JSON reply; above about this number the record batch is faster."""
 
 _DTYPES = list(ITEM_BYTES)

@@ -61,7 +61,7 @@ class Trimmer:
         self._is_waiting = False
         self._asked_at = 0.0
 
-    def soon(self) -> None:
+    def request(self) -> None:
         """Request a trim in `wait_s` seconds. Memory that is still in use now, such as a refused message, is freed by
         then."""
         with self._lock:

@@ -1,8 +1,8 @@
 """The catalog of a node's datasets: files under roots that the node's owner registered, indexed once.
 
-A client names a dataset, never a path. `ingest` indexes shards (headers, footers, line ends). `samples` reads the rows
-that are asked for and hashes their media; the digest is the name of a medium. Nothing is decoded here. The file formats
-are in `formats/`.
+A client names a dataset, never a path. `ingest` indexes shards (headers, footers, line ends). `samples` reads the
+requested rows and hashes their media; the digest is the name of a medium. Nothing is decoded here. The file formats are
+in `formats/`.
 """
 
 import os
@@ -36,7 +36,7 @@ MAX_INGEST_THREADS = 16
 @dataclass(frozen=True, slots=True)
 class _Index:
     files: tuple[RangeFile, ...]
-    """All files of the dataset, also those that cannot be used."""
+    """All files of the dataset, including those that cannot be used."""
     names: tuple[str, ...]
     shards: tuple[Shard, ...]
     by_name: Mapping[str, Shard]
@@ -65,7 +65,7 @@ class Catalog:
         self._indices: dict[str, _Index] = {}
 
     def ingest(self, name: str) -> Dataset:
-        """Index a dataset (again if its files changed). Raises DatasetError if nothing in it can be used."""
+        """Index a dataset, again if its files changed. Raises DatasetError if no sample of it can be used."""
         self._check_registered(name)
         with self._ingesting[name]:
             found = find_dataset_files(name, self._roots[name])
@@ -94,8 +94,8 @@ class Catalog:
         return [samples[number] for number in numbers]
 
     def locate(self, lineage: Lineage) -> MediumLocation:
-        """Return where the medium of a lineage is. Raises DatasetError unless it is exactly a medium of a registered
-        shard."""
+        """Return the place of the medium with this lineage. Raises DatasetError unless the lineage is exactly that of a
+        medium in a registered shard."""
         shard = self._index(lineage.dataset).by_name.get(lineage.shard)
         place = shard.locate(lineage.offset, lineage.part, lineage.nbytes) if shard else None
         if place is None:
@@ -107,7 +107,7 @@ class Catalog:
         return place
 
     def stat(self) -> dict[str, dict[str, int]]:
-        """Return counts of the ingested datasets. A registered dataset that was not ingested yet has no samples."""
+        """Return the counts of each registered dataset. Before it is ingested, a dataset has no samples."""
         indices = dict(self._indices)
         found = {}
         for name in self._roots:
@@ -193,8 +193,8 @@ class Catalog:
 
 
 def _index_of(name: str, files: Sequence[RangeFile], opened: Sequence[Shard | DatasetError]) -> _Index:
-    """Return the index of the shards that could be opened; the others are bad. Raises DatasetError if there is no
-    sample."""
+    """Return the index of the shards that could be opened; the other shards are listed as bad. Raises DatasetError if
+    there is no sample."""
     names: list[str] = []
     shards: list[Shard] = []
     bad: list[BadMedia] = []
@@ -229,7 +229,7 @@ def _check_columns(name: str, names: Sequence[str], shards: Sequence[Shard]) -> 
 
 
 def _shard_names(files: Sequence[RangeFile]) -> list[str]:
-    """Return file names where they differ, otherwise whole paths."""
+    """Return the file names of the shards if they differ from each other, otherwise the whole paths."""
     names = [PurePosixPath(file.path).name for file in files]
     return names if len(set(names)) == len(names) else [file.path for file in files]
 

@@ -1,8 +1,8 @@
-"""A shuffled order that is computed place by place and never stored.
+"""A shuffled order whose numbers are computed one by one and never stored.
 
 The method is a Feistel network over a grid of about sqrt(n) by sqrt(n) numbers, keyed by seed and epoch (Black and
-Rogaway, Ciphers with Arbitrary Finite Domains, 2002). Each round adds a hash of one coordinate to the other one, which
-can be undone, so the whole is a bijection. Numbers of the grid above n are sent through again.
+Rogaway, Ciphers with Arbitrary Finite Domains, 2002). Each round adds a hash of one coordinate to the other one. This
+can be undone, so the whole is a bijection. A result that is n or more is encrypted again until it is below n.
 """
 
 import hashlib
@@ -14,9 +14,9 @@ _MASK = (1 << 64) - 1
 
 
 def permuted(place: int, num: int, seed: int, epoch: int, name: str = "") -> int:
-    """Return the number at `place` of the order of 0 to num - 1, in a few microseconds and without memory.
+    """Return the number at `place` of a shuffled order of 0 to num - 1. This takes a few microseconds and no memory.
 
-    Seed, epoch and name are the key: a change in any of them gives another order.
+    The key is made of seed, epoch and name: a change in any of them gives another order.
     """
     if not 0 <= place < num:
         raise IndexError(f"place {place} of a permutation of {num}; wanted 0 to {num - 1}")

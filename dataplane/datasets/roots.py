@@ -1,7 +1,7 @@
-"""From a registered root (`NAME=PATTERN`) to files of a known format.
+"""Finds the files of a registered root (`NAME=PATTERN`), and the format of each.
 
 A pattern is a path, a glob or any fsspec URL, of files or of one folder. It may end in `#media=a,b&drop=c&optional=d`,
-which says about columns what their types do not show. The format follows from the file's name, or else from its first
+which tells what the types of the columns do not show. The format follows from the file's name, or else from its first
 bytes.
 """
 
@@ -81,8 +81,7 @@ def parse_root(text: str) -> Root:
 
 
 def find_dataset_files(name: str, patterns: Sequence[str]) -> list[DatasetFiles]:
-    """Return the files of every pattern, each once, in name order. Raises DatasetError where a pattern matches
-    nothing."""
+    """Return the files of every pattern, each once, in name order. Raises DatasetError if a pattern matches nothing."""
     found: dict[str, DatasetFiles] = {}
     for text in patterns:
         root = parse_root(text)
@@ -100,7 +99,8 @@ def find_dataset_files(name: str, patterns: Sequence[str]) -> list[DatasetFiles]
 
 
 def format_of(file: RangeFile) -> Format:
-    """Return the format, by name or else by content. Raises DatasetError with what was found."""
+    """Return the format of a file, by its name or else by its content. Raises DatasetError, which says what was found,
+    if it is none of the known ones."""
     extension = extension_of(file.path)
     if extension in FORMATS:
         return FORMATS[extension]
@@ -154,7 +154,7 @@ def _saved_files(folder: str, state: RangeFile) -> list[RangeFile]:
 
 
 def _hub_files(folder: str) -> list[RangeFile]:
-    """Return the files of a folder in the layout of the Hugging Face hub: of one format, of one split."""
+    """Return the files of a folder in the layout of the Hugging Face hub. All are of one format and one split."""
     by_format: dict[Format, list[RangeFile]] = defaultdict(list)
     for extension in ("tar", "parquet", "jsonl", "arrow"):
         by_format[FORMATS[extension]] += find_files(f"{glob.escape(folder)}/**/*.{extension}")

@@ -1,7 +1,7 @@
-"""The sampler: which samples come next, shuffled by epoch, mixed by weight, shared among controllers, resumable from a
-few numbers.
+"""The sampler decides which samples come next: shuffled by epoch, mixed by weight, divided among controllers. It
+resumes from a few numbers.
 
-Pure Python; nothing is kept per sample. The caller decides what to do with samples that turn out to be bad.
+It is pure Python and keeps nothing per sample. The caller decides what to do with samples that turn out to be bad.
 """
 
 from collections import defaultdict
@@ -23,22 +23,22 @@ class Source:
 
     dataset: str
     num_samples: int
-    """The number that `Client.ingest` returns."""
+    """The number of samples of the dataset, as `Client.ingest` returns it."""
     weight: float = 1.0
-    """The share of all samples, in proportion to the other sources' weights."""
+    """The share of all samples that this source gives, in proportion to the weights of the other sources."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draw:
-    """One sample of the run, as drawn."""
+    """One drawn sample: its place in the run and in its dataset."""
 
     position: int
-    """How many samples all controllers had drawn before it. It identifies the sample within the run."""
+    """The number of samples that all controllers drew before this one. It identifies the sample within the run."""
     dataset: str
     epoch: int
-    """How many times the dataset had been used up before."""
+    """The number of times that the dataset was used up before."""
     index: int
-    """The number within the dataset, for `Client.samples`."""
+    """The number of the sample within the dataset, for `Client.samples`."""
 
 
 class LoadsSamples(Protocol):
@@ -77,11 +77,11 @@ class Sampler:
 
     @property
     def num_drawn(self) -> int:
-        """The number of samples of all sources and controllers so far."""
+        """The number of samples that were drawn so far, from all sources and by all controllers."""
         return sum(self._counts)
 
     def next_batch(self, rank: int = 0, world_size: int = 1) -> list[Draw]:
-        """Return this rank's share of the next global batch. The sampler moves on by the whole batch."""
+        """Return this rank's share of the next global batch, and move on by the whole batch."""
         if not 0 <= rank < world_size:
             raise BadRequestError(f"rank is {rank} of world_size {world_size}; wanted 0 to world_size - 1")
         draws = []
@@ -93,7 +93,7 @@ class Sampler:
         return draws
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint: JSON, a few numbers per source."""
+        """Return the state for a checkpoint as JSON-safe values: a few numbers per source."""
         return {
             "seed": self._seed,
             "batch_size": self._batch_size,
@@ -113,7 +113,8 @@ class Sampler:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any], sources: Sequence[Source] | None = None) -> "Sampler":
-        """Continue exactly where `state` was taken. Raises BadRequestError if the present `sources` differ."""
+        """Return a sampler that continues exactly where `state` was taken. Raises BadRequestError if the present
+        `sources` differ."""
         try:
             entries = state["sources"]
             then = [

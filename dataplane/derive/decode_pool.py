@@ -18,14 +18,15 @@ from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
 from dataplane.storage.entries import Slab
 
 Allocate = Callable[[int], Slab]
-"""Returns a slab for this many bytes. It waits for room as its maker decides, then raises OutOfSpaceError."""
+"""A function that returns a slab for this many bytes. It may wait for room; if there is none, it raises
+OutOfSpaceError."""
 MAX_ATTEMPTS = 2
 
 log = logging.getLogger(__name__)
 
 
 class DecodePool:
-    """`num_workers` worker processes. `submit` returns a future."""
+    """A pool of `num_workers` worker processes. `submit` returns a future."""
 
     def __init__(
         self,
@@ -68,7 +69,7 @@ class DecodePool:
         return Result(bad=f"killed the decoder twice: {died}", is_lasting=died.is_crash)
 
     def close(self) -> None:
-        """End the workers. Jobs in flight are lost."""
+        """End the workers. Jobs that run now are lost."""
         with self._lock:
             self._is_closed = True
             workers = list(self._workers)

@@ -12,8 +12,8 @@ from dataplane.media.recipes import parse_recipe
 
 
 def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
-    """Return the ref of an object that will be made; its shape is not known yet. A derived ref is replaced by its
-    source."""
+    """Return the ref of a derived object that is not made yet, so its shape is not known. A `source` that is itself
+    derived is replaced by its own source."""
     lineage = source.lineage
     if source.kind == "plain" or lineage is None:
         raise BadRequestError(f"{source.name} is a {source.kind} object; derive works on refs of media")
@@ -35,7 +35,7 @@ def derived_ref(source: Ref, recipe: Mapping[str, Any], node_id: str) -> Ref:
 
 
 def checked_ref(ref: Ref, node_id: str) -> Ref:
-    """Build a client's ref anew from its lineage, and check that its name follows from the lineage.
+    """Build a client's ref again from its lineage, and check that its name follows from the lineage.
 
     Only the checksum is kept from the client's ref: it says which bytes the client expects.
     """

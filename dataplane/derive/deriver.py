@@ -36,7 +36,7 @@ from dataplane.media.recipes import parse_recipe
 from dataplane.storage.store import Store
 
 FETCH_AGAIN_S = 1.0
-"""Do not retry a fetch that failed for another caller when less time than this is left."""
+"""A failed fetch is not retried for another caller who has less than this time left, in seconds."""
 
 
 class Deriver:
@@ -60,21 +60,21 @@ class Deriver:
         self._in_flight: dict[str, Future[Ref]] = {}
 
     def derive(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> list[Ref | BadMedia]:
-        """Return what `recipe` makes of each source, made now where it is not resident. A medium that cannot be decoded
-        gives BadMedia.
+        """Return the derived object that `recipe` makes of each source; what is not resident is made now. A medium that
+        cannot be decoded gives BadMedia.
 
         Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
         """
         checked = parse_recipe(recipe).model_dump()
         wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
         made = self._make_all(wanted, deadline)
-        return [self._maker.as_asked(made[self._maker.key(ref)], ref) for ref in wanted]
+        return [self._maker.renamed(made[self._maker.key(ref)], ref) for ref in wanted]
 
     def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
-        """Fetch, or make again, the objects that are not resident. Raises the reason if that is impossible.
+        """Make every object resident that is not: fetch it, or make it again. If that is impossible, raise the reason.
 
-        `is_local`: another node asks. It knows itself which further nodes to ask, and no request may go round in
-        circles.
+        If `is_local`, the request comes from another node. That node asks further nodes itself, so no request can
+        travel in a circle.
         """
         wanted = [self._remote.checked(ref, is_local=is_local) for ref in refs]
         for made in self._make_all(wanted, deadline).values():
@@ -94,26 +94,28 @@ class Deriver:
         self._start_all(wanted, deadline)
 
     def drop_stale(self, refs: Sequence[Ref]) -> None:
-        """Drop copies of other nodes' objects where a ref says that its home has written another object since."""
+        """Drop the copies of other nodes' objects that are out of date: the ref says that its home has written another
+        object since."""
         self._remote.drop_stale(refs)
 
     def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
-        """Begin to make what `recipe` makes of each source, after all tasks that callers wait for. Waits for nothing.
+        """Begin to make the derived object of each source. These tasks run after all tasks that callers wait for. This
+        waits for nothing.
 
-        Return how many refs, from the first on, are made, in the making, bad, or queued now; the rest does not fit into
-        the window. Prefetched objects without room next to other unused ones are cancelled. Objects of other nodes are
-        left to those nodes.
+        Return how many refs, counted from the first, are resident, running, bad or queued now; the rest does not fit
+        into the window. If a prefetched object finds no room beside other unused ones, the queued ones are cancelled.
+        Objects of other nodes are left to those nodes.
         """
         checked = parse_recipe(recipe).model_dump()
         wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
         return next((at for at, ref in enumerate(wanted) if not self._begin_ahead(ref)), len(wanted))
 
     def quarantine(self) -> list[BadMedia]:
-        """Return every medium that could not be decoded."""
+        """Return a record for every medium that could not be decoded."""
         return self._maker.quarantine.all()
 
     def stat(self) -> dict[str, int]:
-        """Return the counters of made objects."""
+        """Return the counters of objects that were made."""
         return {**self._maker.stat(), **self._remote.stat(), **self._prefetched.stat()}
 
     def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
@@ -129,7 +131,7 @@ class Deriver:
                 made[key] = bad
             elif entry is not None:
                 self._prefetched.use(ref.name)
-                made[key] = self._maker.as_labelled(entry.ref, ref, key)
+                made[key] = self._maker.checked_label(entry.ref, ref, key)
             else:
                 missing[key] = ref
         started = self._start_all(list(missing.values()), deadline)
@@ -151,7 +153,7 @@ class Deriver:
             try:
                 made = future.result(timeout=max(0.0, deadline - time.monotonic()))
                 self._prefetched.use(made.name)
-                return self._maker.as_labelled(made, ref, key)
+                return self._maker.checked_label(made, ref, key)
             except QuarantinedError:
                 key = self._maker.key(ref)  # compute the key again: the dataset may have been ingested again
                 bad = self._maker.quarantine.get(key)
@@ -205,8 +207,8 @@ class Deriver:
             return made
         except OutOfSpaceError:
             with self._lock:
-                called_off = self._pool.queue.call_off()
-                self._in_flight = {name: future for name, future in self._in_flight.items() if future not in called_off}
+                cancelled = self._pool.queue.cancel_waiting()
+                self._in_flight = {name: future for name, future in self._in_flight.items() if future not in cancelled}
             self._prefetched.note_refusal()
             raise
         finally:

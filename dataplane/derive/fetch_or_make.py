@@ -23,7 +23,7 @@ from dataplane.storage.store import Store
 _CONFIRM_S = 5.0
 
 Make = Callable[[Ref, float], "Future[Ref]"]
-"""Begins to make an object here, until a deadline."""
+"""A function that begins to make an object on this node, with a deadline."""
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ class RemoteObjects:
         self._in_flight: dict[str, Future[Ref]] = {}
 
     def checked(self, ref: Ref, *, is_local: bool) -> Ref:
-        """Check a client's ref, and return it with its home; the home is this node where no other node may be asked.
+        """Check a client's ref. Return it with its home; the home is this node if no other node may be asked.
 
         Raises MissingObjectError for a plain object that no known node has.
         """
@@ -61,13 +61,13 @@ class RemoteObjects:
         return self._fetcher.can_fetch(ref)
 
     def check_home(self, ref: Ref) -> None:
-        """Raise for an object that only its home has, if that home is an unknown node."""
+        """Raise an error if only the object's home has it, and that home is an unknown node."""
         if ref.node != self._peers.node_id and not self.can_fetch(ref):
             raise self._peers.unknown(ref.name, ref.node)
 
     def drop_stale(self, refs: Sequence[Ref]) -> None:
-        """Drop copies of other nodes' objects where a ref says, and their home confirms, that the home has written
-        others.
+        """Drop copies of other nodes' objects if the ref says, and their home confirms, that the home has written
+        another object since.
 
         Waits for: those homes, a few seconds. A copy stays while its home does not answer.
         """
@@ -132,7 +132,7 @@ class RemoteObjects:
         ref: Ref,
         result: Ref | DataPlaneError,
     ) -> None:
-        """Pass on a fetched object, or have it made here. Runs in a fetch thread."""
+        """Pass on a fetched object, or start making it here. Runs in a fetch thread."""
         future = waiting[ref.name]
         if is_makeable and isinstance(result, DataPlaneError):
             log.info("%s is made here: %s", ref.name, result)
@@ -147,7 +147,7 @@ class RemoteObjects:
             self._land(ref, future, made.exception() or made.result())
 
     def _land(self, ref: Ref, future: "Future[Ref]", result: Ref | BaseException) -> None:
-        """End a fetch: a later caller starts a new one."""
+        """End a fetch, so that a later caller starts a new one."""
         with self._lock:
             self._in_flight.pop(ref.name, None)
         if isinstance(result, Ref):

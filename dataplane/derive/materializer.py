@@ -1,7 +1,7 @@
 """Makes one object, in a thread of the pool: a derived object from its source, or a source from its shard.
 
-The checksum of each result is remembered. So making it again after eviction is counted separately, and must give the
-same bytes. Which callers ask, and until when, is in `deriver.py`.
+The checksum of each result is remembered. An object that is made again after eviction is counted separately, and must
+have the same bytes. Which callers wait, and until when, is in `deriver.py`.
 """
 
 import logging
@@ -26,9 +26,9 @@ from dataplane.derive.worker_handle import Result
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 MAX_REMEMBERED = 500_000
-"""The number of results whose checksums are kept, about 1 kB each. The least recently used go first."""
+"""The number of results whose checksums are kept. One takes about 1 kB. The least recently used are dropped first."""
 SOURCE_TIMEOUT_S = 60.0
-"""The time that a pool thread waits for a source of another node."""
+"""The time in seconds that a pool thread waits for a source of another node."""
 
 log = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class QuarantinedError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """What is remembered of a derived object when it is evicted."""
+    """The record of a derived object that stays when the object is evicted."""
 
     ref: Ref
     source_format: str
@@ -75,8 +75,8 @@ class Materializer:
         self._pixel_bytes = 0
 
     def make(self, ref: Ref, allocate: Allocate) -> Ref:
-        """Return the object, and make it unless it is resident by now. Raises QuarantinedError, or the reason why it
-        cannot be made."""
+        """Return the object, made now unless it is resident. Raises QuarantinedError, or the reason why it cannot be
+        made."""
         entry = self._store.find(ref.name)
         if self.key(ref) in self.quarantine:
             raise QuarantinedError
@@ -95,16 +95,17 @@ class Materializer:
         except DatasetError:
             return ref.name, ()  # the task that makes it meets the same error
 
-    def as_labelled(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
-        """Return the object, or BadMedia if this caller's file name promises another format than the source has."""
+    def checked_label(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
+        """Return the object, or BadMedia if the file name in `wanted` promises another format than the source has."""
         before, formats, lineage = self._made.get(made.name), key[1], wanted.lineage
         if before is None or not formats or before.source_format in formats or lineage is None:
             return made
         reason = f"mislabelled: named as {formats[0]}, holds {before.source_format}"
         return self._put_in_quarantine(wanted, lineage, key, self._datasets.locate(lineage).key, reason)
 
-    def as_asked(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
-        """Return the object under the name of this caller's sample: equal images share bytes, but not shards."""
+    def renamed(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
+        """Return the object under the name of this caller's sample: equal images share their bytes, but each shard has
+        its own name."""
         lineage = wanted.lineage
         assert lineage is not None
         if isinstance(made, Ref):
@@ -115,7 +116,7 @@ class Materializer:
         return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=place.key, offset=lineage.offset)
 
     def stat(self) -> dict[str, int]:
-        """Return the counters of made objects."""
+        """Return the counters of objects that were made."""
         with self._lock:
             return {
                 "num_media": self._made.cost,
@@ -144,7 +145,7 @@ class Materializer:
         return self._publish(ref, result)
 
     def _place(self, ref: Ref, lineage: Lineage) -> MediumLocation | None:
-        """Return where the source is in a shard. None if it is in no dataset, or in one that only its home has."""
+        """Return where the source is in a shard. None if no data set has it, or if only its home node has it."""
         if not lineage.dataset:
             return None
         try:

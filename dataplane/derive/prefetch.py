@@ -1,7 +1,8 @@
-"""Objects that were prefetched and not used yet. They are counted, and never evicted for other prefetched objects.
+"""Objects that were prefetched and not used yet. They are counted, and never evicted to make room for other prefetched
+objects.
 
-Prefetching fills the arena until it would have to evict its own objects; objects that clients ask for may evict them as
-usual. It never waits for room.
+Prefetching fills the arena until it would have to evict prefetched objects; objects that clients request may evict them
+as usual. Prefetching never waits for room.
 """
 
 import threading
@@ -36,7 +37,7 @@ class PrefetchedObjects:
             self._unused[name] = 0
 
     def end(self, name: str, nbytes: int | None) -> None:
-        """Note that the object was made with this many bytes, or with None that it was not made."""
+        """Note that the object was made with this many bytes. None means that it was not made."""
         with self._lock:
             self._num_made += nbytes is not None
             if nbytes is None:
@@ -45,7 +46,7 @@ class PrefetchedObjects:
                 self._unused[name] = slab_bytes(nbytes)
 
     def note_refusal(self) -> None:
-        """Note that an object had no room, and that the queued ones behind it were cancelled."""
+        """Note that an object had no room, and that the objects queued behind it were cancelled."""
         with self._lock:
             self._num_refused += 1
 
@@ -91,6 +92,6 @@ class PrefetchedObjects:
                 del self._unused[name]
 
     def _make_young(self, unused: list[str]) -> None:
-        """Make unused prefetched objects the last to be evicted."""
+        """Move unused prefetched objects to the end of the order of eviction."""
         leased = self._store.lease(unused, INTERNAL_SESSION)
         self._store.end_leases([found.lease for found in leased if found is not None], INTERNAL_SESSION)

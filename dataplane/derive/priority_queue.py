@@ -1,7 +1,7 @@
-"""Threads that run tasks. Urgent tasks, which callers wait for, run before prefetching.
+"""A queue with threads that run its tasks. Urgent tasks, which callers wait for, run before prefetching.
 
-*Consumes* tasks from any thread, *produces* futures. A task that is not urgent is promoted when a caller begins to wait
-for it. The others can be cancelled together.
+*Consumes* tasks from any thread, *produces* futures. A task that is not urgent becomes urgent when a caller begins to
+wait for it. All tasks that are not urgent can be cancelled together.
 """
 
 import threading
@@ -19,7 +19,8 @@ class _Task:
 
 
 class PriorityQueue:
-    """`num_threads` threads over two queues. The threads are daemons: `close` waits for none of them."""
+    """The tasks wait in two queues, and `num_threads` threads run them. The threads are daemons: `close` waits for none
+    of them."""
 
     def __init__(self, num_threads: int) -> None:
         self._changed = threading.Condition()
@@ -30,8 +31,8 @@ class PriorityQueue:
             threading.Thread(target=self._work, name=f"pool-{number}", daemon=True).start()
 
     def submit(self, call: Callable[[], Any], *, is_urgent: bool = True) -> "Future[Any]":
-        """Return the future of `call()`. An urgent task runs after earlier urgent ones, another one after all urgent
-        ones."""
+        """Return the future of `call()`. An urgent task runs after earlier urgent tasks; a task that is not urgent runs
+        after all urgent ones."""
         task = _Task(Future(), call)
         with self._changed:
             if self._is_closed:
@@ -44,20 +45,20 @@ class PriorityQueue:
         return task.future
 
     def promote(self, future: "Future[Any]") -> None:
-        """Make a task urgent, if it still waits."""
+        """Make a task urgent, if it still waits in the queue."""
         with self._changed:
             task = self._ahead.pop(future, None)
             if task is not None:
                 self._urgent.append(task)
 
-    def call_off(self) -> "set[Future[Any]]":
+    def cancel_waiting(self) -> "set[Future[Any]]":
         """Cancel every task that is not urgent and has not begun; return the cancelled futures."""
         with self._changed:
-            called_off = set(self._ahead)
+            cancelled = set(self._ahead)
             self._ahead.clear()
-        for future in called_off:
+        for future in cancelled:
             future.cancel()
-        return called_off
+        return cancelled
 
     @property
     def num_ahead(self) -> int:
@@ -73,7 +74,7 @@ class PriorityQueue:
             self._changed.notify_all()
         for future in waiting:
             future.cancel()
-        self.call_off()
+        self.cancel_waiting()
 
     def _work(self) -> None:
         while (task := self._take()) is not None:

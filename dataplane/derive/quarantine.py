@@ -1,4 +1,4 @@
-"""The quarantine table: media that could not be decoded. They are not tried again, or not for a while, and the table is
+"""The quarantine table: media that could not be decoded. They are not tried again, or only after a while. The table is
 bounded.
 
 A failure that the machine may have caused (a worker killed for its memory, a decode that took too long) is tried again
@@ -13,20 +13,21 @@ from dataplane.core.refs import BadMedia
 
 EXPIRY_S = 600.0
 MAX_MEDIA = 100_000
-"""The maximum number of entries. The oldest are forgotten, and tried again when a client asks for them."""
+"""The maximum number of entries. The oldest are dropped first, and tried again when a client requests them."""
 
 Wanted = tuple[str, tuple[str, ...]]
-"""The key: an object's name, and the formats that the name of its source's file promises."""
+"""The key of an entry: an object's name, and the formats that the file name of its source promises."""
 
 
 class Quarantine:
-    """The table of bad media. Thread-safe."""
+    """The table of media that could not be decoded. Thread-safe."""
 
     def __init__(self, max_media: int = MAX_MEDIA) -> None:
         self._max_media = max_media
         self._lock = threading.Lock()
         self._bad: OrderedDict[Wanted, tuple[BadMedia, float | None]] = OrderedDict()
-        """The bad medium, and the time from which it may be tried again, or None for never."""
+        """The entries by key: the bad medium, and the time (monotonic) from which it may be tried again, or None for
+        never."""
 
     def __contains__(self, wanted: Wanted) -> bool:
         return self.get(wanted) is not None
@@ -35,7 +36,7 @@ class Quarantine:
         return len(self.all())
 
     def get(self, wanted: Wanted) -> BadMedia | None:
-        """Return why an object is not made, or None if it may be tried."""
+        """Return the reason why an object is not made, or None if it may be tried."""
         with self._lock:
             bad, until = self._bad.get(wanted, (None, None))
             if until is not None and time.monotonic() >= until:
@@ -44,7 +45,7 @@ class Quarantine:
             return bad
 
     def put(self, wanted: Wanted, bad: BadMedia, *, is_lasting: bool = True) -> None:
-        """Add a medium: for a while only, unless `is_lasting`."""
+        """Add a medium: for good if `is_lasting`, otherwise for a while."""
         with self._lock:
             self._bad.pop(wanted, None)
             self._bad[wanted] = bad, None if is_lasting else time.monotonic() + EXPIRY_S

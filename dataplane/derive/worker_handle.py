@@ -27,10 +27,10 @@ _CRASHES = (-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One medium and what to make of it."""
+    """One medium, and the recipe that the worker applies to it."""
 
     label: str
-    """The shard and key, for messages to people."""
+    """The shard and key of the medium, for error messages."""
     path: str | None
     """A local file. None when the bytes are in the arena."""
     offset: int
@@ -39,7 +39,7 @@ class Job:
     formats: tuple[str, ...]
     recipe: Mapping[str, Any]
     no_links: bool = False
-    """True if `path` must lead to the file without links."""
+    """True if no part of `path` may be a symbolic link."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job in the form that the worker reads."""
@@ -57,7 +57,8 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """The result of a worker, unsealed in `slab`, or the reason why there is none."""
+    """The result of a worker: the bytes are in `slab`, which is not published yet. Without a slab, `bad` or `failed`
+    gives the reason."""
 
     slab: Slab | None = None
     shape: tuple[int, ...] = ()
@@ -69,7 +70,7 @@ class Result:
     bad: str = ""
     """The fault of the medium, or an empty string."""
     is_lasting: bool = True
-    """True if the fault is the same in every try; False where the machine's memory or load may be the cause."""
+    """True if every try ends with the same fault; False if the machine's memory or load may be the cause."""
     failed: str = ""
     """The reason why the bytes could not be read, or an empty string. Another try may succeed."""
 
@@ -80,7 +81,7 @@ class WorkerDiedError(Exception):
     def __init__(self, text: str, code: int | None = None) -> None:
         super().__init__(text)
         self.is_crash = code in _CRASHES
-        """True if the decoder itself crashed. Any other end of a worker may be the machine's fault."""
+        """True if the decoder itself crashed. If the process ended in another way, the machine may be the cause."""
 
 
 class WorkerOverdueError(WorkerDiedError):
@@ -109,10 +110,10 @@ class WorkerHandle:
         self._connection = Connection(ours.detach())
         self._limits = limits
         self._start_s = START_TIMEOUT_S
-        """The additional time for the first job, because the worker is still starting."""
+        """The additional time in seconds for the first job, because the worker is still starting."""
 
     def run(self, job: Job, allocate: Callable[[int], Slab], abort: Callable[[Slab], None]) -> Result:
-        """Run a job and return its result. Raises WorkerDiedError when the process is gone, and the errors of
+        """Run a job and return its result. Raises WorkerDiedError when the process has ended, and the errors of
         `allocate`."""
         slab: Slab | None = None
         try:
@@ -142,7 +143,7 @@ class WorkerHandle:
         return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
 
     def close(self) -> None:
-        """End the process. Safe to call twice."""
+        """End the process. Calling this twice is safe."""
         if self._process.poll() is None:
             self._process.kill()
         self._process.wait()

@@ -35,13 +35,13 @@ from dataplane.media.videos import Video
 Frame = Mapping[str, Any]
 
 EAGER_BYTES = 4 << 30
-"""The part of the arena that a worker enters into its page table at its start: 2 MB of table per GiB."""
+"""The bytes of the arena that a worker enters into its page table at its start. A GiB takes 2 MB of page table."""
 _BYTES_PER_PIXEL = 48
 """The memory per pixel of the biggest medium: 16-bit grey passes through 64-bit integers, and a video decoder keeps up
 to 16 frames at 1.5 bytes."""
 _BASE_BYTES = 4 << 30
-"""The memory for libraries, stacks of threads, freed memory that malloc keeps, frames of a chunk and results of
-kernels."""
+"""The memory in bytes for libraries, thread stacks, freed memory that malloc keeps, the frames of a chunk and the
+results of kernels."""
 _FAULT_IN_BYTES = 4 << 20
 _MADV_POPULATE_WRITE = 23
 
@@ -65,8 +65,8 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
 
 
 def allowed_bytes(limits: MediaLimits) -> int:
-    """Return how much a worker may map in addition to the arena: enough for any medium within the limits, and a bound
-    for others."""
+    """Return how many bytes a worker may map in addition to the arena: enough for any medium within the limits, and a
+    bound for all others."""
     return _BASE_BYTES + 4 * limits.max_media_bytes + _BYTES_PER_PIXEL * limits.max_image_pixels
 
 
@@ -81,8 +81,8 @@ def map_segment(path: Path) -> np.ndarray:
 
 
 def fault_in(arena: np.ndarray) -> None:
-    """Enter the arena into this process's page table. Page by page, during the writing, this would cost many times
-    more."""
+    """Enter the arena into this process's page table. If the kernel did this page by page during the writing, it would
+    cost many times more."""
     libc = ctypes.CDLL(None, use_errno=True)
     for at in range(0, arena.nbytes, _FAULT_IN_BYTES):
         part = arena[at : at + _FAULT_IN_BYTES]
@@ -96,7 +96,7 @@ def send(connection: Connection, frame: Frame) -> None:
 
 
 def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: MediaLimits) -> Frame:
-    """Read, check, decode, ask for room, and compute; return the last frame of the job."""
+    """Read, check and decode the medium, ask for room, and write the result. Return the last frame of the job."""
     kernel = parse_recipe(job["recipe"])
     if job["nbytes"] > limits.max_media_bytes:
         return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}

@@ -1,8 +1,8 @@
-"""Checks a video's container: which format it has, and whether it is complete, from its outermost elements alone.
+"""Checks a video's container from its outermost elements alone: which format it has, and whether it is complete.
 
-A demuxer gets only bytes that pass this check. Otherwise it would accept playlists that name files and addresses of
-their own, and would read a cut WebM as a shorter one; decord even crashes on a cut AVI. Nothing inside the tracks is
-checked here.
+A demuxer gets only bytes that pass this check. Without it, a demuxer would accept playlists that name other files and
+addresses, and would read a WebM that was cut short as a shorter video; decord even crashes on an AVI that was cut
+short. Nothing inside the tracks is checked here.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ _EBML, _DOC_TYPE, _SEGMENT = 0x1A45DFA3, 0x4282, 0x18538067
 
 
 def check_container(data: bytes) -> str:
-    """Return MP4, MOV, WEBM, MKV or AVI. UndecodableError for any other container, and for one that is cut short."""
+    """Return the format of a video's container: MP4, MOV, WEBM, MKV or AVI. Raises UndecodableError for any other
+    container, and for one that is cut short."""
     if not data:
         raise UndecodableError("empty: 0 bytes")
     if data[4:8] in _MP4_BOXES:
@@ -71,7 +72,7 @@ def _check_matroska(data: bytes) -> str:
 
 
 def matroska_element(data: bytes, at: int) -> tuple[int, int, int | None] | None:
-    """Return id, start and end of an EBML element's content. The end is None where its writer did not know it."""
+    """Return the id, start and end of an EBML element's content. The end is None if the writer did not know it."""
     if at >= len(data) or not data[at]:
         return None
     id_bytes = 9 - data[at].bit_length()

@@ -1,4 +1,4 @@
-"""Decodes encoded bytes into an RGB image, or gives the reason why that fails. Runs in the pool's worker processes.
+"""Decodes encoded bytes into an RGB image, or gives the reason why this fails. Runs in the pool's worker processes.
 
 Pillow reads only the formats that datasets may hold. EXIF orientation is applied. Palette, grey, 16-bit, CMYK and alpha
 become RGB as in transformers (alpha is dropped, not blended), but 16-bit grey keeps its high byte.
@@ -24,7 +24,8 @@ def decode_image(
 ) -> tuple[Image.Image, str]:
     """Return the first frame of an encoded image as RGB, and Pillow's name of its format.
 
-    `formats` are those that the file name promises; an empty tuple promises none. Raises UndecodableError.
+    `formats` are those that the file name promises; an empty tuple promises none. Raises UndecodableError with the
+    reason.
     """
     if not data:
         raise UndecodableError("empty: 0 bytes")

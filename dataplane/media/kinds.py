@@ -25,7 +25,7 @@ MEDIA_FORMATS: Mapping[str, tuple[str, ...]] = {
     "mkv": ("MKV", "WEBM"),
     "avi": ("AVI",),
 }
-"""The formats that a file with this last extension may have; a file with another content is mislabelled.
+"""The formats that a file with this last extension may have. A file with other content is mislabelled.
 
 Image formats have Pillow's names, video containers those of `dataplane.media.containers`.
 """
@@ -33,16 +33,16 @@ Image formats have Pillow's names, video containers those of `dataplane.media.co
 
 VIDEO_FORMATS = frozenset({"MP4", "MOV", "WEBM", "MKV", "AVI"})
 _VIDEO_MARKS = ((4, b"ftyp"), (4, b"moov"), (4, b"mdat"), (0, b"\x1a\x45\xdf\xa3"), (8, b"AVI "))
-"""Offset and bytes that mark a video container near its beginning."""
+"""The bytes near the beginning of a file that mark a video container, with their offset."""
 
 
 class UndecodableError(ValueError):
-    """A medium cannot be decoded. The text becomes BadMedia.reason."""
+    """A medium cannot be decoded. The text becomes the reason in `BadMedia`."""
 
 
 def kind_of(formats: tuple[str, ...], head: bytes = b"") -> MediaKind:
-    """Return the kind of a medium, from the formats that its name promises, or else from its first bytes; unknown media
-    are images.
+    """Return the kind of a medium, from the formats that its name promises, or else from its first bytes. An unknown
+    medium counts as an image.
 
     This is only a first guess: decoding fails with a reason if it is wrong.
     """

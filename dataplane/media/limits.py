@@ -7,17 +7,18 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaLimits:
-    """The limits for one medium. A medium above a limit goes into quarantine, with the number that was found."""
+    """The limits for one medium. A medium above a limit goes into quarantine; the reason has the number that was
+    found."""
 
     max_image_pixels: int = 1 << 27
-    """Pixels of an image or of one frame. Larger ones are refused before they are decoded (134 Mpx, 400 MB when
-    decoded)."""
+    """The maximum number of pixels of an image or of one frame. Larger ones are refused before they are decoded (134
+    Mpx, 400 MB when decoded)."""
     max_media_bytes: int = 1 << 29
-    """Encoded bytes of a medium."""
+    """The maximum size of a medium in encoded bytes."""
     max_video_frames: int = 1 << 20
-    """Frames of a video, sampled or not (9.7 hours at 30 frames a second)."""
+    """The maximum number of frames of a video, sampled or not (9.7 hours at 30 frames a second)."""
     max_decode_seconds: float = 120.0
-    """Seconds that a worker may spend on one medium; after that the worker is killed."""
+    """The maximum time in seconds that a worker may spend on one medium; after that the worker is killed."""
 
     def __post_init__(self) -> None:
         for name, value in self.to_dict().items():

@@ -11,18 +11,19 @@ from itertools import islice
 from dataplane.media.containers import matroska_element, mp4_boxes
 
 Walk = Callable[[bytes, int, int], Iterator[tuple[Hashable, int, int]]]
-"""Yields kind, start and end of the content of each element between two offsets."""
+"""A function that yields the kind, start and end of the content of each element between two offsets."""
 
 _VIDEO_PATH = (0x18538067, 0x1654AE6B, 0xAE, 0xE0)  # Segment, Tracks, TrackEntry, Video
 _WIDTH, _HEIGHT = 0xB0, 0xBA
 _MAX_ELEMENTS = 100_000
-"""The maximum number of elements of one level: enough for the fragments of hours of video, and a bound for a file that
-is made of headers."""
+"""The maximum number of elements of one level: enough for the fragments of hours of video, and a limit for a file that
+is made of headers only."""
 _AVI_HEADER_BYTES = 1 << 16
 
 
 def largest_frame(data: bytes, container: str) -> tuple[int, int]:
-    """Return width and height of the largest frames that any video track announces; (0, 0) where none does."""
+    """Return the width and height of the largest frames that any video track announces; (0, 0) if no track announces a
+    size."""
     if container in ("MP4", "MOV"):
         sizes = _mp4_sizes(data)
     else:
@@ -31,7 +32,7 @@ def largest_frame(data: bytes, container: str) -> tuple[int, int]:
 
 
 def _mp4_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the sizes in the sample descriptions of every track that is a video, or does not say what it is."""
+    """Yield the sizes in the sample descriptions of every track that is a video, or whose kind is not given."""
     for media in _find(data, _boxes, (b"moov", b"trak", b"mdia"), 0, len(data)):
         handlers = [data[start + 8 : start + 12] for start, _ in _find(data, _boxes, (b"hdlr",), *media)]
         if handlers and b"vide" not in handlers:
@@ -52,8 +53,8 @@ def _matroska_sizes(data: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _avi_sizes(data: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the size in the main header, and in the bitmap header of each video stream. A negative height there means
-    upside down."""
+    """Yield the size in the main header, and in the bitmap header of each video stream. A negative height means that
+    rows are stored from bottom to top."""
     head = data[:_AVI_HEADER_BYTES]
     main = head.find(b"avih")
     if main >= 0:
@@ -71,7 +72,7 @@ def _int32(data: bytes, at: int) -> int:
 
 
 def _find(data: bytes, walk: Walk, path: tuple[Hashable, ...], at: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield start and end of the content of every element to which a path of kinds leads."""
+    """Yield the start and end of the content of every element to which a path of kinds leads."""
     for kind, start, element_end in islice(walk(data, at, end), _MAX_ELEMENTS):
         if kind == path[0] and len(path) == 1:
             yield start, element_end

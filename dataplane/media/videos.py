@@ -1,7 +1,7 @@
-"""Decodes frames of videos with decord. Runs in the pool's worker processes, which a crash of the decoder may end.
+"""Decodes frames of videos with decord. Runs in the pool's worker processes, because the decoder may crash.
 
-decord is imported with the first video. Frames come one after another, so that a sample of many frames is never in
-memory as a whole. Frames that the decoder would have to invent are an error.
+decord is imported with the first video. Frames are decoded one at a time, so a sample of many frames is never in memory
+as a whole. A frame that the decoder would have to invent is an error.
 """
 
 import io
@@ -22,18 +22,19 @@ _NO_INVENTED_FRAMES = 1e-9
 
 
 class Video:
-    """An opened video. UndecodableError, here and from `frames`, says why it cannot be decoded."""
+    """An opened video. The constructor and `frames` raise UndecodableError, which says why the video cannot be
+    decoded."""
 
     def __init__(self, data: bytes, formats: tuple[str, ...] = (), limits: MediaLimits = DEFAULT_LIMITS) -> None:
         self.format = check_container(data)
-        """MP4, MOV, WEBM, MKV or AVI."""
+        """The format of the container: MP4, MOV, WEBM, MKV or AVI."""
         check_label(self.format, formats)
         _check_size(*largest_frame(data, self.format), limits)
         self._reader = _open(data, self.format)
         self._chunk = 1  # frames at a time; one until their size is known
         self.num_frames = len(self._reader)
         self.fps = float(self._reader.get_avg_fps())
-        """Frames per second; the average, where the rate is not steady."""
+        """The frames per second; the average, if the rate is not steady."""
         if self.num_frames > limits.max_video_frames:
             raise UndecodableError(f"{self.num_frames} frames; at most {limits.max_video_frames} are looked at")
         if not (math.isfinite(self.fps) and 0 < self.fps <= 100_000):
@@ -44,7 +45,7 @@ class Video:
         self._chunk = max(1, _CHUNK_BYTES // first.nbytes)
 
     def frames(self, indices: Sequence[int]) -> Iterator[np.ndarray]:
-        """Yield [height, width, 3] uint8 for each index. Ascending indices are the fastest."""
+        """Yield the frame [height, width, 3] uint8 of each index. Ascending indices are the fastest."""
         for at in range(0, len(indices), self._chunk):
             try:
                 batch = self._reader.get_batch(list(indices[at : at + self._chunk])).asnumpy()
@@ -75,6 +76,6 @@ def _open(data: bytes, container: str) -> Any:
 
 
 def _first_line(error: Exception) -> str:
-    """Return decord's message without the places in its source."""
+    """Return decord's message without its references to decord's source code."""
     text = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {text[0].rpartition('.cc:')[2][:120]}"

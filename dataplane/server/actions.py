@@ -24,7 +24,7 @@ class Action:
     right: Right
     text: str
     max_bytes: int = SMALL_BODY_BYTES
-    """The largest body in bytes. Actions with lists may take long ones."""
+    """The largest body in bytes. An action that takes lists needs a larger limit than others."""
 
 
 def _stat(services: Services, body: Body, caller: Caller) -> dict[str, Any]:

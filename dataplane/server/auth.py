@@ -29,21 +29,21 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
-    """What the owner of a node decides about access."""
+    """The settings of a node for tokens, TLS and the addresses at which it may listen."""
 
     token_file: Path | None = None
-    """Bearer tokens and their rights. Without this file every client that reaches the node is admin."""
+    """The file of bearer tokens and their rights. Without this file every client that reaches the node is admin."""
     tls_cert: Path | None = None
-    """The node's certificate chain, PEM; with it the node speaks TLS only."""
+    """The file of the node's certificate chain (PEM). With a certificate, the node accepts only TLS."""
     tls_key: Path | None = None
     tls_ca: Path | None = None
-    """Mutual TLS: clients must show a certificate that this CA signed."""
+    """The file of a certificate authority, for mutual TLS: clients must show a certificate that it signed."""
     is_insecure: bool = False
-    """Listen beyond loopback with neither tokens nor TLS."""
+    """True if the node may listen beyond loopback with neither tokens nor TLS."""
 
     @property
     def scheme(self) -> str:
-        """The scheme of the node's address."""
+        """The scheme of the node's address: `grpc` or `grpc+tls`."""
         return "grpc+tls" if self.tls_cert else "grpc"
 
     def check_host(self, host: str) -> None:
@@ -64,7 +64,7 @@ class Security:
             )
 
     def server_options(self) -> dict[str, Any]:
-        """Return the TLS arguments of a Flight server. BadRequestError if the files do not fit together."""
+        """Return the TLS arguments of a Flight server. Raises BadRequestError if the files do not fit together."""
         if self.tls_cert is None:
             given = " and ".join(["--tls-key"] * bool(self.tls_key) + ["--tls-ca"] * bool(self.tls_ca))
             if given:
@@ -82,7 +82,7 @@ class Security:
         return options
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return the same TLS settings for a Python socket; None without a certificate."""
+        """Return the same TLS settings for a Python socket; None if the node has no certificate."""
         if self.tls_cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -110,12 +110,12 @@ def is_wildcard(host: str) -> bool:
 
 
 def host_in_uri(host: str) -> str:
-    """Return an address in the spelling of URIs: IPv6 in brackets."""
+    """Return an address in the form that URIs need: IPv6 in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 class Caller(fl.ServerMiddleware):
-    """The client that makes a call. The verb reads its right here."""
+    """The client that makes a call, and its right. Each verb checks the right."""
 
     def __init__(self, right: Right, tokens: TokenFile | None = None, token: str = "") -> None:
         super().__init__()
@@ -124,8 +124,8 @@ class Caller(fl.ServerMiddleware):
         self._token = token
 
     def check_again(self) -> None:
-        """Raise if the token has expired, is no longer in the file, or lost its right. Streams that stay open call
-        this."""
+        """Raise UnauthenticatedError or ForbiddenError if the token has expired, is no longer in the file, or lost its
+        right. Streams that stay open call this."""
         if self._tokens is not None and self._tokens.right_of(self._token) < self.right:
             raise UnauthenticatedError("the token shown has fewer rights than when this stream began; open a new one")
 
@@ -139,7 +139,7 @@ class Gate(fl.ServerMiddlewareFactory):
         self._meter = meter
 
     def start_call(self, info: fl.CallInfo, headers: dict[str, list[Any]]) -> Caller:
-        """Return the caller, or raise a Flight error that says what its token lacks."""
+        """Return the caller. If its token is missing or not valid, raise a Flight error with the reason."""
         if self._tokens is None:
             return Caller(Right.ADMIN)
         try:
@@ -147,7 +147,7 @@ class Gate(fl.ServerMiddlewareFactory):
             return Caller(self._tokens.right_of(token), self._tokens, token)
         except UnauthenticatedError as error:
             self._meter.count_error("gate", type(error).__name__)
-            TRIMMER.soon()  # its message has arrived, of any size
+            TRIMMER.request()  # its message has arrived, of any size
             raise to_flight(error) from None
 
 

@@ -1,5 +1,5 @@
-"""The answers on a byte connection: runs of objects, sent from where they are, each under a lease that ends with its
-run.
+"""The answers on a byte connection: objects in groups (runs). They are sent from where they are, each under a lease
+that ends with its run.
 
 A request is a ticket like that of DoGet: `{"refs"}`, or `{"ref"}` with `start` and `length`; also `local`, `make` and
 `timeout_s`. The answer is a sequence of frames. Each frame is a header and the bytes of the objects that it describes:
@@ -7,7 +7,7 @@ A request is a ticket like that of DoGet: `{"refs"}`, or `{"ref"}` with `start` 
     {"objects": [{"at", "checksum", "ref"} or {"at", "error", "message"}, ...]}   none: still at work
     {"end": true}
 
-`ref` is left out where it is the one that was asked for. Objects come in the order in which they become available.
+`ref` is left out if it equals the requested one. Objects are sent in the order in which they become available.
 """
 
 from collections import deque
@@ -25,7 +25,8 @@ from dataplane.storage.store import INTERNAL_SESSION
 
 RUN_OBJECTS = 64
 RUN_BYTES = 8 << 20
-"""Both ends do their bookkeeping once per run of this size, because between big copies Python runs with cold caches."""
+"""The size of a run in bytes. Both ends do their bookkeeping once per run, because between big copies Python runs with
+cold caches."""
 
 _Asked = tuple[int, Ref]
 
@@ -91,7 +92,7 @@ def _send(
 def _described(
     services: Services, asked: Ref, one: Leased | DataPlaneError, ranged: Mapping[str, Any]
 ) -> tuple[dict[str, Any], memoryview]:
-    """Return the header's entry for an object, and its bytes. Raises the object's error."""
+    """Return the header's entry for an object, and its bytes. If the object has an error, raise it."""
     if isinstance(one, DataPlaneError):
         raise one
     ref = one.entry.ref

@@ -11,7 +11,7 @@ from dataplane.core.errors import OverloadedError
 from dataplane.server.auth import Caller
 
 KEY_S = 10.0
-"""The time after which a key expires."""
+"""The time in seconds after which a key expires."""
 MAX_KEYS = 1024
 
 
@@ -38,7 +38,8 @@ class ByteKeys:
             return key.hex()
 
     def offer(self, caller: Caller) -> dict[str, Any]:
-        """Return the answer of the action `bytes`: the port, and a key to show there once, soon."""
+        """Return the answer of the action `bytes`: the port, and a key that opens one connection there until it
+        expires."""
         return {"port": self.port, "key": self.give(caller)}
 
     def take(self, key: bytes) -> Caller | None:

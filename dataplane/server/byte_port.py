@@ -24,11 +24,11 @@ from dataplane.server.services import Services
 VERB = "get_bytes"
 """The verb under which requests are counted."""
 SHOW_S = 5.0
-"""A client must show its key within this time."""
+"""The time in seconds within which a client must show its key."""
 IDLE_S = 300.0
-"""A connection without a request for this long is closed."""
+"""The time in seconds after which a connection without a request is closed."""
 REQUEST_S = 20.0
-"""A request must arrive completely within this time after its beginning."""
+"""The time in seconds from the first byte of a request to its last."""
 CLOSE_S = 3.0
 MAX_UNPROVEN = 32
 """The maximum number of connections that have shown no key yet."""

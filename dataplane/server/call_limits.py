@@ -10,19 +10,19 @@ from dataplane.core.errors import BadRequestError, OverloadedError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallLimits:
-    """What the owner of a node decides about the load of its clients."""
+    """The limits of a node on the load that its clients may cause."""
 
     max_calls: int = 1024
-    """DoGet, DoPut and DoAction calls at the same time."""
+    """The maximum number of DoGet, DoPut and DoAction calls at the same time."""
     max_streams: int = 4096
-    """DoExchange streams at the same time; every reader holds two or more, every writer one."""
+    """The maximum number of DoExchange streams at the same time. Every reader holds two or more, every writer one."""
     max_leases: int = 1 << 20
-    """Leases of all readers together; the node keeps about 300 bytes for each."""
+    """The maximum number of leases of all readers together. The node keeps about 300 bytes for each."""
     max_message_bytes: int = 256 << 20
-    """The bytes of one record batch of a DoPut."""
+    """The maximum size in bytes of one record batch of a DoPut."""
 
     def check(self) -> None:
-        """Raise BadRequestError for limits with which a node could not work."""
+        """Raise BadRequestError if a node could not work with these limits."""
         for name, value, least in (
             ("max-calls", self.max_calls, 1),
             ("max-streams", self.max_streams, 2),
@@ -33,7 +33,7 @@ class CallLimits:
                 raise BadRequestError(f"{name} is {value}; wanted at least {least}")
 
     def check_leases(self, num_leases: int, num_asked: int) -> None:
-        """Raise OverloadedError if a node with `num_leases` cannot grant the leases that are asked for."""
+        """Raise OverloadedError if a node that has granted `num_leases` may not grant `num_asked` more."""
         if num_leases + num_asked > self.max_leases:
             raise OverloadedError(
                 f"this node has {num_leases} leases and was asked for {num_asked} more, {self.max_leases} are its "
@@ -42,7 +42,7 @@ class CallLimits:
 
 
 class ByteBudget:
-    """Counts the bytes of requests that are being answered. Thread-safe; small requests are not counted."""
+    """A budget for the bytes of requests that are being answered. Thread-safe. Small requests are not counted."""
 
     def __init__(self, limit: int, least: int) -> None:
         self._limit = limit
@@ -52,7 +52,7 @@ class ByteBudget:
 
     @contextmanager
     def held(self, nbytes: int) -> Iterator[None]:
-        """Hold `nbytes` during a block. OverloadedError, at once, if they are not free."""
+        """Take `nbytes` of the budget during a `with` block. Raises OverloadedError at once if they are not free."""
         self.take(nbytes)
         try:
             yield
@@ -60,7 +60,7 @@ class ByteBudget:
             self.give_back(nbytes)
 
     def take(self, nbytes: int) -> None:
-        """Take bytes until `give_back`. OverloadedError, at once, if they are not free."""
+        """Take `nbytes` of the budget until `give_back`. Raises OverloadedError at once if they are not free."""
         if nbytes < self._least:
             return
         with self._lock:
@@ -72,18 +72,18 @@ class ByteBudget:
             self._num_taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Undo `take`."""
+        """Return bytes to the budget that `take` took."""
         if nbytes >= self._least:
             with self._lock:
                 self._num_taken -= nbytes
 
 
 BODIES = ByteBudget(128 << 20, 64 << 10)
-"""JSON bodies of this process's callers. A parsed body may take twenty times its size."""
+"""The budget for the JSON bodies of this process's callers. A parsed body may take twenty times its size."""
 
 
 class Slots:
-    """Counts what happens at the same time, such as calls or streams. Thread-safe."""
+    """A fixed number of slots for what happens at the same time, such as calls or streams. Thread-safe."""
 
     def __init__(self, limit: int, what: str, flag: str = "") -> None:
         self._limit = limit
@@ -94,7 +94,7 @@ class Slots:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold one slot. OverloadedError, at once, if there is none."""
+        """Take one slot during a `with` block. Raises OverloadedError at once if none is free."""
         self.take()
         try:
             yield
@@ -102,7 +102,7 @@ class Slots:
             self.give_back()
 
     def take(self) -> None:
-        """Take one slot until `give_back`. OverloadedError, at once, if there is none."""
+        """Take one slot until `give_back`. Raises OverloadedError at once if none is free."""
         with self._lock:
             if self._num_taken >= self._limit:
                 more = f", or start it with a higher {self._flag}" if self._flag else ""
@@ -113,6 +113,6 @@ class Slots:
             self._num_taken += 1
 
     def give_back(self) -> None:
-        """Undo `take`."""
+        """Return a slot that `take` took."""
         with self._lock:
             self._num_taken -= 1

@@ -1,5 +1,5 @@
-"""The configuration of a node, and its checks, which run before anything is made. Each message names the flag of
-`serve` to change."""
+"""The configuration of a node, and its checks, which run before anything is made. Each error names the flag of `serve`
+to change."""
 
 import re
 import socket
@@ -27,19 +27,20 @@ _ADDRESS = re.compile(r"(?:grpc|grpc\+tcp|grpc\+tls|grpcs)://(?:\[[0-9A-Fa-f:.%]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
-    """What the owner of a node decides."""
+    """The settings of a node."""
 
     memory_bytes: int
-    """The byte budget, which is taken from `/dev/shm` at the start."""
+    """The byte budget of the arena, which is taken from `/dev/shm` at the start."""
     host: str = "127.0.0.1"
     port: int = 0
     """The port of Flight; 0 takes any free port."""
     peer_port: int = 0
-    """The port from which other nodes read bytes, unless this node speaks TLS; 0 takes any free port."""
+    """The TCP port from which other nodes read bytes, unless this node speaks TLS; 0 takes any free port."""
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Dataset id to paths, globs or any fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face folder."""
+    """The datasets: from a dataset id to paths, globs or fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face
+    folder."""
     media_roots: Sequence[Path] = ()
-    """Folders, in addition to those of `roots`, whose files JSON lines and tables may name."""
+    """Additional folders whose files JSON lines and tables may name. The folders of `roots` are always allowed."""
     num_workers: int = 1
     limits: MediaLimits = DEFAULT_LIMITS
     """The limits of a medium; larger media are refused."""
@@ -47,35 +48,35 @@ class NodeConfig:
     node_id: str = field(default_factory=new_node_id)
     """The name of the node in refs. A node that starts again with the same id is the same home of its objects."""
     peers: Mapping[str, str] = field(default_factory=dict)
-    """Addresses of other nodes by id, from which objects are fetched."""
+    """The addresses of other nodes by id. Objects are fetched from them."""
     directory: Path | None = None
-    """A folder that only this user may write, in which nodes find each other."""
+    """The folder in which nodes find each other. Only the user of the node may write to it."""
     advertise: str = ""
-    """The address that others use; empty where they use the one at which this node listens."""
+    """The address that other nodes use; empty if they use the one at which this node listens."""
     peer_credentials: Credentials | None = None
-    """What this node shows to other nodes; None takes it from the environment."""
+    """The credentials that this node sends to other nodes; None takes them from the environment."""
     num_streams: int = NUM_STREAMS
-    """Connections over which a big object is fetched from another node."""
+    """The number of connections over which a big object is fetched from another node."""
     host_id: str = field(default_factory=default_host_id)
-    """Readers, writers and nodes share memory only where their host ids are equal."""
+    """The id of the machine. Readers, writers and nodes share memory only if their host ids are equal."""
     security: Security = field(default_factory=Security)
-    """Tokens and TLS."""
+    """The settings for tokens and TLS."""
     spill_dir: Path | None = None
-    """A folder for objects that have no room in memory, and for durable ones; None keeps everything in memory."""
+    """The folder for objects that have no room in memory, and for durable ones; None keeps everything in memory."""
     spill_bytes: int = DEFAULT_SPILL_BYTES
-    """The byte budget of the files there."""
+    """The byte budget of the files in `spill_dir`."""
     numa: NumaPolicy | None = None
-    """The NUMA nodes of the arena's pages; None leaves them to the kernel."""
+    """The NUMA policy of the arena's pages; None leaves it to the kernel."""
     scope_grace_s: float = GRACE_S
-    """The time that a client whose connection broke may take to come back before its scopes close."""
+    """The time in seconds that a client may take to come back after its connection broke; then its scopes close."""
     call_limits: CallLimits = field(default_factory=CallLimits)
-    """Limits on the load of clients."""
+    """The limits on the load that clients may cause."""
     metrics_port: int | None = None
     """The HTTP port of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
 
 
 def check_config(config: NodeConfig) -> None:
-    """Raise BadRequestError for the first setting with which the node could not work as intended."""
+    """Raise BadRequestError for the first setting with which the node could not work."""
     _check_host(config.host)
     config.security.check_host(config.host)
     config.security.server_options()

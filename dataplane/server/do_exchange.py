@@ -31,7 +31,7 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION
 
 LOOK_AHEAD = 64
-"""The maximum number of objects in the making that are leased together when the first of them is ready."""
+"""The maximum number of objects being made that are leased together when the first of them is ready."""
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,8 @@ def session(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Hold a reader's leases for as long as this stream is open. Waits for: the end of the stream."""
+    """Keep a reader's session, with its leases, for as long as this stream is open. Waits for: the end of the
+    stream."""
     token = secrets.token_hex(16)
     services.store.open_session(token)
     try:
@@ -61,11 +62,12 @@ def resolve(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each; with `"as": "json"` as JSON.
+    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each. With `"as": "json"` the locators are
+    JSON.
 
-    Names that are not resident get offset -1. Refs are made again first, all or none. The leases belong to the session
-    named in the descriptor, or without a name to this stream. `{"end": [leases]}` ends leases. If an answer may not
-    have arrived (writing it failed, or the stream broke before the next message), its leases end here.
+    A name that is not resident gets offset -1. Refs are made resident first, all or none. The leases belong to the
+    session that the descriptor names, or without a name to this stream. `{"end": [leases]}` ends leases. If the answer
+    may not have arrived (writing it failed, or the stream broke before the next message), its leases end here.
     """
     own = take(body, "resolve", "session", str, default="")
     token = own or secrets.token_hex(16)
@@ -101,16 +103,16 @@ def resolve(
             services.store.end_session(token)
 
 
-def lease_made(
+def lease_or_make(
     services: Services, ref: Ref, deadline: float, token: str = INTERNAL_SESSION, *, is_local: bool = False
 ) -> Leased:
-    """Return a lease on an object, which is made again if it is not resident. Raises the reason if that is
-    impossible."""
+    """Return a lease on an object. If it is not resident, it is made first. If that is impossible, this raises the
+    reason."""
     services.deriver.drop_stale([ref])
     while True:
         leased = services.store.lease([ref.name], token)[0]
         if leased is not None:
-            return as_claimed(services, ref, leased, token)
+            return checked_lease(services, ref, leased, token)
         if time.monotonic() > deadline:
             raise OutOfSpaceError(
                 f"{ref.name} was made and evicted again before it could be leased; the working set of all readers does "
@@ -120,7 +122,7 @@ def lease_made(
 
 
 def _locate(leased: Sequence[Leased | None]) -> Locators:
-    """Return locators: where each object is, what it is, and the lease that keeps it there."""
+    """Return the locators of leased objects: where each object is, what it is, and the lease that keeps it there."""
     refs = [item.entry.ref if item else None for item in leased]
     files = [item.entry.file for item in leased if item and item.entry.slab is None and item.entry.file]
     segments: list[int] = []
@@ -146,7 +148,7 @@ def _locate(leased: Sequence[Leased | None]) -> Locators:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A stream verb and the right that it needs."""
+    """A verb of DoExchange and the right that it needs."""
 
     run: Callable[
         [
@@ -169,8 +171,9 @@ EXCHANGES: Mapping[str, Exchange] = {
 }
 
 
-def as_claimed(services: Services, ref: Ref, leased: Leased, token: str = INTERNAL_SESSION) -> Leased:
-    """Return the lease, unless the ref claims another checksum: then end the lease and raise, for this caller only."""
+def checked_lease(services: Services, ref: Ref, leased: Leased, token: str = INTERNAL_SESSION) -> Leased:
+    """Return the lease. If the ref claims another checksum than the object has, end the lease and raise
+    ChecksumError."""
     try:
         check_claim(ref, leased.entry.ref)
     except DataPlaneError:
@@ -218,8 +221,9 @@ def _lease_all(services: Services, request: Mapping[str, Any], token: str) -> Se
 
 
 def _lease_next(services: Services, refs: Sequence[Ref], deadline: float, token: str) -> list[Leased | None]:
-    """Wait until the first object is made. Return a lease of it, and leases of the others that were made meanwhile."""
-    first = lease_made(services, refs[0], deadline, token)
+    """Wait until the first object is ready. Return a lease on it, and leases on those of the others that are ready
+    too."""
+    first = lease_or_make(services, refs[0], deadline, token)
     try:
         return [first, *services.store.lease([ref.name for ref in refs[1:]], token)]
     except BaseException:

@@ -1,7 +1,7 @@
 """DoExchange `put`: slabs of the arena for writers on this machine, which write into them and then seal them.
 
-The slabs belong to their stream. Slabs that are not sealed when it ends go back to the arena: when its client closes
-it, or when the kernel closes the connection of a process that died.
+The slabs belong to their stream. A slab that is not sealed when the stream ends goes back to the arena. The stream ends
+when its client closes it, or when the kernel closes the connection of a process that died.
 """
 
 import time
@@ -28,7 +28,8 @@ def put(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """`{"allocate": nbytes}` gives a slab, `{"seal": {...}}` publishes a written slab; lists do many at once.
+    """Answer `{"allocate": nbytes}` with a slab, and `{"seal": {...}}` by publishing a written slab. Lists do many at
+    once.
 
     `{"written": nbytes}`, counted over all slabs in their order, lets the node hash these bytes already. It has no
     reply. `{"abort": true}` gives the slabs back. After an error the stream has no slabs.
@@ -57,10 +58,10 @@ class _PutStream:
         self._slabs: list[Slab] = []
         self._digests = Digests(services.store, ())
         self._fault: DataPlaneError | None = None
-        """`written` has no reply, so its error is kept and returned with the next request."""
+        """The error of a `written` request. This request has no reply, so the error is returned with the next reply."""
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Do what a request says and return the reply; None where it has no reply."""
+        """Do what a request says and return the reply; None if it has no reply."""
         if "written" in request:
             self._hash(request)
             return None
@@ -77,7 +78,7 @@ class _PutStream:
         return self._allocate(request)
 
     def _hash(self, request: Mapping[str, Any]) -> None:
-        """Hash written bytes. Raises nothing: the writer uses the slabs, and they stay until its next request."""
+        """Hash written bytes. This raises nothing: the writer uses the slabs, and they stay until its next request."""
         try:
             if self._slabs and self._fault is None:
                 self._digests.hash_until(take(request, "put", "written", int))

@@ -1,8 +1,8 @@
 """DoGet: objects as streams of batches, for other hosts and for any Flight client.
 
 One object, or a range of it, is a stream of uint8 batches that the schema's metadata describes. Many objects are one
-stream of pieces (`schemas.PIECES`). The error of one object is in its row, and the other objects come anyway. gRPC
-reads the bytes straight from the arena, and the lease ends when gRPC has sent them.
+stream of pieces (`schemas.PIECES`). If one object has an error, its row carries the error, and the other objects are
+sent anyway. gRPC reads the bytes straight from the arena, and the lease ends when gRPC has sent them.
 """
 
 import struct
@@ -24,15 +24,15 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import Store
 
 GATHER_BELOW = 128 << 10
-"""Objects below this size are copied together into one batch, which costs less than one batch each."""
+"""The size in bytes below which objects are copied together into one batch, which costs less than one batch each."""
 _NO_BYTES = np.empty(0, np.uint8)
 _INT32, _INT64, _TEXT, _BYTES = pa.int32(), pa.int64(), pa.string(), pa.binary()
 
 
 def stream(services: Services, ticket: fl.Ticket) -> pa.RecordBatchReader:
-    """Return the stream for a ticket: `{"name"}`, `{"ref"}`, either with `start` and `length`, or `{"refs"}`.
+    """Return the stream for a ticket: `{"name"}` or `{"ref"}`, both also with `start` and `length`, or `{"refs"}`.
 
-    With `"local": true` no other node is asked, and with `"make": false` only resident objects are given.
+    With `"local": true` no other node is asked. With `"make": false` only resident objects are sent.
     """
     body = parse(ticket.ticket, "the ticket")
     how = LeaseOptions.from_body(body, "the ticket")
@@ -60,7 +60,7 @@ def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) 
 
 
 def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream of many objects while they are sent. An object is leased when its turn comes."""
+    """Yield the batches of a stream of many objects while they are sent. An object is leased just before it is sent."""
     gathered = _Gathered()
     if how.is_made:
         start_missing(services, refs, how)
@@ -89,7 +89,7 @@ def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Itera
 
 
 class _Gathered:
-    """Rows of small objects that go into one batch."""
+    """The rows of small objects that go into one batch."""
 
     def __init__(self) -> None:
         self._rows: list[tuple[int, str]] = []
@@ -110,7 +110,7 @@ class _Gathered:
         self._nbytes += len(self._parts[-1])
 
     def take(self) -> pa.RecordBatch:
-        """Return the batch, copied together, and forget the rows."""
+        """Return the batch with copies of the bytes, and start an empty one."""
         ends = np.zeros(len(self._parts) + 1, np.int32)
         np.cumsum([len(part) for part in self._parts], out=ends[1:])
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate([*self._parts, _NO_BYTES]))]
@@ -143,7 +143,8 @@ def _ends(size: int) -> pa.Buffer:
 
 
 class _StreamLease:
-    """Keeps an object in place while gRPC still reads it. The last reference ends the lease without blocking."""
+    """A lease that keeps an object in place while gRPC still reads it. When the last reference is dropped, the lease
+    ends without blocking."""
 
     __slots__ = ("_lease", "_store")
 

@@ -1,4 +1,4 @@
-"""DoPut: the one column of a stream of batches becomes an object. Bytes that come over Flight are always verified."""
+"""DoPut: stores the one column of a stream of batches as an object. Bytes that come over Flight are always verified."""
 
 import threading
 import time
@@ -19,7 +19,7 @@ from dataplane.storage.store import Store
 
 
 def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.MetadataRecordBatchReader) -> Ref:
-    """Store the object that the descriptor announces and the stream brings."""
+    """Store the object that the descriptor describes, with the bytes of the stream. Return its ref."""
     request = PutRequest.from_descriptor(descriptor)
     with arrow_errors_as_bad_requests("the schema of DoPut"):
         dtype = _column_dtype(reader.schema)
@@ -65,8 +65,8 @@ def _chunks(reader: fl.MetadataRecordBatchReader, item: int, max_bytes: int) -> 
 def _receive(
     reader: fl.MetadataRecordBatchReader, request: PutRequest, dtype: str, services: Services, deadline: float
 ) -> Slab:
-    """Return the stream's bytes in a new slab. They go straight in where the size was announced, and are gathered first
-    where not."""
+    """Return the stream's bytes in a new slab. If the size was announced, they are written into the slab directly;
+    otherwise they are collected first."""
     store = services.store
     chunks = _chunks(reader, ITEM_BYTES[dtype], services.call_limits.max_message_bytes)
     nbytes = request.announced_bytes
@@ -80,19 +80,19 @@ def _receive(
         nbytes, chunks = total, iter(gathered)
     arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
     try:
-        with BLOCK_TIMEOUTS.cut(
-            deadline, arriving.give_up
+        with BLOCK_TIMEOUTS.call_at(
+            deadline, arriving.discard
         ):  # Arrow has no way to end the read of a client that stopped
             for chunk in chunks:
                 arriving.add(chunk)
             return arriving.finished()
     except BaseException:
-        arriving.give_up()
+        arriving.discard()
         raise
 
 
 class _Arriving:
-    """A slab that is being filled, until it is full or given up. Thread-safe."""
+    """A slab that is being filled, until it is full or discarded. Thread-safe."""
 
     def __init__(self, store: Store, slab: Slab) -> None:
         self._store = store
@@ -111,7 +111,7 @@ class _Arriving:
             self._at += len(chunk)
 
     def finished(self) -> Slab:
-        """Return the full slab; the caller owns it from then on."""
+        """Return the full slab, which then belongs to the caller."""
         with self._lock:
             self._check_ours()
             if self._at != self._slab.nbytes:
@@ -121,8 +121,8 @@ class _Arriving:
             self._is_ours = False
             return self._slab
 
-    def give_up(self) -> None:
-        """Give the slab back, unless it is full or given back already."""
+    def discard(self) -> None:
+        """Give the slab back to the arena, unless it is full or given back already."""
         with self._lock:
             if self._is_ours:
                 self._is_ours = False

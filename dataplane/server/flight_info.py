@@ -1,5 +1,4 @@
-"""GetFlightInfo, GetSchema and ListFlights: which objects there are, and where and until when any Flight client may
-fetch them."""
+"""GetFlightInfo, GetSchema and ListFlights: which objects the node has, and how any Flight client can fetch them."""
 
 import json
 import time
@@ -34,8 +33,8 @@ def describe(ref: Ref) -> dict[str, str]:
 
 
 def info(services: Services, descriptor: fl.FlightDescriptor, location: str) -> fl.FlightInfo:
-    """Return an object with one endpoint, whose ticket is valid until its expiration time. Action `renew` changes that
-    time.
+    """Return the FlightInfo of an object: one endpoint, whose ticket is valid until its expiration time. The action
+    `renew` changes that time.
 
     The descriptor is a path `[name]`, or a command `{"name"}` or `{"ref"}` (made again if necessary) with `lease_s` and
     `timeout_s`.
@@ -90,7 +89,7 @@ def _lease(services: Services, body: Mapping[str, Any]) -> Leased:
     if "ref" in body:
         ref = take_refs({"refs": [body["ref"]]}, "the descriptor")[0]
         deadline = time.monotonic() + take_timeout_s(body, "the descriptor")
-        return do_exchange.lease_made(services, ref, deadline, services.offers.session)
+        return do_exchange.lease_or_make(services, ref, deadline, services.offers.session)
     name = take(body, "the descriptor", "name", str)
     leased = services.store.lease([name], services.offers.session)[0]
     if leased is None:

@@ -32,7 +32,7 @@ from dataplane.server.meter import Meter, error_kind
 from dataplane.server.services import Services
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
-"""The address in Flight that means: the connection over which this answer came."""
+"""The address that, in Flight, means the connection over which the answer came."""
 VERB_RIGHTS: Mapping[str, Right] = {
     "list_actions": Right.READ,
     "list_flights": Right.READ,
@@ -41,7 +41,7 @@ VERB_RIGHTS: Mapping[str, Right] = {
     "do_get": Right.READ,
     "do_put": Right.WRITE,
 }
-"""The rights of Flight verbs that do one thing. Actions and exchanges have their own tables."""
+"""The right that each Flight verb needs. Actions and exchanges have tables of their own."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,7 +50,8 @@ log = logging.getLogger(__name__)
 
 
 def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Turn our errors into Flight errors. An unexpected error is logged and reported, and the node continues."""
+    """Turn errors of the data plane into Flight errors. An unexpected error is logged and reported, and the node
+    continues."""
 
     @functools.wraps(verb)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -75,7 +76,7 @@ def _is_cancelled(args: Iterable[object]) -> bool:
 
 
 class FlightServer(fl.FlightServerBase):
-    """Serves a node from gRPC's threads, from construction on."""
+    """The Flight server of a node. It serves from gRPC's threads as soon as it is constructed."""
 
     def __init__(self, config: NodeConfig, services: Services, tokens: TokenFile | None) -> None:
         self._config = config
@@ -99,7 +100,7 @@ class FlightServer(fl.FlightServerBase):
 
     @property
     def public_uri(self) -> str:
-        """The address that others use. The owner of the node may name another one than `uri`."""
+        """The address that others use: the one that the owner of the node gave, or else `uri`."""
         return self._config.advertise or (REUSE_CONNECTION if is_wildcard(self._config.host) else self.uri)
 
     def _location(self, port: int) -> str:
@@ -137,7 +138,7 @@ class FlightServer(fl.FlightServerBase):
             if verb is None:
                 raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
             if action.body.size > verb.max_bytes:
-                TRIMMER.soon()
+                TRIMMER.request()
             with BODIES.held(action.body.size):
                 body = parse(action.body, f"the body of {action.type}", verb.max_bytes) if action.body.size else {}
                 return [dump(verb.run(self._services, body, caller_of(context)))]
@@ -195,7 +196,7 @@ class FlightServer(fl.FlightServerBase):
 
     @contextmanager
     def _call(self, context: fl.ServerCallContext, verb: str, right: Right) -> Iterator[None]:
-        """Do what every call needs: check the right, hold a slot, count the call."""
+        """Do what every call needs: check the right, hold a slot, and count the call."""
         with self._services.meter.call(verb):
             check_right(right_of(context), right, verb)
             if verb == "end_leases":  # a refused `end_leases` would keep what it should free

@@ -1,4 +1,4 @@
-"""Leases for objects that a DoGet or another node asks for. Objects that are not resident are made first, where that is
+"""Leases for objects that a DoGet or another node requests. Objects that are not resident are made first, if that is
 allowed.
 
 Flight streams (`do_get.py`) and byte connections (`byte_answers.py`) share this: both send bytes under a lease.
@@ -20,19 +20,20 @@ from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 HEARTBEAT_S = 5.0
-"""A receiver that waits for an object in the making gets a sign of life in this interval."""
+"""The interval in seconds at which a receiver that waits for an object gets an empty message, so that it knows that
+this node still works."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseOptions:
-    """What may be done for an object that is not resident, and until when."""
+    """How a request wants objects that are not resident to be treated, and the deadline."""
 
     deadline: float
-    """The monotonic time of the deadline."""
+    """The deadline, in seconds of `time.monotonic`."""
     is_local: bool
     """True if no other node is asked."""
     is_made: bool
-    """False gives resident objects only."""
+    """False if only resident objects are sent."""
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], what: str) -> Self:
@@ -55,15 +56,16 @@ def lease_ref(services: Services, ref: Ref, how: LeaseOptions) -> Leased:
     """Return a lease on one object. Waits for: its making, until the deadline. Raises the reason if that is
     impossible."""
     if how.is_made:
-        return do_exchange.lease_made(services, ref, how.deadline, is_local=how.is_local)
+        return do_exchange.lease_or_make(services, ref, how.deadline, is_local=how.is_local)
     leased = services.store.lease_one(ref.name)
     if leased is None:
         raise MissingObjectError(f"{ref.name} is not resident on node {services.node_id}")
-    return do_exchange.as_claimed(services, ref, leased)
+    return do_exchange.checked_lease(services, ref, leased)
 
 
 def try_lease(services: Services, ref: Ref, how: LeaseOptions) -> Leased | None:
-    """Return a lease like `lease_ref`, or None after `HEARTBEAT_S`, so that the receiver can get a sign of life."""
+    """Return a lease like `lease_ref`, or None after `HEARTBEAT_S`, so that the caller can send the receiver an empty
+    message."""
     soon = min(how.deadline, time.monotonic() + HEARTBEAT_S)
     try:
         return lease_ref(services, ref, replace(how, deadline=soon))
@@ -74,9 +76,9 @@ def try_lease(services: Services, ref: Ref, how: LeaseOptions) -> Leased | None:
 
 
 def lease_some(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | DataPlaneError | None]:
-    """Return for each object a lease, its error, or None where the caller must ask again.
+    """Return for each object a lease, its error, or None if the caller must call again.
 
-    If no object is resident, it waits for the first one, for `HEARTBEAT_S`.
+    If no object is resident, this waits for the first one, for at most `HEARTBEAT_S`.
     """
     found: list[Leased | DataPlaneError | None] = list(_resident(services, refs, how))
     if not any(found):
@@ -84,7 +86,7 @@ def lease_some(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> li
         return found
     for at, leased in enumerate(found):
         if isinstance(leased, Leased):
-            found[at] = _or_error(partial(do_exchange.as_claimed, services, refs[at], leased))
+            found[at] = _or_error(partial(do_exchange.checked_lease, services, refs[at], leased))
     return found
 
 
@@ -100,7 +102,7 @@ def checksum(store: Store, leased: Leased) -> str:
 
 
 def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
-    """Return the range that a ticket asks for: all bytes, or `length` from `start` on."""
+    """Return the range of bytes that a ticket names: all bytes, or `length` bytes from `start` on."""
     start = take(body, "the ticket", "start", int, default=0)
     length = take(body, "the ticket", "length", int, default=ref.nbytes - start)
     if start < 0 or length < 0 or start + length > ref.nbytes:
@@ -112,8 +114,8 @@ def span(body: Mapping[str, Any], ref: Ref) -> tuple[int, int]:
 
 
 def _resident(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> list[Leased | None]:
-    """Return leases on the resident objects. If a file cannot be read, return no lease; asking one by one gives the
-    reason."""
+    """Return leases on the resident objects. If a file cannot be read, return no leases; leasing one by one then gives
+    the reason."""
     if how.is_made:
         services.deriver.drop_stale(refs)
     try:

@@ -1,7 +1,7 @@
 """The counters of a node's calls: per verb the number, the latency and the errors; also bytes, hits and misses.
 
-Plain counters behind one lock, about a microsecond a call. `prometheus.py` turns them into the text that Prometheus
-reads.
+They are plain counters behind one lock. Counting a call takes about a microsecond. `prometheus.py` turns the counters
+into the text that Prometheus reads.
 """
 
 import threading
@@ -18,7 +18,7 @@ import pyarrow.flight as fl
 from dataplane.core.errors import DataPlaneError
 
 BOUNDS_S: Sequence[float] = tuple(round(10 ** (power / 4), 7) for power in range(-20, 9))
-"""Upper bounds of the latency buckets in seconds: four per decade, 10 µs to 100 s."""
+"""The upper bounds of the latency buckets in seconds: four per decade, 10 µs to 100 s."""
 
 
 @dataclass(slots=True)
@@ -29,11 +29,11 @@ class VerbCounts:
     num_errors: int = 0
     total_s: float = 0.0
     buckets: list[int] = field(default_factory=lambda: [0] * (len(BOUNDS_S) + 1))
-    """Calls by latency: one count per bound, and one for longer calls."""
+    """The numbers of calls by latency: one per bound, and one for longer calls."""
 
     def quantile_s(self, share: float) -> float:
-        """Return the latency below which this share of the calls stayed, with the precision of a bucket (a factor of
-        1.8)."""
+        """Return the latency in seconds below which this share of the calls stayed. A bucket's width, a factor of 1.8,
+        limits the precision."""
         wanted, seen = share * self.num_calls, 0
         for at, count in enumerate(self.buckets):
             if count and seen + count >= wanted:
@@ -103,8 +103,8 @@ class Meter:
             self._errors[kind] += 1
 
     def count_bytes(self, *, received: int = 0, sent: int = 0) -> None:
-        """Count bytes of objects that crossed a connection. Bytes that readers map and writers write in place did
-        not."""
+        """Count bytes of objects that crossed a connection. Bytes that readers map, or that writers write in place, are
+        not counted."""
         with self._lock:
             self._received_bytes += received
             self._sent_bytes += sent
@@ -149,7 +149,8 @@ class Meter:
 
 
 def error_kind(error: BaseException) -> str:
-    """Return the name of our error classes; other errors are named as a broken stream or as unexpected."""
+    """Return the name of an error for the counters: the class name of an error of the data plane; any other error is a
+    broken stream or unexpected."""
     if isinstance(error, DataPlaneError):
         return type(error).__name__
     return "broken stream" if isinstance(error, fl.FlightError) else "bug"

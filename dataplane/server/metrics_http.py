@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class MetricsServer:
-    """Serves from its own threads, from construction until `close`."""
+    """The HTTP server for metrics. It serves from its own threads, from construction until `close`."""
 
     def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
         if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
@@ -69,8 +69,8 @@ class _Server(http.server.ThreadingHTTPServer):
         super().__init__((host, port), _Handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Take a slot before a thread is started: clients that send nothing, or no token, cannot take an unlimited
-        number of threads."""
+        """Take a slot before a thread is started, so that clients which send nothing, or no token, cannot take an
+        unlimited number of threads."""
         try:
             self.slots.take()
         except OverloadedError as error:
@@ -86,7 +86,7 @@ class _Server(http.server.ThreadingHTTPServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle a request in its thread, the handshake included, within its deadline."""
         try:
-            with BLOCK_TIMEOUTS.cut(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
+            with BLOCK_TIMEOUTS.call_at(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
                 super().process_request_thread(request, client_address)
         finally:
             self.slots.give_back()
@@ -138,6 +138,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 
 def _cut(request: socket.socket) -> None:
-    """End a connection whose time is over. The thread that reads from it then gets the end of the stream."""
+    """End a connection whose time is over. The thread that reads from the connection then gets the end of the
+    stream."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(request, socket.SHUT_RDWR)  # of the socket, because TLS would wait for the client

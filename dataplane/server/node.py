@@ -69,17 +69,18 @@ class Node:
 
     @property
     def metrics_url(self) -> str | None:
-        """The address of `/metrics` and of the page for people. None if the node serves neither."""
+        """The address of `/metrics` and of the page for people; None if the node serves neither."""
         return self._web.url if self._web else None
 
     def stat(self) -> dict[str, Any]:
-        """Return everything that the node counts."""
+        """Return all counters of the node."""
         return self.services.stat()
 
     def stop(self, grace_s: float = 1.0) -> None:
-        """Unlink the segment, end the workers, and stop serving. Open streams are cut after `grace_s`.
+        """Unlink the segment, end the workers, and stop serving. Streams that are open after `grace_s` seconds are
+        cancelled.
 
-        Views of readers stay valid: their memory lives until they drop it.
+        Views of readers stay valid: their memory lives until the readers drop them.
         """
         self._peers.withdraw()
         self.services.segment.unlink()
@@ -101,7 +102,7 @@ class Node:
     # -- private: construction --------------------------------------------------------------------------------------
 
     def _make_services(self, config: NodeConfig, segment: Segment) -> Services:
-        """Make everything that the servers answer from. Only the socket of the byte port listens already."""
+        """Make all parts from which the servers answer. Only the socket of the byte port listens already."""
         store = Store(segment, self._disk)
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():

@@ -30,7 +30,7 @@ COUNTERS = frozenset(
         "sent_bytes",
     }
 )
-"""The numbers that only grow. Every other number of `stat` is a gauge."""
+"""The numbers of `stat` that only grow. Every other number is a gauge."""
 
 
 class Metrics:
@@ -48,7 +48,7 @@ class Metrics:
         return generate_latest(self._registry)
 
     def page(self) -> str:
-        """Return the same numbers for people."""
+        """Return the same numbers as a page for people."""
         return render_page(self._stat())
 
     def describe(self) -> list[Metric]:

@@ -1,7 +1,8 @@
-"""Publishing: from a writer's request and its written bytes to an object. DoPut and the put in place share it.
+"""Publishing: turns a writer's request and its written bytes into an object. DoPut and the put in place share this
+code.
 
 The node hashes the bytes in the arena when their writer reports that they are written, before any reader can see them.
-The digest names a source, and is the version of a plain object. A writer may ask for no hashing; its object then gets a
+The digest names a source, and is the version of a plain object. If a writer asks for no hashing, its object gets a
 random version.
 """
 
@@ -42,9 +43,9 @@ class PutRequest:
 
     kind: Kind
     name: str
-    """The name. It is empty for a source, which is named by its digest."""
+    """The name of the object. It is empty for a source, which is named by its digest."""
     dtype: str | None
-    """The dtype. None takes the dtype of the received column."""
+    """The dtype of the object. None takes the dtype of the received column."""
     shape: tuple[int, ...] | None
     nbytes: int | None
     meta: Mapping[str, Any]
@@ -52,7 +53,7 @@ class PutRequest:
     """The checksum that the writer computed over its bytes; empty if it computed none."""
     timeout_s: float
     scope: str | None = None
-    """The open scope of the object."""
+    """The open scope that the object will belong to."""
     is_durable: bool = False
     """True if the object must be on disk before it is acknowledged."""
     is_hashed: bool = True
@@ -60,7 +61,7 @@ class PutRequest:
 
     @property
     def announced_bytes(self) -> int | None:
-        """The number of bytes that will come, where the writer announced it."""
+        """The number of bytes that will come, if the writer announced it."""
         if self.nbytes is None and self.shape is not None and self.dtype is not None:
             return math.prod(self.shape) * ITEM_BYTES[self.dtype]
         return self.nbytes
@@ -117,15 +118,15 @@ class PutRequest:
 
 
 def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
-    """Check a written slab and publish it. If that fails, the slab is given back.
+    """Check a written slab and publish it as an object. If that fails, the slab is given back.
 
-    The same bytes under the same plain name are the same object; other bytes are refused.
+    If the name has the same bytes already, the existing object is returned; other bytes are refused.
     """
     return seal_all(store, [slab], [request], dtype, node_id, Digests(store, [slab]))[0]
 
 
 class Digests:
-    """The digests of slabs. They are computed during the writing where the writer reports its progress."""
+    """The digests of slabs. If the writer reports its progress, they are computed while it writes."""
 
     def __init__(self, store: Store, slabs: Sequence[Slab]) -> None:
         self._store = store
@@ -139,7 +140,7 @@ class Digests:
         """The offset, over all slabs, at which the present slab begins."""
 
     def hash_until(self, nbytes: int) -> None:
-        """Hash the bytes that are written by now: the first `nbytes` of all slabs."""
+        """Hash the bytes that are written by now: the first `nbytes`, counted over all slabs in their order."""
         total = sum(slab.nbytes for slab in self._slabs)
         if not self._at <= nbytes <= total:
             raise BadRequestError(f"put.written is {nbytes} after {self._at}; wanted no less, and at most {total}")
@@ -175,10 +176,9 @@ def seal_all(
     node_id: str,
     digests: Digests,
 ) -> list[Ref]:
-    """Do the same as `seal` for many slabs. If one of them is refused, nothing is published.
+    """Publish many slabs like `seal`. If one of them is refused, nothing is published.
 
-    Only two cases can leave a part of them published: a disk that becomes full, and a name that is taken at this
-    moment.
+    In two cases a part of them may be published: a disk becomes full, or another client takes a name at this moment.
     """
     remaining = deque(slabs)
     try:
@@ -207,7 +207,8 @@ def seal_all(
 
 
 def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
-    """Raise BadRequestError where a name has other content already, or occurs here twice with different content."""
+    """Check that every name is free, or has this same content. Raises BadRequestError if a name has other content, or
+    occurs here twice with different content."""
     first: dict[str, tuple[Slab, Ref]] = {}
     taken = store.find_all([ref.name for ref, _ in described])
     for slab, (ref, digest), entry in zip(slabs, described, taken, strict=True):
@@ -220,8 +221,8 @@ def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[
 
 
 def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
-    """Return the ref of the object that has the name afterwards. A durable object is on the disk, under that ref,
-    before."""
+    """Return the ref of the object that has the name after this call. A durable object is on the disk, under that ref,
+    before this returns."""
     there = _same(store, slab, ref, digest) if is_durable else None
     while True:
         if is_durable:
@@ -236,7 +237,8 @@ def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: boo
 def _publish_once(
     store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None, file: DiskFile | None
 ) -> Entry | None:
-    """Publish under the name, or join the existing object. Return None if that object changed meanwhile."""
+    """Publish a slab under the name, or join the existing object. Return None if the existing object changed
+    meanwhile."""
     if there is None:
         return store.seal_new(slab, ref, digest, file)
     return there if store.seal_again(slab, there, digest, file) else None
@@ -261,7 +263,7 @@ def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Ent
 
 
 def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> tuple[Ref, str]:
-    """Return the ref of the slab's bytes, and their digest, which is empty if they are not hashed."""
+    """Return the ref of the slab's bytes, and their digest; the digest is empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
     is_source = request.kind == "source"
     is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)

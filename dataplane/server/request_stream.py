@@ -19,8 +19,8 @@ log = logging.getLogger(__name__)
 
 
 class RequestStream:
-    """The JSON requests of a stream until it ends for any reason. Each request is timed until the next one is asked
-    for."""
+    """The JSON requests of a stream until it ends for any reason. A request is timed until the caller takes the next
+    one."""
 
     def __init__(
         self,
@@ -31,11 +31,12 @@ class RequestStream:
         *,
         note: str | None = None,
     ) -> None:
-        """A message with the key `note` asks for nothing. It is also accepted when the caller's token is not valid any
+        """A message with the key `note` asks for nothing. It is accepted even if the caller's token is not valid any
         more."""
         self._held_bytes = 0
         self.unconfirmed: list[int] = []
-        """Leases of the last answer, until a message or the orderly end of the stream shows that the answer arrived."""
+        """The leases of the last answer, until a message or the orderly end of the stream shows that the answer
+        arrived."""
         self._reader = reader
         self._context = context
         self._what = what

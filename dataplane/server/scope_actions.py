@@ -25,8 +25,8 @@ def keep_open(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """DoExchange `scopes`: the client named `owner` is connected while this stream is open. `{"end": true}` says that
-    it is finished."""
+    """DoExchange `scopes`: the client named `owner` counts as connected while this stream is open. With `{"end": true}`
+    the client says that it is finished."""
     owner = take(body, "scopes", "owner", str)
     if not 16 <= len(owner) <= 128:
         raise BadRequestError(f"scopes.owner has {len(owner)} characters; wanted 16 to 128 that no other client uses")
@@ -48,7 +48,7 @@ def keep_open(
 
 
 def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `open_scope`: open a scope that is kept, or that lives as long as the stream of `owner`."""
+    """Action `open_scope`: open a scope that is kept, or one that lives as long as the stream of `owner`."""
     name = check_plain_name(take(body, "open_scope", "name", str))
     quota_bytes = take(body, "open_scope", "quota_bytes", int, type(None), default=None)
     if quota_bytes is not None and quota_bytes <= 0:

@@ -1,7 +1,7 @@
-"""Which clients are connected, and closing the scopes of clients that are gone.
+"""Keeps track of connected clients, and closes the scopes of clients that are gone.
 
-A scope that is not kept belongs to the clients that opened it. Each of these clients holds a stream. When it breaks,
-the client has a grace period to come back; then its scopes close.
+A scope that is not kept belongs to the clients that opened it. Each of these clients holds a stream. When the stream
+breaks, the client has a grace period to come back; then its scopes close.
 """
 
 import logging
@@ -11,7 +11,7 @@ from dataplane.core.timers import Timers
 from dataplane.storage.store import Store
 
 GRACE_S = 30.0
-"""The time that a client may take to come back after its stream broke."""
+"""The time in seconds that a client may take to come back after its stream broke."""
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +33,8 @@ class ScopeOwners:
             self._timers.cancel(owner)
 
     def depart(self, owner: str, *, is_final: bool) -> None:
-        """Note that a stream of this client ended: for good, or the client may come back."""
+        """Note that a stream of this client ended. If `is_final`, the client is finished; otherwise it may come
+        back."""
         with self._lock:
             self._num_streams[owner] -= 1
             if self._num_streams[owner]:
@@ -45,7 +46,7 @@ class ScopeOwners:
             self.expect(owner)
 
     def expect(self, owner: str) -> None:
-        """Close the scopes of a client unless it is connected, or comes within the grace period."""
+        """Close the scopes of a client, unless it is connected or comes back within the grace period."""
         with self._lock:
             if owner in self._num_streams or owner in self._timers:
                 return

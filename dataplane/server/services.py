@@ -26,7 +26,7 @@ class Services:
     node_id: str
     """The name of the node in refs."""
     host_id: str
-    """The machine. Readers map this node's memory only where their own host id is equal."""
+    """The id of the machine. Readers map this node's memory only if their own host id is equal."""
     incarnation: str
     """A random name of this start of the node, so that clients notice a restart."""
     segment: Segment
@@ -41,7 +41,7 @@ class Services:
     call_limits: CallLimits
     meter: Meter
     numa: str = ""
-    """The NUMA policy of the arena, as its owner wrote it."""
+    """The NUMA policy of the arena, as the owner of the node wrote it."""
     started: float = field(default_factory=time.monotonic)
     """The time of the start, in seconds of the monotonic clock."""
 
@@ -51,7 +51,7 @@ class Services:
         return [self.segment.describe()]
 
     def hello(self) -> dict[str, Any]:
-        """Return the first message of a stream: which node answers, since which start, and where its memory is."""
+        """Return the first message of a stream: the node's id, its incarnation, and where its memory is."""
         return {
             "node": self.node_id,
             "incarnation": self.incarnation,
@@ -60,7 +60,7 @@ class Services:
         }
 
     def stat(self) -> dict[str, Any]:
-        """Return everything that the node counts."""
+        """Return all counters of the node."""
         return {
             "node": self.node_id,
             "incarnation": self.incarnation,

@@ -1,7 +1,7 @@
-"""Leases with an expiry time, for Flight clients that hold no stream. An object is kept until the expiry, not longer.
+"""Leases with an expiry time, for Flight clients that hold no stream.
 
-The timed lease keeps its object in place. After the expiry the object may be evicted again; a DoGet that still streams
-has its own lease.
+A timed lease keeps its object in place. After the expiry the object may be evicted again; a DoGet that is still
+streaming has its own lease.
 """
 
 import heapq
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 class _TimedLease:
     leased: Leased
     expires: float
-    """Seconds since the epoch."""
+    """The expiry time in seconds since the epoch."""
 
 
 class TimedLeases:
@@ -54,7 +54,7 @@ class TimedLeases:
         return len(self._offers)
 
     def add(self, leased: Leased, lease_s: float) -> tuple[str, float]:
-        """Take over a lease of `session` for `lease_s` seconds; return its secret name and its expiry."""
+        """Take over a lease of `session` for `lease_s` seconds. Return its secret name and its expiry time."""
         with self._changed:
             if len(self._offers) >= MAX_OFFERS:
                 raise OverloadedError(
@@ -69,7 +69,7 @@ class TimedLeases:
             return name, self._offers[name].expires
 
     def lease_again(self, name: str) -> Leased | None:
-        """Return a lease of the node itself on the object, even if its name was released; None if the timed lease has
+        """Return a lease of the node itself on the object, even if its name was released. None if the timed lease has
         ended."""
         with self._changed:
             offer = self._offers.get(name)
@@ -120,7 +120,7 @@ class TimedLeases:
         self._changed.notify()
 
     def _expire(self) -> None:
-        """Waits for: the earliest expiry, a change, or `close`."""
+        """End leases when they expire. Waits for: the earliest expiry, a change, or `close`."""
         with self._changed:
             while not self._is_closed:
                 due = []

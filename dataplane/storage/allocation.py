@@ -42,7 +42,7 @@ class StoreAllocation:
         except BaseException:
             with self._lock:
                 for slab in slabs:
-                    self._table.give_up(slab)
+                    self._table.discard(slab)
                 self._lock.changed()
             raise
         return slabs
@@ -66,7 +66,7 @@ class StoreAllocation:
                     continue
                 nbytes, has_room = sum(sizes), opened is None or opened.has_room(slab_bytes(sizes[len(slabs)]))
                 while slabs:
-                    self._table.give_up(slabs.pop())
+                    self._table.discard(slabs.pop())
                 if were_seen:  # without waiting callers nothing must be woken; waking others anyway would never end
                     self._lock.changed()
                 were_seen = False

@@ -76,7 +76,7 @@ class ObjectTable:
         self.spill.unmark(entry, None)
         self.update_eviction(entry)
 
-    def give_up(self, slab: Slab) -> None:
+    def discard(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
         if slab.scope is not None:
             slab.scope.used_bytes -= slab_bytes(slab.nbytes)

@@ -72,7 +72,7 @@ class Store:
     def abort(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
         with self._lock:
-            self._table.give_up(slab)
+            self._table.discard(slab)
             self._lock.changed()
 
     def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:

@@ -1,9 +1,9 @@
-"""Real handwritten digits as WebDataset tar shards, the same bytes for the same seed.
+"""Makes WebDataset tar shards of real handwritten digits. The same seed gives the same bytes.
 
 The scans come with scikit-learn (`load_digits`: 1,797 images of 8 x 8 pixels in 17 grey levels, UCI ML repository's
-optical recognition of handwritten digits). They are scaled up once, here, to the size that the model's processor
-keeps as it is, so no resize kernel stands between a shard and the model. A sample is two members of a tar:
-`<key>.png` and `<key>.json` with {"question", "answer"}.
+optical recognition of handwritten digits). They are enlarged here to the size that the model's processor keeps
+unchanged, so no resize kernel is used between a shard and the model. A sample is two members of a tar: `<key>.png` and
+`<key>.json` with {"question", "answer"}.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from webdataset import TarWriter
 
 QUESTION = "What digit is this?"
 IMAGE_SIDE = 56
-"""Pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens."""
+"""The side of an image in pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens."""
 NUM_TRAIN = 1500
 NUM_TRAIN_SHARDS = 3
 NUM_EVAL_SHARDS = 1
@@ -30,27 +30,27 @@ MAX_GREY_LEVEL = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DigitSample:
-    """One scan with its question."""
+    """One scan with its question and its answer."""
 
     key: str
-    """Name inside the shard: the scan's number in `load_digits`."""
+    """The name inside the shard: the scan's number in `load_digits`."""
     png: bytes
-    """An 8-bit grey image, `IMAGE_SIDE` pixels on a side."""
+    """The scan as PNG: 8-bit grey, `IMAGE_SIDE` pixels on each side."""
     question: str
     answer: str
-    """One digit."""
+    """The right answer: one digit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """All samples, each in exactly one part."""
+    """All samples, each in exactly one of the two parts."""
 
     train: tuple[DigitSample, ...]
     held_out: tuple[DigitSample, ...]
 
 
 def make_split(*, seed: int = 0) -> Split:
-    """Every scan once: `NUM_TRAIN` to learn from and the others held out, shuffled by the seed."""
+    """Return every scan once, shuffled by the seed: `NUM_TRAIN` to learn from, and the others held out."""
     digits = load_digits()
     order = np.random.default_rng(seed).permutation(len(digits.target))
     samples = tuple(_make_sample(int(i), digits.images[i], int(digits.target[i])) for i in order)
@@ -58,7 +58,7 @@ def make_split(*, seed: int = 0) -> Split:
 
 
 def write_shards(directory: Path, split: Split) -> list[Path]:
-    """Write train-*.tar and eval-*.tar into `directory`; returns their paths."""
+    """Write train-*.tar and eval-*.tar into `directory`. Return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     parts = (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, NUM_EVAL_SHARDS))
     paths = []

@@ -1,11 +1,10 @@
-"""A Qwen2.5-VL of about a million parameters, saved as an ordinary Hugging Face folder.
+"""Makes a Qwen2.5-VL of about a million parameters, saved as an ordinary Hugging Face folder.
 
-Everything is made on the spot from a seed: the real configuration classes, random fp32 weights, a byte-level BPE
-tokenizer trained on the page of text below, a chat template, the processor. What it leaves out: anything learned
-(see warmup.py).
+Everything is made from a seed: the real configuration classes, random fp32 weights, a byte-level BPE tokenizer trained
+on the page of text below, a chat template, and the processor. The model has learned nothing yet (see warmup.py).
 
-The sizes divide by 2 for tensor and pipeline parallelism, and differ from each other wherever equal ones could hide
-a transposed or misplaced weight.
+The sizes divide by 2 for tensor and pipeline parallelism. Sizes whose equality could hide a transposed or misplaced
+weight differ from each other.
 """
 
 from __future__ import annotations
@@ -41,7 +40,8 @@ SPECIAL_TOKENS = (
 MIN_IMAGE_SIDE = 56
 MAX_IMAGE_SIDE = 224
 INITIALIZER_RANGE = 0.06
-"""Larger than the usual 0.02: layers this narrow would pass on next to nothing at the start."""
+"""The standard deviation of the random weights. It is larger than the usual 0.02, because layers as narrow as these
+would otherwise pass on almost nothing at the start."""
 
 # Qwen2's pre-tokenizer: every digit is a piece of its own, words keep their leading space.
 QWEN_PIECES = (
@@ -87,10 +87,10 @@ def build_model_folder(directory: Path, *, seed: int = 0, text: str = TOKENIZER_
 
 
 def load_processor(directory: Path) -> Qwen2_5_VLProcessor:
-    """The folder's processor with the Pillow resize that training uses.
+    """Return the folder's processor, with the Pillow resize that training uses.
 
-    A saved folder cannot ask for it: transformers 5.19 writes both backends under one name and picks torchvision's
-    where it can be imported. The two differ only for images that have to be resized.
+    A saved folder cannot select Pillow: transformers 5.19 writes both backends under one name, and chooses
+    torchvision's if it can be imported. The two differ only for images that must be resized.
     """
     processor: Qwen2_5_VLProcessor = AutoProcessor.from_pretrained(directory)
     processor.image_processor = AutoImageProcessor.from_pretrained(directory, backend="pil")
@@ -98,7 +98,8 @@ def load_processor(directory: Path) -> Qwen2_5_VLProcessor:
 
 
 def build_tokenizer(text: str = TOKENIZER_TEXT) -> PreTrainedTokenizerFast:
-    """Byte-level BPE over the text: encodes any other too; each digit is one token."""
+    """Return a byte-level BPE tokenizer trained on the text. It can encode any other text too; each digit is one
+    token."""
     tokenizer = Tokenizer(BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -124,7 +125,7 @@ def build_tokenizer(text: str = TOKENIZER_TEXT) -> PreTrainedTokenizerFast:
 
 
 def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
-    """The architecture, with the special tokens where the tokenizer put them."""
+    """Return the model's config, with the ids that the tokenizer gave to the special tokens."""
     ids: dict[str, int] = tokenizer.get_vocab()
     text_config = {
         "vocab_size": VOCAB_SIZE,
@@ -168,7 +169,7 @@ def build_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLConfig:
 
 
 def build_processor(tokenizer: PreTrainedTokenizerFast) -> Qwen2_5_VLProcessor:
-    """Qwen2.5-VL's processor, with the image processor that resizes with Pillow."""
+    """Return Qwen2.5-VL's processor, with the image processor that resizes with Pillow."""
     bounds = {"min_pixels": MIN_IMAGE_SIDE**2, "max_pixels": MAX_IMAGE_SIDE**2}
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessorPil(**bounds),

@@ -1,9 +1,9 @@
-"""A few seconds of supervised steps, so that reinforcement learning has something to start from and much to gain.
+"""A few seconds of supervised steps, so that reinforcement learning can start and still has much to learn.
 
-Two stages on a small part of the train split. First the form alone: any digit, then <|im_end|>. Then the right
-digits, with smoothed labels, until the held-out greedy accuracy reaches `TARGET_ACCURACY`. The form comes first, since
-GRPO sharpens whatever answers it finds: a model that is unsure of the form settles on the few digits it says most.
-The smoothing keeps every digit likely enough to be sampled now and then.
+There are two stages on a small part of the train split. The first teaches only the form: any digit, then <|im_end|>.
+The second teaches the right digits, with smoothed labels, until the held-out greedy accuracy reaches `TARGET_ACCURACY`.
+The form comes first because GRPO sharpens whatever answers it finds: a model that is unsure of the form would settle on
+a few frequent digits. The smoothing keeps every digit likely enough to be sampled sometimes.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from examples.digits.model import load_processor
 
 TARGET_ACCURACY = 0.45
 ACCURACY_RANGE = (0.3, 0.6)
-"""Held-out accuracy that counts as warmed up."""
+"""The range of held-out accuracies, 0 to 1, in which the warm-up has succeeded."""
 NUM_SAMPLES = 300
-"""The first of the train split; reinforcement learning uses all of it."""
+"""The number of samples for the warm-up, the first of the train split. Reinforcement learning uses all of it."""
 BATCH_SIZE = 32
 NUM_FORM_STEPS = 30
 MAX_STEPS = 300
@@ -44,11 +44,11 @@ class WarmupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
-    """What the warm-up did."""
+    """The result of the warm-up."""
 
     num_steps: int
     accuracy: float
-    """Held-out greedy accuracy of what was saved: the right digit, then <|im_end|>."""
+    """The held-out greedy accuracy of the saved model, 0 to 1: the right digit, then <|im_end|>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,18 +56,18 @@ class _Batch:
     """Questions of equal length, ready for the model, and their answers."""
 
     prompt_ids: torch.Tensor
-    """[B, T] with one placeholder for each visual token."""
+    """[B, T] token ids, with one placeholder for each visual token."""
     token_types: torch.Tensor
-    """[B, T] 1 on visual tokens, else 0."""
+    """[B, T] 1 on visual tokens, otherwise 0."""
     patches: torch.Tensor
-    """[B, num_patches, C * T * P * P] normalised."""
+    """[B, num_patches, C * T * P * P] normalised patches."""
     grid_thw: torch.Tensor
-    """[B, 3]"""
+    """[B, 3] the grid (t, h, w) of each image, in patches."""
     answer_ids: torch.Tensor
-    """[B]"""
+    """[B] the token id of each right answer."""
 
     def select(self, indices: torch.Tensor) -> _Batch:
-        """The samples at `indices`."""
+        """Return the samples at these indices."""
         return _Batch(
             prompt_ids=self.prompt_ids[indices],
             token_types=self.token_types[indices],
@@ -80,12 +80,12 @@ class _Batch:
 def warm_up(
     directory: Path, split: Split, *, seed: int = 0, on_step: Callable[[int, float], None] = lambda step, accuracy: None
 ) -> Warmup:
-    """Train the model folder in place; `on_step` gets the number of steps done and the held-out accuracy so far.
+    """Train the model folder in place. `on_step` gets the number of steps done and the latest held-out accuracy.
 
-    Runs on one thread, so that the result depends on the seed alone.
+    This runs on one thread, so the result depends only on the seed.
 
     Raises:
-        WarmupError: when the accuracy jumps over `ACCURACY_RANGE` or does not reach it; the folder is as it was.
+        WarmupError: the accuracy skips `ACCURACY_RANGE` or does not reach it; the folder is unchanged.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -141,7 +141,7 @@ def _train(
 def _supervised_loss(
     model: PreTrainedModel, batch: _Batch, digit_ids: torch.Tensor, end_id: int, *, smoothing: float
 ) -> torch.Tensor:
-    """Cross-entropy of the digit, smoothed over the ten digits, and of <|im_end|> behind it."""
+    """Return the cross-entropy of the digit, smoothed over the ten digits, and of the <|im_end|> behind it."""
     logprobs_BRV = functional.log_softmax(_logits(model, batch, batch.answer_ids), dim=-1)
     right = -logprobs_BRV[:, 0].gather(1, batch.answer_ids[:, None]).mean()
     any_digit = -logprobs_BRV[:, 0, digit_ids].mean()
@@ -151,7 +151,7 @@ def _supervised_loss(
 
 @torch.no_grad()
 def measure_accuracy(model: PreTrainedModel, batch: _Batch, end_id: int) -> float:
-    """The fraction answered, greedily, with the right digit and nothing behind it."""
+    """Return the share of questions that the model answers, greedily, with the right digit and nothing behind it."""
     first_B = _first_tokens(model, batch)
     second_B = _logits(model, batch, first_B)[:, 1].argmax(dim=-1)
     return ((first_B == batch.answer_ids) & (second_B == end_id)).float().mean().item()
@@ -163,12 +163,12 @@ def _first_token_accuracy(model: PreTrainedModel, batch: _Batch) -> float:
 
 @torch.no_grad()
 def _first_tokens(model: PreTrainedModel, batch: _Batch) -> torch.Tensor:
-    """[B] what the model says first, greedily."""
+    """Return [B] the token ids that the model chooses first, greedily."""
     return _logits(model, batch, None)[:, 0].argmax(dim=-1)
 
 
 def _logits(model: PreTrainedModel, batch: _Batch, response_B: torch.Tensor | None) -> torch.Tensor:
-    """[B, R, V] at the prompt's last token and, where there is a response, at its one token."""
+    """Return [B, R, V] logits at the prompt's last token and, if there is a response, at its one token."""
     ids, types, num_logits = batch.prompt_ids, batch.token_types, 1
     if response_B is not None:
         ids = torch.cat([ids, response_B[:, None]], dim=1)

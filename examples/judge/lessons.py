@@ -1,7 +1,7 @@
-"""What the judge is asked while it learns: first which digit it sees, then whether an answer is right.
+"""The questions from which the judge learns: first which digit it sees, then whether an answer is right.
 
-An answer is the right digit or, as often, a wrong one: mostly another digit, else more or less than one digit. A judge
-that never saw the latter might say yes to them, and a policy would find out.
+Half of the answers are the right digit. The others are wrong: mostly another digit, sometimes more or less than one
+digit. A judge that never saw the latter might say yes to them, and a policy would learn to use that.
 """
 
 from __future__ import annotations
@@ -13,14 +13,15 @@ from dataclasses import dataclass
 from examples.digits.data import QUESTION
 
 TEMPLATE = "{response}?"
-"""`reward.judges.digits.template` of the configs. Short, since each token is computed for each answer."""
+"""The template of the judge's prompt, `reward.judges.digits.template` of the configs. It is short, because each token
+is computed for each answer."""
 YES = "yes"
 NO = "no"
 TOKENIZER_TEXT = f"{YES}\n{NO}\n" * 60
-"""Makes a single token of either."""
+"""The text that makes the tokenizer learn a single token for each of the two verdicts."""
 DIGITS = tuple("0123456789")
 NO_DIGIT_FRAC = 0.15
-"""Share of the wrong answers that are more, or less, than one digit."""
+"""The share of the wrong answers that are more, or less, than one digit."""
 MAX_PIECES = 2
 
 
@@ -29,20 +30,21 @@ class Lesson:
     """Questions about scans, and the one token that answers each."""
 
     scans: tuple[int, ...]
-    """[B] places in the set of scans."""
+    """[B] the number of each scan in the set of scans."""
     questions: tuple[str, ...]
-    """[B]"""
+    """[B] the text of each question."""
     answers: tuple[str, ...]
-    """[B]"""
+    """[B] the text of each answer."""
 
 
 def reading(digits: Sequence[str], scans: Sequence[int]) -> Lesson:
-    """Which digit is it? `digits`: [N] the right ones of all scans."""
+    """Return the questions "which digit is it?" about these scans. `digits`: [N] the right ones of all scans."""
     return Lesson(scans=tuple(scans), questions=(QUESTION,) * len(scans), answers=tuple(digits[i] for i in scans))
 
 
 def judging(digits: Sequence[str], scans: Sequence[int], pieces: Sequence[str], rng: random.Random) -> Lesson:
-    """Every scan twice: is the right digit right, and is something else? `pieces`: what wrong answers are made of."""
+    """Return two questions about each scan: about the right digit, and about a wrong answer. Wrong answers are made of
+    `pieces`."""
     answers = [digits[i] for i in scans] + [draw_wrong(rng, digits[i], pieces) for i in scans]
     return Lesson(
         scans=(*scans, *scans),
@@ -52,7 +54,7 @@ def judging(digits: Sequence[str], scans: Sequence[int], pieces: Sequence[str], 
 
 
 def draw_wrong(rng: random.Random, right: str, pieces: Sequence[str]) -> str:
-    """Any answer but the right one."""
+    """Return a random answer that is not the right one."""
     if rng.random() >= NO_DIGIT_FRAC:
         return rng.choice([digit for digit in DIGITS if digit != right])
     parts = rng.choices(pieces, k=rng.randint(0, MAX_PIECES))

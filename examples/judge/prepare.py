@@ -1,7 +1,7 @@
 """Makes the judge of the digits: `python -m examples.judge.prepare`. A second call does nothing.
 
-Writes model/ and, last, prepared.json, which says what it was made with. The scans and the policy are the digits
-example's, which are made first where they are missing. Heavy imports wait until there is something to make.
+It writes model/ and, at the end, prepared.json, which says how the model was made. The scans and the policy are those
+of the digits example, which are made first if they are missing. Heavy imports wait until they are needed.
 """
 
 from __future__ import annotations
@@ -16,27 +16,27 @@ from examples.digits import prepare as digits
 
 DEFAULT_DIRECTORY = Path(__file__).parent / "data"
 VERSION = 1
-"""Counts changes to what is made: a model folder with another number is made again."""
+"""The version of the files. A model folder with another version is made again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(preparing.Stamp):
-    """What lies in the folder."""
+    """The content of prepared.json: how the model was made."""
 
     num_steps: int
     reading_accuracy: float
-    """Held-out scans that it could read before it learned to judge."""
+    """The share of held-out scans that the judge could read before it learned to judge."""
     accuracy: float
-    """Held-out pairs of a scan and an answer that it judges rightly; half of the answers are right."""
+    """The share of held-out pairs of a scan and an answer that it judges rightly; half of the answers are right."""
 
 
 def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
-    """What an earlier call made with this seed; None when there is no such thing."""
+    """Return what an earlier call made with this seed; None if there was no such call."""
     return preparing.read_stamp(directory, Prepared, version=VERSION, seed=seed)
 
 
 def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> Prepared:
-    """Make the judge's model folder in `directory`, over whatever an earlier call left there."""
+    """Make the judge's model folder in `directory`. Files of an earlier call are replaced."""
     from transformers.utils import logging
 
     from examples.digits.data import make_split
@@ -61,7 +61,7 @@ def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     parser = preparing.command_line("judge", __doc__, out=DEFAULT_DIRECTORY)
     parser.add_argument(
         "--digits", type=Path, default=digits.DEFAULT_DIRECTORY, help="the digits' folder (%(default)s)"

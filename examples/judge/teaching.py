@@ -1,7 +1,7 @@
-"""Make a judge of a model folder, supervised: first it learns to read digits, then to compare them with answers.
+"""Trains a model folder to be a judge, supervised: first it learns to read digits, then to compare them with answers.
 
-A model that cannot read learns next to nothing from yes and no, so reading comes first. Matrices are trained with Muon,
-which takes fewer steps here than AdamW. The held-out scans only measure. Left out: what is asked (`lessons`).
+A model that cannot read learns almost nothing from yes and no, so reading comes first. Matrices are trained with Muon,
+which needs fewer steps here than AdamW. The held-out scans are only used to measure. The questions are in `lessons`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,19 @@ from examples.digits.model import load_processor
 from examples.judge.lessons import Lesson, judging, reading
 
 MIN_ACCURACY = 0.97
-"""Held-out accuracy from which on it may judge."""
+"""The minimum held-out accuracy, 0 to 1, of a judge."""
 NUM_READING_STEPS = 200
 NUM_JUDGING_STEPS = 350
 BATCH_SIZE = 32
-"""Scans of a step; when judging, each is shown with a right and with a wrong answer."""
+"""The number of scans in a step. When judging, each is shown with a right and with a wrong answer."""
 LR = 1e-3
 NUM_LR_WARMUP_STEPS = 10
 MAX_GRAD_NORM = 1.0
 MEASURE_EVERY = 50
 
 OnStep = Callable[[str, int, float], None]
-"""Gets the stage, the number of steps done over all stages, and the stage's held-out accuracy as last measured."""
+"""A function that gets the stage, the number of steps done over all stages, and the stage's latest held-out
+accuracy."""
 
 
 class TeachingError(RuntimeError):
@@ -43,25 +44,26 @@ class TeachingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
-    """What the teaching came to."""
+    """The result of the teaching."""
 
     num_steps: int
     reading_accuracy: float
-    """Held-out scans that it could read after the first stage."""
+    """The share of held-out scans that the model could read after the first stage."""
     accuracy: float
-    """Held-out pairs of a scan and an answer on which its yes or no is right; half of the answers are right."""
+    """The share of held-out pairs of a scan and an answer on which its yes or no is right; half of the answers are
+    right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scans:
-    """Ready for the model."""
+    """Scans that are ready for the model."""
 
     patches: torch.Tensor
-    """[N, num_patches, C * T * P * P] normalised."""
+    """[N, num_patches, C * T * P * P] normalised patches."""
     grid_thw: torch.Tensor
-    """[N, 3]"""
+    """[N, 3] the grid (t, h, w) of each scan, in patches."""
     digits: tuple[str, ...]
-    """[N]"""
+    """[N] the right digit of each scan."""
 
 
 def teach(
@@ -71,10 +73,10 @@ def teach(
     seed: int = 0,
     on_step: OnStep = lambda stage, num_steps, accuracy: None,
 ) -> Taught:
-    """Train the model folder in place. Runs on one thread, so that the result depends on the seed alone.
+    """Train the model folder in place. This runs on one thread, so the result depends only on the seed.
 
     Raises:
-        TeachingError: the judge ends below `MIN_ACCURACY`; the folder is as it was.
+        TeachingError: the judge ends below `MIN_ACCURACY`; the folder is unchanged.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -94,7 +96,7 @@ def teach(
 
 
 def _teach(pupil: _Pupil, split: Split, rng: random.Random, on_step: OnStep) -> tuple[float, float]:
-    """Both stages; returns their held-out accuracies."""
+    """Train both stages. Return their held-out accuracies."""
     train, held_out = pupil.look_at(split.train), pupil.look_at(split.held_out)
     everything = range(len(held_out.digits))
     reading_exam = reading(held_out.digits, everything)
@@ -137,7 +139,7 @@ class _Pupil:
         """The text of every ordinary token."""
 
     def look_at(self, samples: Sequence[DigitSample]) -> _Scans:
-        """Patches of the samples' scans."""
+        """Return the patches of the samples' scans."""
         images = [Image.open(io.BytesIO(sample.png)) for sample in samples]
         inputs = self._processor.image_processor(images, return_tensors="pt")
         return _Scans(
@@ -147,7 +149,7 @@ class _Pupil:
         )
 
     def optimizers(self) -> tuple[torch.optim.Optimizer, ...]:
-        """Fresh ones: Muon for the layers' matrices, AdamW for the rest."""
+        """Return new optimizers: Muon for the layers' matrices, AdamW for the rest."""
         matrices, rest = [], []
         for name, parameter in self.model.named_parameters():
             is_matrix = parameter.ndim == 2 and (".layers." in name or ".blocks." in name)
@@ -158,7 +160,7 @@ class _Pupil:
         )
 
     def learn(self, scans: _Scans, lesson: Lesson, optimizers: Sequence[torch.optim.Optimizer], *, lr: float) -> None:
-        """One step."""
+        """Take one training step."""
         loss = functional.cross_entropy(self._logits(scans, lesson), self._answer_ids(lesson))
         self.model.zero_grad()
         loss.backward()
@@ -169,14 +171,14 @@ class _Pupil:
 
     @torch.no_grad()
     def accuracy(self, scans: _Scans, lesson: Lesson) -> float:
-        """Share of the questions on which the likeliest token is the answer."""
+        """Return the share of the questions on which the likeliest token is the answer."""
         return (self._logits(scans, lesson).argmax(dim=-1) == self._answer_ids(lesson)).float().mean().item()
 
     def _answer_ids(self, lesson: Lesson) -> torch.Tensor:
         return torch.tensor(self._tokenizer.convert_tokens_to_ids(list(lesson.answers)))
 
     def _logits(self, scans: _Scans, lesson: Lesson) -> torch.Tensor:
-        """[B, V] of the first token of the response."""
+        """Return [B, V] logits of the first token of the response."""
         num_image_tokens = scans.patches.shape[1] // self._processor.image_processor.merge_size**2
         texts = [self._prompt(question, num_image_tokens) for question in lesson.questions]
         inputs = self._tokenizer(

@@ -1,8 +1,9 @@
-"""Clips of handwritten digits that cross a canvas, as MP4 in WebDataset shards: the same bytes for the same seed.
+"""Makes clips of handwritten digits that cross a canvas, as MP4 in WebDataset shards. The same seed gives the same
+bytes.
 
-The scans are scikit-learn's (see examples/digits). Each moves to the left, right, up or down, from a place and over a
-distance that are drawn, on a canvas of the size that the model's processor keeps as it is. A sample is two members of a
-tar: `<key>.mp4` and `<key>.json` with {"question", "answer"}.
+The scans are scikit-learn's (see examples/digits). Each moves left, right, up or down. Its start and its distance are
+random, and the canvas has the size that the model's processor keeps unchanged. A sample is two members of a tar:
+`<key>.mp4` and `<key>.json` with {"question", "answer"}.
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from webdataset import TarWriter
 
 QUESTION = "Which way does it go?"
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-"""Answer -> rows and columns, per pixel of the way."""
+"""The movement for each answer: rows and columns per pixel of the distance."""
 CANVAS_SIDE = 56
-"""Pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens for every two frames."""
+"""The side of the canvas in pixels: 4 x 4 patches of 14, merged 2 x 2 into 4 visual tokens for every two frames."""
 DIGIT_SIDE = 24
 NUM_FRAMES = 8
 FPS = 8.0
 DISTANCE = (18, 28)
-"""Fewest and most pixels of the way."""
+"""The minimum and maximum distance in pixels."""
 NUM_TRAIN = 1500
 NUM_TRAIN_SHARDS = 3
 MAX_GREY_LEVEL = 16
@@ -35,15 +36,15 @@ MAX_GREY_LEVEL = 16
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clip:
-    """One video with its question."""
+    """One video with its question and its answer."""
 
     key: str
-    """Name inside the shard: the scan's number in `load_digits`."""
+    """The name inside the shard: the scan's number in `load_digits`."""
     mp4: bytes
-    """`NUM_FRAMES` frames, `CANVAS_SIDE` pixels on a side, `FPS` a second."""
+    """The video as MP4: `NUM_FRAMES` frames, `CANVAS_SIDE` pixels on each side, `FPS` frames a second."""
     question: str
     answer: str
-    """One of `DIRECTIONS`."""
+    """The right answer: one of `DIRECTIONS`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,8 @@ class Split:
 
 
 def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int | None = None) -> Split:
-    """One clip of every scan, shuffled by the seed: `num_train` to learn from, the others (or so many) held out."""
+    """Return one clip of every scan, shuffled by the seed: `num_train` to learn from, and the others (or `num_held_out`
+    of them) held out."""
     digits = load_digits()
     generator = np.random.default_rng(seed)
     order = generator.permutation(len(digits.target))
@@ -66,7 +68,7 @@ def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int |
 
 
 def write_shards(directory: Path, split: Split) -> list[Path]:
-    """Write train-*.tar and eval-*.tar into `directory`; returns their paths."""
+    """Write train-*.tar and eval-*.tar into `directory`. Return their paths."""
     directory.mkdir(parents=True, exist_ok=True)
     paths = []
     for name, clips, num_shards in (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1)):
@@ -78,7 +80,8 @@ def write_shards(directory: Path, split: Split) -> list[Path]:
 
 
 def make_frames(scan: np.ndarray, direction: str, start: tuple[int, int], distance: int) -> np.ndarray:
-    """[T, CANVAS_SIDE, CANVAS_SIDE, 3] uint8: the scan on black, from `start` (row, column) over the distance."""
+    """Return [T, CANVAS_SIDE, CANVAS_SIDE, 3] uint8: the scan on black, which moves from `start` (row, column) over the
+    distance."""
     grey = np.round(scan * (255 / MAX_GREY_LEVEL)).astype(np.uint8)
     digit = cv2.resize(grey, (DIGIT_SIDE, DIGIT_SIDE), interpolation=cv2.INTER_CUBIC)
     frames = np.zeros((NUM_FRAMES, CANVAS_SIDE, CANVAS_SIDE, 3), np.uint8)

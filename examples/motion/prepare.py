@@ -1,7 +1,7 @@
 """Makes everything that the motion example needs: `python -m examples.motion.prepare`. A second call does nothing.
 
-Writes train-*.tar, eval-*.tar, model/ and, last, prepared.json, which says what the others were made with; without
-it, or when it says something else, all is made again. Heavy imports wait until there is something to make.
+It writes train-*.tar, eval-*.tar, model/ and, at the end, prepared.json, which says how the others were made. If
+prepared.json is missing or says something else, everything is made again. Heavy imports wait until they are needed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from examples import preparing
 
 DEFAULT_DIRECTORY = Path(__file__).parent / "data"
 VERSION = 1
-"""Counts changes to what is made: shards or model folders with another number are made again."""
+"""The version of the files. Shards and model folders with another version are made again."""
 TOKENIZER_TEXT = """left
 right
 up
@@ -27,27 +27,27 @@ down
 assistant assistant user user system system
 Which way does it go? Which way does the digit go? Say left, right, up or down.
 """
-"""Each direction is one token at the beginning of an answer."""
+"""The text that makes the tokenizer learn one token for each direction at the beginning of an answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared(preparing.Stamp):
-    """What lies in the folder."""
+    """The content of prepared.json: how the files of the folder were made."""
 
     num_train: int
     num_held_out: int
     num_warmup_steps: int
     accuracy: float
-    """Held-out greedy accuracy of the model folder, before reinforcement learning."""
+    """The model folder's held-out greedy accuracy, 0 to 1, before reinforcement learning."""
 
 
 def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
-    """What an earlier call made with this seed; None when there is no such thing."""
+    """Return what an earlier call made with this seed; None if there was no such call."""
     return preparing.read_stamp(directory, Prepared, version=VERSION, seed=seed)
 
 
 def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> Prepared:
-    """Make shards and a warmed-up model folder in `directory`, over whatever an earlier call left there."""
+    """Make shards and a warmed-up model folder in `directory`. Files of an earlier call are replaced."""
     from transformers.utils import logging
 
     from examples.digits.model import build_model_folder
@@ -79,7 +79,7 @@ def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """The command line."""
+    """Run the command line."""
     options = preparing.command_line("motion", __doc__, out=DEFAULT_DIRECTORY).parse_args(arguments)
     console = Console()
     prepared = preparing.find_or_make(

@@ -1,8 +1,8 @@
-"""Supervised steps on a small part of the clips, until about half of the held-out ones are answered right.
+"""Supervised steps on a small part of the clips, until about half of the held-out clips are answered rightly.
 
-As in examples/digits: first the form (any direction, then <|im_end|>), then the right directions with smoothed labels.
-Patches are made by the data plane's own recipe and token ids by the rollout's own template, so that the model has seen
-exactly what training shows it.
+As in examples/digits, the form comes first (any direction, then <|im_end|>), then the right directions with smoothed
+labels. Patches are made by the data plane's own recipe and token ids by the rollout's own template, so that the model
+sees exactly what training will show it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 
 TARGET_ACCURACY = 0.5
 ACCURACY_RANGE = (0.35, 0.75)
-"""Held-out accuracy that counts as warmed up; chance is a quarter."""
+"""The range of held-out accuracies, 0 to 1, in which the warm-up has succeeded. Chance is a quarter."""
 NUM_SAMPLES = 400
-"""The first of the train split; reinforcement learning uses all of it."""
+"""The number of clips for the warm-up, the first of the train split. Reinforcement learning uses all of it."""
 BATCH_SIZE = 32
 NUM_FORM_STEPS = 30
 MAX_STEPS = 600
@@ -41,7 +41,7 @@ FORM_LR = 1e-3
 ANSWER_LR = 3e-4
 LABEL_SMOOTHING = 0.3
 SAMPLING = VideoSampling(fps=FPS, min_frames=NUM_FRAMES, max_frames=NUM_FRAMES)
-"""All frames of a clip; configs/motion_cpu.yaml says the same."""
+"""The sampling of frames: all frames of a clip, as in configs/motion_cpu.yaml."""
 
 
 class WarmupError(RuntimeError):
@@ -50,27 +50,27 @@ class WarmupError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Warmup:
-    """What the warm-up did."""
+    """The result of the warm-up."""
 
     num_steps: int
     accuracy: float
-    """Held-out greedy accuracy of what was saved: the right direction, then <|im_end|>."""
+    """The held-out greedy accuracy of the saved model, 0 to 1: the right direction, then <|im_end|>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Batch:
-    """Clips ready for the model; all have the same prompt."""
+    """Clips that are ready for the model; all have the same prompt."""
 
     prompt_ids: torch.Tensor
-    """[T]"""
+    """[T] token ids of the prompt."""
     positions: torch.Tensor
-    """[3, 1, T + 1] of the prompt and one token behind it."""
+    """[3, 1, T + 1] positions of the prompt and of one token behind it."""
     patches: torch.Tensor
-    """[B, N, D] normalised."""
+    """[B, N, D] normalised patches."""
     grid_thw: torch.Tensor
-    """[1, 3]"""
+    """[1, 3] the grid (t, h, w) of every clip, in patches."""
     answer_ids: torch.Tensor
-    """[B]"""
+    """[B] the token id of each right answer."""
 
 
 def warm_up(
@@ -81,10 +81,10 @@ def warm_up(
     target: float = TARGET_ACCURACY,
     on_step: Callable[[int, float], None] = lambda step, accuracy: None,
 ) -> Warmup:
-    """Train the model folder in place, on one thread: the result depends on the seed alone.
+    """Train the model folder in place. This runs on one thread, so the result depends only on the seed.
 
     Raises:
-        WarmupError: when the accuracy jumps over `ACCURACY_RANGE` or does not reach it; the folder is as it was.
+        WarmupError: the accuracy skips `ACCURACY_RANGE` or does not reach it; the folder is unchanged.
     """
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -102,7 +102,7 @@ def warm_up(
 
 
 def make_batch(directory: Path, model: PreTrainedModel, tokenizer: Any, clips: Sequence[Clip]) -> _Batch:
-    """Clips as training will show them."""
+    """Return the clips in the form in which training will show them."""
     recipe = load_recipes(directory, SAMPLING).video
     assert recipe is not None
     mean, std = (torch.tensor(values).view(3, 1) for values in load_recipe(directory).pixel_affine(directory))
@@ -132,7 +132,7 @@ def make_batch(directory: Path, model: PreTrainedModel, tokenizer: Any, clips: S
 
 @torch.no_grad()
 def measure_accuracy(model: PreTrainedModel, batch: _Batch, end_id: int) -> float:
-    """The fraction answered, greedily, with the right direction and nothing behind it."""
+    """Return the share of clips that the model answers, greedily, with the right direction and nothing behind it."""
     first = _logits(model, batch, torch.arange(len(batch.answer_ids)), None)[:, 0].argmax(dim=-1)
     second = _logits(model, batch, torch.arange(len(batch.answer_ids)), first)[:, 1].argmax(dim=-1)
     return ((first == batch.answer_ids) & (second == end_id)).float().mean().item()
@@ -185,7 +185,7 @@ def _loss(
     *,
     smoothing: float,
 ) -> torch.Tensor:
-    """Cross-entropy of the direction, smoothed over all of them, and of <|im_end|> behind it."""
+    """Return the cross-entropy of the direction, smoothed over all directions, and of the <|im_end|> behind it."""
     answers = batch.answer_ids[chosen]
     logprobs = functional.log_softmax(_logits(model, batch, chosen, answers), dim=-1)
     right = -logprobs[:, 0].gather(1, answers[:, None]).mean()
@@ -195,7 +195,7 @@ def _loss(
 
 
 def _logits(model: PreTrainedModel, batch: _Batch, chosen: torch.Tensor, response: torch.Tensor | None) -> torch.Tensor:
-    """[B, R, V] at the prompt's last token and, where there is a response, at its one token."""
+    """Return [B, R, V] logits at the prompt's last token and, if there is a response, at its one token."""
     ids = batch.prompt_ids.expand(len(chosen), -1)
     if response is not None:
         ids = torch.cat([ids, response[:, None]], dim=1)
@@ -211,7 +211,7 @@ def _logits(model: PreTrainedModel, batch: _Batch, chosen: torch.Tensor, respons
 
 
 def _patches(clip: Clip, recipe: Any) -> tuple[np.ndarray, dict[str, Any]]:
-    """uint8 [N, D] and what the data plane says of them."""
+    """Return the patches, uint8 [N, D], and the meta that the data plane gives with them."""
     plan = parse_recipe(recipe).plan(Video(clip.mp4))
     out = np.empty(math.prod(plan.shape), np.uint8)
     plan.write(out)

@@ -1,7 +1,7 @@
-"""AdamW with one step count per parameter group: the state that Transformer Engine's and Apex's FusedAdam keep.
+"""AdamW with one step count per parameter group, like FusedAdam of Transformer Engine and Apex.
 
-megatron-core 0.16.1 falls back to torch.optim.AdamW where neither is installed, but its checkpoint code is only
-right for this shape: with torch's, loading fails or all parameters share one `step` tensor.
+If neither of them is installed, megatron-core 0.16.1 uses torch.optim.AdamW, but its checkpoint code only fits the
+state of FusedAdam. With torch's state, loading fails, or all parameters share one `step` tensor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import torch
 
 
 class GroupStepAdam(torch.optim.Optimizer):
-    """Adam, with decoupled weight decay where `adam_w_mode`. State per parameter: exp_avg, exp_avg_sq."""
+    """Adam, with decoupled weight decay if `adam_w_mode`. Each parameter has the state exp_avg and exp_avg_sq."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class GroupStepAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
-        """One update of every parameter that has a gradient. `closure` is not supported."""
+        """Update every parameter that has a gradient, once. `closure` is not supported."""
         for group in self.param_groups:
             group["step"] = int(group.get("step", 0)) + 1
             params = [param for param in group["params"] if param.grad is not None]
@@ -68,7 +68,7 @@ class GroupStepAdam(torch.optim.Optimizer):
 
 
 def install() -> None:
-    """Give megatron-core this optimizer where it would otherwise use torch's. Call after importing it."""
+    """Make megatron-core use this optimizer instead of torch's. Call it after importing megatron-core."""
     from megatron.core import optimizer
     from megatron.core.optimizer import distrib_optimizer
 

@@ -1,8 +1,8 @@
-"""Repairs or hides CUDA builds of torchvision, torchaudio and torchcodec next to a CPU torch.
+"""Repairs or hides CUDA builds of torchvision, torchaudio and torchcodec beside a CPU torch.
 
-Package indexes often carry only CUDA builds, whose libraries cannot load here. torchvision works with its Python half
-alone once the schemas of two operators exist (its own registration of their fake kernels fails otherwise,
-pytorch/vision#9077). The other two are not needed here, but transformers and vLLM try to use them if they can be
+Package indexes often have only CUDA builds, whose libraries cannot be loaded here. The Python part of torchvision works
+alone once the schemas of two operators exist; its own registration of their fake kernels fails without them
+(pytorch/vision#9077). The other two packages are not needed, but transformers and vLLM use them if they can be
 imported, so they are hidden.
 """
 
@@ -23,11 +23,12 @@ CUDA_LIBRARIES = (b"libc10_cuda.so", b"libtorch_cuda.so", b"libcudart.so")
 NMS_SCHEMA = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 
 _defined_schemas: list[Any] = []
-"""Operator libraries that must live as long as the process: collecting one removes its schemas."""
+"""The operator libraries with the missing schemas. They are kept for the life of the process, because garbage
+collection would remove their schemas."""
 
 
 def install() -> None:
-    """Hide or repair CUDA builds that this process has not imported yet. Does nothing on a CUDA torch."""
+    """Hide or repair the CUDA builds that this process has not imported yet. Does nothing on a CUDA torch."""
     if not torch_is_cpu_only():
         return
     for name in HIDDEN:
@@ -40,20 +41,21 @@ def install() -> None:
 
 
 def torch_is_cpu_only() -> bool:
-    """True where the installed torch was built without CUDA; read from its version file, not by importing it."""
+    """Return True if the installed torch was built without CUDA. This is read from torch's version file, without
+    importing torch."""
     folders = _folders("torch")
     versions = [folder / "version.py" for folder in folders if (folder / "version.py").is_file()]
     return bool(versions) and bool(re.search(r"^cuda\b.*=\s*None\s*$", versions[0].read_text(), re.MULTILINE))
 
 
 def needs_cuda(package: str) -> bool:
-    """True where a library inside the installed package links CUDA's or torch's CUDA libraries."""
+    """Return True if a library in the installed package links CUDA's or torch's CUDA libraries."""
     libraries = [path for folder in _folders(package) for path in folder.rglob("*.so")]
     return any(_links_cuda(path) for path in sorted(libraries, key=lambda path: path.stat().st_size))
 
 
 class _TorchvisionFinder(importlib.abc.MetaPathFinder):
-    """Finds torchvision as usual, with a loader that defines the missing schemas first."""
+    """Finds torchvision as usual, and gives it a loader that first defines the missing schemas."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None

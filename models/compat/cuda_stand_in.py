@@ -1,7 +1,7 @@
-"""A stand-in for `torch.cuda` inside megatron.core on a machine without CUDA.
+"""A replacement for `torch.cuda` inside megatron.core, on a machine without CUDA.
 
-Streams and events do nothing (the CPU runs in order), memory is zero, random state is torch's own. Only what
-megatron-core 0.16.1 reaches on the training path is here; anything else raises AttributeError by name.
+Streams and events do nothing, because the CPU runs in order. Memory sizes are zero. Random state is torch's own. Only
+what megatron-core 0.16.1 uses for training is here; any other name raises AttributeError.
 """
 
 from __future__ import annotations
@@ -14,36 +14,36 @@ import torch
 
 
 class Event:
-    """A CUDA event: everything before it is done already."""
+    """A CUDA event. All work before it is always finished."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
 
     def record(self, *args: Any) -> None:
-        """Nothing to mark."""
+        """Do nothing: on the CPU there is nothing to mark."""
 
     def wait(self, *args: Any) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work before the event is finished."""
 
     def query(self) -> bool:
-        """True: the work before it is done."""
+        """Return True, because the work before the event is always finished."""
         return True
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing: all work before the event is finished."""
 
 
 class Stream(Event):
-    """A CUDA stream: work is done when it is issued."""
+    """A CUDA stream. Its work is finished as soon as it is issued."""
 
     def wait_stream(self, stream: Stream) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the other stream's work is finished."""
 
     def wait_event(self, event: Event) -> None:
-        """Nothing to wait for."""
+        """Do nothing: the work before the event is finished."""
 
     def record_event(self, *args: Any) -> Event:
-        """An event that has already happened."""
+        """Return an event that has already happened."""
         return Event()
 
     def __enter__(self) -> Stream:

@@ -1,6 +1,7 @@
-"""Prepares this process for megatron-core: on the CPU the import hook, without TE or Apex an optimizer of ours.
+"""Prepares this process for megatron-core: the import hook on the CPU, and our optimizer if neither Transformer Engine
+nor Apex is installed.
 
-Everything else reaches megatron through `models.compat.megatron_core`, which calls `prepare` before its first import.
+All other code gets megatron through `models.compat.megatron_core`, which calls `prepare` before its first import.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ import warnings
 
 
 def prepare() -> None:
-    """Make `import megatron.core` work here. Call it before anything imports megatron.core; twice is harmless."""
+    """Make `import megatron.core` work on this machine. Call it before anything imports megatron.core. Calling it twice
+    is harmless."""
     import torch
 
     if not torch.cuda.is_available():

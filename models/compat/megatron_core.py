@@ -1,6 +1,6 @@
-"""The door to megatron-core: every name of it that this project uses, imported after `prepare`.
+"""The only door to megatron-core: every name that this project uses, imported after `prepare`.
 
-Nothing else imports `megatron`, so this list is the surface to check when its version changes.
+No other module imports `megatron`, so this list is what must be checked when its version changes.
 """
 
 from models.compat.megatron import prepare

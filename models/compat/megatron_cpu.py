@@ -1,4 +1,4 @@
-"""Runs megatron-core on CPU and gloo without touching torch: an import hook that rewrites its source.
+"""Runs megatron-core on CPU and gloo without changing torch: an import hook rewrites megatron's source.
 
 Each module of `megatron.core` is compiled from a syntax tree in which
 
@@ -8,9 +8,9 @@ Each module of `megatron.core` is compiled from a syntax tree in which
     tensor.cuda(...)      becomes  tensor.cpu()
     pin_memory            is off
 
-and a few functions are replaced after import, where rewriting is not enough. Line numbers stay, nothing is paid
-per call, other packages in the process see the real torch. Compiled code is kept next to Python's own caches
-under its own tag. Never installed where there is a CUDA device.
+A few functions are replaced after the import, because rewriting cannot repair them. Line numbers do not change, a call
+costs nothing more, and other packages in the process see the real torch. Compiled code is cached beside Python's own
+caches, under a tag of its own. The hook is never installed on a machine with a CUDA device.
 """
 
 from __future__ import annotations
@@ -36,11 +36,13 @@ from models.compat.cuda_stand_in import CUDA
 PACKAGE = "megatron.core"
 STAND_IN = "_cuda_stand_in"
 CACHE_TAG = f"yatt{zlib.crc32(Path(__file__).read_bytes()):08x}"
-"""A tag that changes with this file, so that code compiled by another version of the rewriting is never used."""
+"""A tag that changes when this file changes, so that code compiled by another version of the rewriting is never
+used."""
 
 
 def install() -> None:
-    """Install the import hook. Raises RuntimeError if there is CUDA or megatron.core is already imported."""
+    """Install the import hook. Raises RuntimeError if there is a CUDA device, or if megatron.core is already
+    imported."""
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if torch.cuda.is_available():
@@ -54,7 +56,7 @@ def install() -> None:
 
 
 class _Rewrite(ast.NodeTransformer):
-    """The table in this file's docstring, as a tree transformation."""
+    """The table in this file's docstring, as a transformation of syntax trees."""
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
         text = node.value
@@ -90,7 +92,7 @@ def _is_torch(node: ast.expr) -> bool:
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds megatron.core's modules as usual, with the rewriting loader."""
+    """Finds megatron.core's modules as usual, and gives them the rewriting loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -104,7 +106,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """Compiles from the rewritten tree, with a cache of its own."""
+    """Compiles modules from the rewritten tree. It has its own cache of compiled code."""
 
     def get_code(self, fullname: str) -> CodeType:
         source = Path(self.path)
@@ -128,8 +130,8 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _write_cache(path: Path, content: bytes) -> None:
-    """Write the compiled code if possible. Like Python's own cache, a read-only installation is compiled again in each
-    process."""
+    """Write the compiled code if possible. If the installation is read-only, each process compiles again, as with
+    Python's own cache."""
     temporary = path.with_name(f"{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(exist_ok=True)
@@ -140,7 +142,7 @@ def _write_cache(path: Path, content: bytes) -> None:
 
 
 def _fix_random(module: dict[str, Any]) -> None:
-    """Replace the two functions that use CUDA's generators."""
+    """Replace the two functions that use CUDA's random generators."""
 
     def set_state(new_state: torch.Tensor, device: int = -1, graph_safe: bool = False) -> None:
         torch.set_rng_state(new_state)
@@ -158,17 +160,17 @@ def _fix_jit(module: dict[str, Any]) -> None:
 
 
 def _fix_finalize(module: dict[str, Any]) -> None:
-    """Replace ReduceOp.AVG, which gloo lacks, for gradients averaged over tensor-parallel ranks."""
+    """Replace ReduceOp.AVG, which gloo lacks, in the averaging of gradients over tensor-parallel ranks."""
     _replace_collectives(module, all_reduce=_all_reduce_with_average)
 
 
 def _fix_mappings(module: dict[str, Any]) -> None:
-    """Replace gathers and scatters: gloo's need equal parts, and experts get different numbers of tokens."""
+    """Replace gathers and scatters, because gloo needs equal parts and experts get different numbers of tokens."""
     _replace_collectives(module, all_gather=_all_gather_uneven, reduce_scatter=_reduce_scatter_uneven)
 
 
 def _replace_collectives(module: dict[str, Any], **collectives: Callable[..., Any]) -> None:
-    """Give one module its own `torch.distributed`, in which some functions are ours."""
+    """Give one module its own `torch.distributed`, in which these collectives are replaced."""
     patched = ModuleType("torch")
     vars(patched).update(vars(module["torch"]))
     distributed = ModuleType("torch.distributed")
@@ -213,8 +215,8 @@ def _reduce_scatter_uneven(
 
 
 def _fix_experts(module: dict[str, Any]) -> None:
-    """Give the router the name of a TE kernel that is missing without TE; splits become numbers only on CUDA
-    tensors."""
+    """Give the router the name of a Transformer Engine kernel that is missing here. Also keep it from converting splits
+    to numbers, which is only right for CUDA tensors."""
     module["te_general_gemm"] = None
 
     def to_host(tensor: Any, as_numpy: bool = False, record_stream: bool = False) -> Any:

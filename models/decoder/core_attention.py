@@ -42,7 +42,7 @@ class PackedParams(PackedSeqParams):
 
     @classmethod
     def of(cls, segments: Segments, share: ContextShare | None) -> PackedParams:
-        """Return the parameters of one packed stream, and which part of it this rank holds."""
+        """Return the parameters of one packed stream; `share` is the part of it that this rank holds."""
         params = cls(qkv_format="sbhd")
         params.segments, params.share = segments, share
         return params

@@ -25,10 +25,11 @@ from models.decoder.core_attention import PackedCoreAttention
 
 
 class Decoder(GPTModel):
-    """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head to scored tokens only."""
+    """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head only to scored tokens."""
 
     def add_deepstack(self, num_layers: int) -> None:
-        """Let the first layers add their slice of the block's `context` [T, 1, num_layers * h], where one is given."""
+        """Let the first layers add their slice of the block's `context` [T, 1, num_layers * h] to the hidden states, if
+        it is given."""
         assert len(self.decoder.layers) >= num_layers
         for number, layer in enumerate(self.decoder.layers[:num_layers]):
             layer.register_forward_hook(_AddSlice(number, self.config.hidden_size), with_kwargs=True)
@@ -38,7 +39,7 @@ class Decoder(GPTModel):
 
 
 class _AddSlice:
-    """A layer's forward hook that adds the slice."""
+    """A forward hook that adds the layer's slice of the context to its output."""
 
     def __init__(self, number: int, size: int) -> None:
         self.columns = slice(number * size, (number + 1) * size)
@@ -49,7 +50,8 @@ class _AddSlice:
 
 
 class RMSNorm(torch.nn.Module):
-    """RMSNorm like Hugging Face's. megatron's own refuses sequence parallelism, where the weight needs only a mark."""
+    """RMSNorm like Hugging Face's. megatron's own norm refuses sequence parallelism, which needs only a mark on the
+    weight."""
 
     def __init__(self, config: TransformerConfig, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__()
@@ -63,7 +65,8 @@ class RMSNorm(torch.nn.Module):
 
 
 def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodules:
-    """Return the layers of one of this stage's chunks: megatron's local ones, with our norms and attention."""
+    """Return the layers of one of this stage's chunks: megatron's local ones, with the norms and the attention of this
+    project."""
     dense, sparse = _layer_spec(config, None), _layer_spec(config, config.num_moe_experts)
     pattern = config.moe_layer_freq if config.num_moe_experts else [0] * config.num_layers
     assert isinstance(pattern, list)
@@ -74,7 +77,7 @@ def block_spec(config: TransformerConfig, chunk: int) -> TransformerBlockSubmodu
 
 
 def uses_transformer_engine() -> bool:
-    """Return True if layers are Transformer Engine's: it is installed and there is a GPU to run it."""
+    """Return True if the layers are Transformer Engine's: it is installed, and there is a GPU to run it."""
     return torch.cuda.is_available() and importlib.util.find_spec("transformer_engine") is not None
 
 
@@ -95,10 +98,10 @@ def _layer_spec(config: TransformerConfig, num_experts: int | None) -> ModuleSpe
 
 
 def mark_experts(model: torch.nn.Module) -> None:
-    """Mark experts, so that their gradients are summed over the ranks that hold the same ones.
+    """Mark experts, so that their gradients are summed over the ranks that hold the same experts.
 
-    megatron marks them only with expert parallelism. Without a mark they would be summed over data-parallel ranks,
-    which is wrong where experts are cut differently from other layers, and a checkpoint would have another form.
+    megatron marks them only with expert parallelism. Without a mark they would be summed over data-parallel ranks. That
+    is wrong if experts are cut differently from other layers, and a checkpoint would have another form.
     """
     for name, param in model.named_parameters():
         if ".local_experts." in name:
@@ -106,8 +109,8 @@ def mark_experts(model: torch.nn.Module) -> None:
 
 
 def mark_tensor_parallel(model: torch.nn.Module) -> None:
-    """Mark weights that are cut over ranks. megatron does so only in initialisation; without marks the gradient norm
-    silently counts the first rank's part only."""
+    """Mark weights that are cut over ranks. megatron does so only when it initialises them. Without marks the gradient
+    norm silently counts only the first rank's part."""
     for module in model.modules():
         if isinstance(module, ColumnParallelLinear | VocabParallelEmbedding):
             dim = 0

@@ -3,8 +3,8 @@
 One autograd function computes both from hidden states, in chunks of tokens whose logits take CHUNK_BYTES. Logits are
 never kept; the backward pass computes them again. The caller passes only the labelled tokens.
 
-N labelled tokens, h hidden size, V this rank's rows of the vocabulary, R those of them that are not padding, C tokens
-of a chunk.
+N labelled tokens, h hidden size, V rows of the vocabulary on this rank, R of these rows without padding, C tokens of a
+chunk.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ class Head:
     group: dist.ProcessGroup
     """The tensor-parallel ranks, in the order of their rows."""
     vocab_size: int
-    """The size of the vocabulary. Rows after it only pad it to a multiple of the ranks and are ignored."""
+    """The size of the vocabulary. Rows after it are padding and are ignored."""
     temperature: float = 1.0
-    """Logits are divided by it."""
+    """The temperature by which logits are divided."""
 
 
 def linear_logprob(

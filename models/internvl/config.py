@@ -1,4 +1,5 @@
-"""From InternVL's Hugging Face config to megatron's TransformerConfig, and checks of what is not supported."""
+"""Converts InternVL's Hugging Face config to megatron's TransformerConfig, and checks that all of its features are
+supported."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ DROPOUTS = ("hidden_dropout_prob", "attention_dropout", "projection_dropout")
 
 
 def transformer_config(hf_config: InternVLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """The decoder's configuration. Raises ValueError for another decoder or tower than the released ones have.
+    """Return the decoder's configuration. Raises ValueError for another decoder or tower than the released models have.
 
     Dynamic RoPE scaling is plain RoPE up to `max_position_embeddings` tokens, here and in vLLM.
     """
@@ -49,7 +50,7 @@ def check_tower(hf_config: InternVLConfig) -> None:
 
 
 def merge_size(hf_config: InternVLConfig) -> int:
-    """Return the patches per visual token, along each side: those of the pixel shuffle."""
+    """Return the number of patches per visual token along each side, which is the factor of the pixel shuffle."""
     return round(1 / hf_config.downsample_ratio)
 
 

@@ -1,4 +1,4 @@
-"""InternVL: tiles instead of patches, RoPE over the places of tokens, a Qwen2 or Qwen3 decoder."""
+"""InternVL: tiles instead of patches, plain RoPE, and a Qwen2 or Qwen3 decoder."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from models.registry import read_config
 __all__ = ["IMAGE_MARKS", "patch_recipe", "pixel_affine"]
 
 IMAGE_MARKS = ("<img>", "</img>")
-"""The template writes one placeholder alone; the processor puts these around the expanded ones."""
+"""The tokens before and after an image's tokens. The chat template writes one placeholder, and the processor adds these
+around the expanded ones."""
 
 
 def patch_recipe(model_dir: Path) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""InternVL's vision tower: full attention inside each tile, a class token that is dropped, a projector of squares.
+"""InternVL's vision tower: full attention inside each tile, a class token that is dropped, and a projector that joins
+squares of patches.
 
-No tile sees another, so tiles are a batch and nothing is packed.
+No tile attends to another, so tiles form a batch and nothing is packed.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from models.vision.tower import VisionTower
 
 
 class Visual(torch.nn.Module):
-    """Hugging Face's two modules under the names of the checkpoints."""
+    """The vision tower and the projector of Hugging Face's model, as one module with the names of the checkpoints."""
 
     def __init__(self, hf_config: InternVLConfig, dtype: torch.dtype) -> None:
         super().__init__()
@@ -29,23 +30,23 @@ class Visual(torch.nn.Module):
 
 
 def make_visual(hf_config: InternVLConfig, dtype: torch.dtype) -> Any:
-    """Return tower and projector, their weights not yet loaded."""
+    """Return tower and projector, before their weights are loaded."""
     return Visual(hf_config, dtype)
 
 
 class Tower(VisionTower):
-    """uint8 tiles [n, C, S, S] -> embeddings, tile by tile, squares of patches row by row."""
+    """Turns uint8 tiles [n, C, S, S] into embeddings, tile by tile and, in a tile, squares of patches row by row."""
 
     attention: ClassVar[str] = "sdpa"
 
     @property
     def merge_size(self) -> int:
-        """Patches per visual token, along each side."""
+        """The number of patches per visual token along each side."""
         return int(self.visual.merge_size)
 
     @property
     def output_size(self) -> int:
-        """The decoder's hidden size."""
+        """The hidden size of the decoder."""
         return int(self.visual.multi_modal_projector.linear_2.out_features)
 
     def blank(self) -> tuple[torch.Tensor, Grid]:
@@ -55,7 +56,7 @@ class Tower(VisionTower):
         return torch.zeros(1, self.config.num_channels, height, width), grid
 
     def encode(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """Return [V, h] embeddings of all tiles, which come as [n, C, S, S]."""
+        """Return [V, h] embeddings of all tiles. `pixels` are the tiles [n, C, S, S]."""
         features = self.visual.vision_tower(pixel_values=pixels).last_hidden_state[:, 1:]
         merge, (_, rows, columns) = self.merge_size, grids[0]
         squares = features.unflatten(1, (rows // merge, merge, columns // merge, merge)).transpose(2, 3)

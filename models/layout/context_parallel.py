@@ -21,7 +21,7 @@ from models.layout.parallel import Comm, Order
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextParallel:
-    """How a packed stream is cut over a context-parallel group, from the view of one rank."""
+    """The settings of context parallelism for one rank: how a packed stream is cut over its group."""
 
     size: int = 1
     rank: int = 0
@@ -30,7 +30,7 @@ class ContextParallel:
 
     @property
     def sample_multiple(self) -> int:
-        """Each sample is padded to a multiple of this number of tokens."""
+        """The number to a multiple of which each sample's tokens are padded."""
         return 2 * self.size if self.size > 1 and self.order == "zigzag" else 1
 
     def stream_multiple(self, rank_multiple: int) -> int:
@@ -44,11 +44,12 @@ class Run:
     """Neighbouring tokens of one sequence that a rank holds."""
 
     first: int
-    """The begin of the sequence in the stream: its first key."""
+    """The first token of the run's sequence, as a position in the stream. It is the first key of the run."""
     begin: int
-    """The first token of the run in the stream."""
+    """The first token of the run, as a position in the stream."""
     end: int
-    """The end of the run: after its last token, and after the last key that it may attend to."""
+    """The end of the run, as a position in the stream: behind its last token, which is also the last key that the run
+    may attend to."""
 
 
 def runs_of(bounds: Sequence[int], context: ContextParallel) -> list[Run]:
@@ -62,7 +63,7 @@ def tokens_of(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
 
 
 def places(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
-    """Return [T] the place of each token when the shares of all ranks follow each other: `rank * t + place in its
+    """Return [T] the place of each token if the shares of all ranks are concatenated: `rank * t + place in its
     share`."""
     shares = [
         tokens_of(bounds, ContextParallel(size=context.size, rank=rank, order=context.order))

@@ -16,7 +16,8 @@ from models.layout.stages import check_deepstack, stage_layers
 
 Order = Literal["contiguous", "zigzag"]
 Comm = Literal["a2a", "allgather"]
-"""a2a: ranks exchange heads for tokens (Ulysses, arXiv 2309.14509). allgather: every rank gets all keys and values."""
+"""How context-parallel ranks exchange data. a2a: ranks exchange heads for tokens (Ulysses, arXiv 2309.14509).
+allgather: every rank gets all keys and values."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,9 +31,9 @@ class Parallel:
     vpp: int = 1
     """Virtual pipeline: each stage holds this number of chunks of neighbouring layers, which shortens the idle time."""
     first_stage_layers: int | None = None
-    """Layers of the first stage, which has the vision tower as well; None divides all layers evenly."""
+    """The number of layers of the first stage, which has the vision tower as well; None divides all layers evenly."""
     last_stage_layers: int | None = None
-    """Layers of the last stage, which has the head as well; None divides all layers evenly."""
+    """The number of layers of the last stage, which has the head as well; None divides all layers evenly."""
     cp: int = 1
     """Context parallel: a sequence is cut over this number of ranks."""
     cp_comm: Comm = "a2a"
@@ -57,12 +58,12 @@ class Parallel:
 
     @property
     def world_size(self) -> int:
-        """The ranks of the whole training world."""
+        """The number of ranks of the whole training world."""
         return self.tp * self.pp * self.cp * self.dp
 
     @property
     def sequence_parallel(self) -> bool:
-        """True where `sp` has an effect."""
+        """True if `sp` has an effect."""
         return self.sp and self.tp > 1
 
 
@@ -135,7 +136,7 @@ def _check_experts(parallel: Parallel, model_type: str, text: Mapping[str, Any])
 
 
 def _check_heads(parallel: Parallel, num_heads: int) -> None:
-    """Check that ranks that exchange heads for tokens get whole heads."""
+    """Check that each rank gets whole heads when ranks exchange heads for tokens."""
     per_rank = num_heads // parallel.tp
     if parallel.cp_comm == "a2a" and per_rank % parallel.cp:
         raise ValueError(

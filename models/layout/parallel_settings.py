@@ -10,7 +10,7 @@ from models.compat.megatron_core import TransformerConfig
 from models.layout.parallel import Parallel
 
 Recompute = Literal["none", "full", "selective"]
-"""The activations that the backward pass computes again: none, those of whole layers, or attention's alone."""
+"""Which activations the backward pass computes again: none, those of whole layers, or only those of attention."""
 
 
 def parallel_settings(parallel: Parallel, dtype: torch.dtype) -> dict[str, Any]:

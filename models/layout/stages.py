@@ -1,7 +1,7 @@
-"""How many of the decoder's layers each pipeline stage has. No torch here.
+"""Divides the decoder's layers over pipeline stages. No torch here.
 
-Stages are even, unless the first or the last has its own number: the first has the vision tower too, the last the head.
-In a virtual pipeline every stage's layers are divided again, into `vpp` chunks.
+Stages have equal numbers of layers, unless the first or the last has its own number: the first also has the vision
+tower, the last the head. In a virtual pipeline every stage's layers are divided again, into `vpp` chunks.
 """
 
 from __future__ import annotations

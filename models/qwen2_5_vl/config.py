@@ -1,4 +1,4 @@
-"""From Qwen2.5-VL's Hugging Face config to megatron's TransformerConfig."""
+"""Converts Qwen2.5-VL's Hugging Face config to megatron's TransformerConfig."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from models.layout.parallel import Parallel
 
 
 def transformer_config(hf_config: Qwen2_5_VLConfig, parallel: Parallel, dtype: torch.dtype) -> TransformerConfig:
-    """Return the decoder's configuration. Raises ValueError for what this version's attention cannot do."""
+    """Return the decoder's configuration. Raises ValueError for a config that this version's attention cannot
+    compute."""
     text: Any = hf_config.text_config
     if text.use_sliding_window:
         raise ValueError("use_sliding_window is true in config.json; this version attends to whole sequences only")

@@ -17,15 +17,16 @@ from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen2_5_VLConfig, dtype: torch.dtype) -> Any:
-    """Return Hugging Face's module, its weights not yet loaded."""
+    """Return Hugging Face's module, before its weights are loaded."""
     return Qwen2_5_VisionTransformerPretrainedModel._from_config(hf_config.vision_config, dtype=dtype)
 
 
 class Tower(VisionTower):
-    """The tower. Window order and positions of a batch are put together from one computation per image size."""
+    """Calls the vision tower. The window order and positions of a batch are built from one computation per image
+    size."""
 
     def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """Return [V, h] embeddings."""
+        """Return [V, h] embeddings of the images' visual tokens."""
         positions, windows, window_bounds = self._layout(grids)
         out = self.visual(
             patches_ND,
@@ -38,7 +39,7 @@ class Tower(VisionTower):
         return embeddings
 
     def _layout(self, grids: Sequence[Grid]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return positions, window order and window boundaries of all images."""
+        """Return the positions, window order and window boundaries of all images."""
         config = self.config
         parts = [_grid_layout(grid, config.spatial_merge_size, config.window_size, config.patch_size) for grid in grids]
         begins = accumulate((len(windows) for _, windows, _ in parts[:-1]), initial=0)

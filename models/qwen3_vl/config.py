@@ -1,4 +1,4 @@
-"""From Qwen3-VL's Hugging Face config to megatron's TransformerConfig."""
+"""Converts Qwen3-VL's Hugging Face config to megatron's TransformerConfig."""
 
 from __future__ import annotations
 

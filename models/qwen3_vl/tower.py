@@ -16,12 +16,12 @@ from models.vision.tower import VisionTower
 
 
 def make_visual(hf_config: Qwen3VLConfig, dtype: torch.dtype) -> Any:
-    """Return Hugging Face's module, its weights not yet loaded."""
+    """Return Hugging Face's module, before its weights are loaded."""
     return Qwen3VLVisionModel._from_config(hf_config.vision_config, dtype=dtype)
 
 
 class Tower(VisionTower):
-    """The tower. Each embedding is followed by its deepstack features, for the decoder's first layers."""
+    """Calls the vision tower. Each embedding is followed by its deepstack features, for the decoder's first layers."""
 
     @property
     def num_deepstack(self) -> int:

@@ -34,7 +34,8 @@ def rules(hf_config: Qwen3VLMoeConfig, files: CheckpointFiles) -> list[Rule]:
 
 
 def expert_layout(text: Any, files: CheckpointFiles, prefix: str) -> ExpertLayout:
-    """Return the form of the experts whose tensors begin with `prefix`, by their names, or else by their shapes.
+    """Return the form of the experts whose tensors begin with `prefix`. It follows from their names, or else from their
+    shapes.
 
     One of the two tensors may be square, but never both, so together they always decide. Raises ValueError for shapes
     that fit neither form.

@@ -1,4 +1,4 @@
-"""Qwen3-VL-MoE's vision tower: that of Qwen3-VL, under another class in transformers."""
+"""Qwen3-VL-MoE's vision tower. It equals that of Qwen3-VL, but has another class in transformers."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ __all__ = ["Tower", "make_visual"]
 
 
 def make_visual(hf_config: Qwen3VLMoeConfig, dtype: torch.dtype) -> Any:
-    """Return Hugging Face's module, its weights not yet loaded."""
+    """Return Hugging Face's module, before its weights are loaded."""
     return Qwen3VLMoeVisionModel._from_config(hf_config.vision_config, dtype=dtype)

@@ -1,4 +1,4 @@
-"""How a model wants its images and videos made: recipes for the data plane, by kind of medium. Torch-free.
+"""The recipes by which the data plane makes a model's images and videos, by kind of medium. Torch-free.
 
 The recipe of images is in each family's `recipe` module. The families that take videos are in the table here.
 """
@@ -21,14 +21,15 @@ DEFAULT_MAX_FRAMES = 768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
-    """The rules in which families' videos differ."""
+    """The rules that differ between the videos of families."""
 
     sampling: Literal["qwen2_vl", "qwen3_vl"]
     """The data plane's rule for sampling frames."""
     bounds: Literal["frame", "video"]
-    """What the bounds on pixels apply to: each frame, or all frames together."""
+    """The scope of the bounds on pixels: each frame, or all frames together."""
     has_spans_per_frame: bool
-    """True if every t of a video's grid is its own span of tokens, with its time as text before it."""
+    """True if every frame group (each t of the grid) is a span of tokens of its own, with its time as text before
+    it."""
 
 
 VIDEO_RULES: Mapping[str, VideoRules] = {
@@ -36,35 +37,35 @@ VIDEO_RULES: Mapping[str, VideoRules] = {
     "qwen3_vl": VideoRules(sampling="qwen3_vl", bounds="video", has_spans_per_frame=True),
     "qwen3_vl_moe": VideoRules(sampling="qwen3_vl", bounds="video", has_spans_per_frame=True),
 }
-"""From model_type to rules. The other families take no videos."""
+"""From model_type to the rules of its videos. A family that is not here takes no videos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSampling:
-    """How a run samples its videos' frames. None leaves a value to the model's folder."""
+    """The settings of a run for sampling frames of videos. None leaves a value to the model's folder."""
 
     fps: float | None = None
     min_frames: int | None = None
     max_frames: int | None = None
     min_pixels: int | None = None
-    """The least pixels of a frame, or of all frames together, by the family's rules."""
+    """The minimum number of pixels of a frame, or of all frames together, by the family's rules."""
     max_pixels: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaRecipes:
-    """How one model wants its media made."""
+    """The recipes of one model."""
 
     image: Mapping[str, Any]
     video: Mapping[str, Any] | None = None
-    """None for a family that takes no videos."""
+    """The recipe of videos; None for a family that takes no videos."""
 
     def takes(self, kind: str) -> bool:
         """Return True if the model takes this kind of medium."""
         return kind == "image" or self.video is not None
 
     def of(self, kind: str) -> Mapping[str, Any]:
-        """Return the recipe of a kind of medium that the model takes."""
+        """Return the recipe of a kind of medium, which the model must take."""
         recipe = self.video if kind == "video" else self.image
         assert recipe is not None
         return recipe
@@ -131,7 +132,8 @@ def _first(*values: Any) -> Any:
 
 
 def _read(model_dir: Path) -> dict[str, Any]:
-    """Return the video processor's settings. Folders without a video processor use the image processor's for both."""
+    """Return the video processor's settings. A folder without a video processor uses the image processor's settings for
+    both."""
     for name, key in (
         ("video_preprocessor_config.json", None),
         ("processor_config.json", "video_processor"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 RESAMPLE = {2: "bilinear", 3: "bicubic"}
-"""Pillow's resampling filters, by the number that Hugging Face writes."""
+"""The names of Pillow's resampling filters, by the number that Hugging Face writes."""
 
 Channels = tuple[float, float, float]
 
@@ -35,7 +35,7 @@ def pixel_affine(model_dir: Path) -> tuple[Channels, Channels]:
 
 
 def resample_filter(number: int) -> str:
-    """Return the data plane's name of a filter. Raises ValueError for one that no recipe uses."""
+    """Return the data plane's name of a resampling filter. Raises ValueError for a filter that no recipe uses."""
     if number not in RESAMPLE:
         raise ValueError(f"preprocessor resample is {number}; supported are {RESAMPLE}: change the processor's config")
     return RESAMPLE[number]

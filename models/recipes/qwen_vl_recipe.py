@@ -1,6 +1,7 @@
-"""The recipe of the Qwen-VL family's images, and the affine map that users of the patches apply.
+"""The recipe of the Qwen-VL family's images, and the affine map for users of the patches.
 
-It is read from the folder's preprocessor_config.json. Torch-free: rollout and the controllers' start use it too.
+It is read from the folder's preprocessor_config.json. Torch-free, because rollout and the controllers' start use it
+too.
 """
 
 from __future__ import annotations

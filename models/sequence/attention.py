@@ -1,8 +1,8 @@
 """Attention inside packed sequences: one function for the decoder (causal) and the vision tower (not causal).
 
-On CUDA one variable-length kernel; on the CPU one scaled_dot_product_attention per distinct segment length, so
-that hundreds of short segments cost a handful of calls. No mask is ever built. Leaves out context parallelism
-(`models.decoder.core_attention`).
+CUDA runs one variable-length kernel. The CPU makes one scaled_dot_product_attention call per distinct segment length,
+so that hundreds of short segments need only a few calls. No mask is ever built. Context parallelism is in
+`models.decoder.core_attention`.
 
 T tokens of all segments, H heads, D head size.
 """
@@ -24,22 +24,22 @@ except ImportError:
 
 
 class Segments:
-    """Where the segments of a packed stream begin and end."""
+    """The boundaries of the segments of a packed stream."""
 
     def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
-        """`bounds`: 0, the end of the first segment, ..., the number of tokens."""
+        """`bounds` are the positions of the boundaries: 0, the end of the first segment, ..., the number of tokens."""
         self.bounds = tuple(bounds)
         self.device = device
         self.max_length = max(end - begin for begin, end in pairwise(bounds))
 
     @cached_property
     def cumulative(self) -> torch.Tensor:
-        """[num_segments + 1] int32 boundaries on the device."""
+        """The [num_segments + 1] int32 boundaries on the device."""
         return torch.tensor(self.bounds, dtype=torch.int32, device=self.device)
 
     @cached_property
     def by_length(self) -> list[tuple[int, list[int]]]:
-        """(length, begins of the segments of that length), in order of first appearance."""
+        """Pairs (length, begins of the segments of that length), in order of first appearance."""
         groups: dict[int, list[int]] = {}
         for begin, end in pairwise(self.bounds):
             groups.setdefault(end - begin, []).append(begin)
@@ -48,7 +48,7 @@ class Segments:
 
     @cached_property
     def indices(self) -> list[torch.Tensor]:
-        """Token positions of each group of `by_length`, segment by segment."""
+        """The token positions of each group of `by_length`, segment by segment."""
         return [
             (torch.tensor(begins, device=self.device)[:, None] + torch.arange(length, device=self.device)).flatten()
             for length, begins in self.by_length
@@ -56,7 +56,7 @@ class Segments:
 
     @cached_property
     def inverse(self) -> torch.Tensor:
-        """[T] where each token of the stream stands in the concatenation of `indices`."""
+        """The place [T] of each token of the stream in the concatenation of `indices`."""
         return torch.argsort(torch.cat(self.indices))
 
 

@@ -1,4 +1,4 @@
-"""One rank's share of a packed batch under context parallelism.
+"""Selects one rank's share of a packed batch under context parallelism.
 
 Which rank holds which tokens is in `models.layout.context_parallel`; nothing is sent here. T tokens of the stream, t of
 this rank, K scored tokens of the stream, k of them predicted by this rank's tokens.
@@ -15,7 +15,8 @@ from models.sequence.packing import ContextShare, PackedBatch
 
 
 def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
-    """Return the batch with this rank's tokens only: ids, positions, scored tokens and visual tokens are selected.
+    """Return the batch with this rank's tokens only: token ids, positions, scored tokens and visual tokens are
+    selected.
 
     `segments`, `num_scored` and the media stay those of the whole stream.
     """

@@ -1,4 +1,5 @@
-"""The distinct media of a microbatch, and which rank encodes which. No torch, nothing is sent.
+"""Finds the distinct media of a microbatch, and divides the work of encoding them among ranks. No torch, nothing is
+sent.
 
 Every rank of a replica computes the same from grids and keys alone, so a rank needs only the patches of its own share.
 """
@@ -19,12 +20,12 @@ class HasMedia(Protocol):
 
     @property
     def grid_thw(self) -> tuple[Grid, ...]:
-        """(t, h, w) in patches, per medium."""
+        """The grid (t, h, w) in patches of each medium."""
 
     @property
     def patches(self) -> Sequence[np.ndarray | None]:
-        """uint8 [num_patches, D] per medium, or its t tiles [t, C, S, S]; None for those that other ranks encode;
-        empty where none are needed."""
+        """The patches of each medium: uint8 [num_patches, D], or its t tiles [t, C, S, S]; None for media that other
+        ranks encode; empty if no patches are needed."""
 
     @property
     def media_keys(self) -> Sequence[str]:
@@ -33,14 +34,14 @@ class HasMedia(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistinctMedia:
-    """Each medium of a microbatch once, in order of first appearance."""
+    """The distinct media of a microbatch, in order of first appearance."""
 
     grids: tuple[Grid, ...]
-    """(t, h, w) in patches."""
+    """The grid (t, h, w) in patches of each distinct medium."""
     patches: tuple[np.ndarray | None, ...]
-    """The patches in the form of the samples; None also where they have none at all."""
+    """The patches of each distinct medium, in the form of the samples; None if this rank has no patches of it."""
     numbers: tuple[tuple[int, ...], ...]
-    """[sample][medium] the number of the distinct medium."""
+    """The number of the distinct medium, by [sample][medium]."""
 
 
 def distinct_media(samples: Sequence[HasMedia]) -> DistinctMedia:
@@ -70,15 +71,15 @@ def distinct_media(samples: Sequence[HasMedia]) -> DistinctMedia:
 
 
 def own_media(samples: Sequence[HasMedia], *, rank: int, num_ranks: int) -> list[tuple[bool, ...]]:
-    """Return [sample][medium] True if `rank` of the `num_ranks` encodes the medium and needs its patches."""
+    """Return [sample][medium] True if rank `rank` of `num_ranks` encodes the medium and needs its patches."""
     media = distinct_media(samples)
     mine = set(deal_media(media.grids, num_ranks)[rank])
     return [tuple(number in mine for number in own) for own in media.numbers]
 
 
 def deal_media(grids: Sequence[Grid], num_ranks: int) -> list[list[int]]:
-    """Return the numbers of media per rank, ascending. The medium with the most patches goes first, each to the rank
-    with the least so far."""
+    """Return, for each rank, the numbers of the media that it encodes, ascending. The media are assigned in order of
+    their size, largest first, each to the rank with the fewest patches so far."""
     costs = [t * h * w for t, h, w in grids]
     load = [0] * num_ranks
     shares: list[list[int]] = [[] for _ in range(num_ranks)]

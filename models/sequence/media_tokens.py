@@ -1,4 +1,4 @@
-"""Which tokens of a sample are its images and videos. The tokens also say which kind a medium is."""
+"""Finds which tokens of a sample are its images and videos. The tokens also say which kind a medium is."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from models.sequence.mrope import Grid, MediaSpan
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLayout:
-    """A model family's tokens for media."""
+    """The tokens that a model family uses for media."""
 
     image_token_id: int
     video_token_id: int | None = None
-    """None where the frames of a video are images."""
+    """The token of videos; None if a video's frames count as images."""
     merge_size: int
-    """Patches per visual token, along each side."""
+    """The number of patches per visual token along each side."""
     has_mrope: bool = True
-    """False if a token's position is its place in the sequence, also for tokens of media."""
+    """False if the position of every token, also of a media token, is its place in the sequence."""
     tokens_per_second: float | None = None
-    """Temporal positions per second of video. None where each frame of a video is its own span, with its time as text
-    before it."""
+    """The number of temporal positions per second of video. None if each frame of a video is its own span, with its
+    time as text before it."""
 
     @property
     def visual_token_ids(self) -> tuple[int, ...]:
-        """The tokens that mean media in a prompt."""
+        """The ids of the tokens that stand for media in a prompt."""
         if self.video_token_id is None:
             return (self.image_token_id,)
         return self.image_token_id, self.video_token_id

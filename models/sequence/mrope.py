@@ -1,6 +1,6 @@
 """M-RoPE: three positions per token (time, height, width), and the frequencies that follow from them.
 
-Positions are per sample and numpy, frequencies are torch. Which tokens are a span is decided in
+Positions are computed per sample with numpy, frequencies with torch. Which tokens form a span is decided in
 `models.sequence.media_tokens`.
 """
 
@@ -18,18 +18,18 @@ Grid = tuple[int, int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MediaSpan:
-    """Neighbouring tokens that are an image, a video, or a frame of a video."""
+    """Neighbouring tokens that stand for an image, a video, or a frame of a video."""
 
     begin: int
-    """The first token of the span."""
+    """The place of the first token of the span in the sequence."""
     grid: Grid
-    """(t, h, w) in merged tokens."""
+    """The grid (t, h, w) in merged tokens."""
     step: float = 1.0
-    """The number of temporal positions from one t to the next; rounded down after multiplying."""
+    """The number of temporal positions from one t to the next. The product of `t` and `step` is rounded down."""
 
 
 def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
-    """Return [3, T] int64 positions; `spans` in the order of their tokens.
+    """Return [3, T] int64 positions. `spans` are in the order of their tokens.
 
     The token after a span begins behind the span's largest position, as in vLLM and in the code with which Qwen2.5-VL
     was trained. transformers 5 begins behind its height and width alone, so that text after a long video overlaps with
@@ -53,16 +53,16 @@ def mrope_positions(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
 
 
 class MRope(torch.nn.Module):
-    """Replaces GPTModel.rotary_pos_emb. Positions are per token, so packing needs nothing more."""
+    """Replaces GPTModel.rotary_pos_emb. Positions are per token, so a packed stream needs no special case."""
 
     frequencies: torch.Tensor
 
     axis_of_frequency: torch.Tensor
 
     def __init__(self, *, dim: int, theta: float, sections: Sequence[int], is_interleaved: bool) -> None:
-        """`sections`: the number of frequencies of each of (time, height, width); twice their sum is `dim`.
+        """`sections` has the number of frequencies for each of (time, height, width); twice their sum is `dim`.
 
-        `is_interleaved`: the axes take turns while they have frequencies left, and time has the rest; otherwise they
+        If `is_interleaved`, the axes alternate while they have frequencies left, and time has the rest; otherwise they
         follow each other.
         """
         super().__init__()

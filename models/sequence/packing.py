@@ -24,32 +24,33 @@ class PackableSample(HasMedia, Protocol):
 
     @property
     def token_ids(self) -> np.ndarray:
-        """[T] int64, image and video tokens expanded."""
+        """The token ids [T] int64, with the tokens of images and videos expanded."""
 
     @property
     def loss_mask(self) -> np.ndarray:
-        """[T] bool, True on tokens to score."""
+        """The mask [T] bool: True on tokens to score."""
 
     @property
     def seconds_per_grid(self) -> tuple[float, ...]:
-        """Seconds from one t of a video to the next, per medium (any number for images); empty for one each."""
+        """The seconds from one t of a video to the next, per medium (any number for images); empty means 1 second for
+        each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContextShare:
-    """What attention and the loss need to know about a batch that was cut over context-parallel ranks."""
+    """The data that attention and the loss need if a batch is cut over context-parallel ranks."""
 
     context: ContextParallel
     runs: list[Run]
     """This rank's tokens, as runs of the stream."""
     places: torch.Tensor
-    """[T] the place of each token of the stream when the ranks' tokens follow each other."""
+    """[T] the place of each token of the stream, if the ranks' tokens are concatenated."""
     stream: torch.Tensor
-    """[T] the inverse: the stream position of each token when the ranks' tokens follow each other."""
+    """[T] the inverse of `places`: the stream position of each token, if the ranks' tokens are concatenated."""
     num_scores: list[int]
-    """k of each rank."""
+    """The number k of scores of each rank."""
     score_places: torch.Tensor
-    """[K] the place of each score when the ranks' scores follow each other."""
+    """[K] the place of each score, if the ranks' scores are concatenated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,25 +60,25 @@ class PackedBatch:
     token_ids: torch.Tensor
     """[T] int64."""
     position_ids: torch.Tensor
-    """[3, 1, T] M-RoPE positions; equal on all axes where the family has none."""
+    """[3, 1, T] M-RoPE positions; the three are equal if the family has no M-RoPE."""
     segments: Segments
-    """One per sample, and one of padding where there is any."""
+    """The segments of the stream: one per sample, and one of padding if there is any."""
     predict_rows: torch.Tensor
     """[K] the tokens whose output predicts a scored token: each is the token before it."""
     labels: torch.Tensor
     """[K] the scored tokens, sample by sample."""
     num_scored: tuple[int, ...]
-    """Scored tokens of each sample; sums to K."""
+    """The number of scored tokens of each sample; their sum is K."""
     images: tuple[np.ndarray | None, ...]
-    """Patches of every distinct image, in the order of `grids`; None for those that other ranks encode."""
+    """The patches of every distinct image, in the order of `grids`; None for images that other ranks encode."""
     grids: tuple[Grid, ...]
-    """(t, h, w) in patches of every distinct image."""
+    """The grid (t, h, w) in patches of every distinct image."""
     visual_slots: torch.Tensor
-    """[V] the tokens that are visual."""
+    """[V] the positions of the visual tokens in the stream."""
     visual_rows: torch.Tensor
     """[V] the row of the distinct images' embeddings for each visual token."""
     share: ContextShare | None = None
-    """The share of a context-parallel rank; the tensors above are then its part of the stream
+    """The share of a context-parallel rank. If it is set, the tensors above are this rank's part of the stream
     (models.sequence.context_share)."""
 
 
@@ -89,7 +90,8 @@ def pack(
     sample_multiple: int = 1,
     device: torch.device,
 ) -> PackedBatch:
-    """Pack samples one after another, padded to a multiple of `multiple_of` tokens; no samples give padding alone.
+    """Pack samples one after another, and pad to a multiple of `multiple_of` tokens. Without samples the batch is
+    padding only.
 
     Each sample is padded to a multiple of `sample_multiple`, which must divide `multiple_of`. Media need no patches
     here: only a rank that encodes a medium must be given them.
@@ -144,7 +146,7 @@ def _sample_arrays(number: int, sample: PackableSample, layout: TokenLayout) -> 
 
 
 def _padded(part: Mapping[str, np.ndarray], multiple: int) -> Mapping[str, np.ndarray]:
-    """Return the sample's arrays with padding behind the last token; no token before attends to it."""
+    """Return the sample's arrays with padding behind the last token; no real token attends to the padding."""
     padding = -len(part["tokens"]) % multiple
     if not padding:
         return part

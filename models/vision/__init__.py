@@ -1,4 +1,4 @@
-"""The vision tower: Hugging Face's module, replicated over ranks, with the images dealt out among them.
+"""The vision tower: Hugging Face's module, replicated over ranks. Each rank encodes a part of the images.
 
 May import: layout, sequence.
 """

@@ -1,15 +1,15 @@
-"""The vision tower: Hugging Face's module, replicated, its images dealt to the tensor- and context-parallel
-ranks of the first stage.
+"""The vision tower: Hugging Face's module, replicated. Each tensor- and context-parallel rank of the first stage
+encodes a part of the images.
 
 A family says how its module is called (`models.<family>.tower`); everything else is here.
 
-Takes uint8 patches and normalises them on the device. Each rank encodes its share of the images; an all-gather
-gives every rank all embeddings, and its backward keeps each rank's own rows. So a rank's parameter gradients
-cover its images only: they must be summed over the group. The data-parallel reduction sums over context-parallel
-ranks, `yatt_mm.training.optimizer` over tensor-parallel ones.
+The tower takes uint8 patches and normalises them on the device. Each rank encodes its share of the images. An
+all-gather gives every rank all embeddings, and its backward pass keeps each rank's own rows. So a rank's parameter
+gradients cover its images only: they must be summed over the group. The data-parallel reduction sums over
+context-parallel ranks, `yatt_mm.training.optimizer` over tensor-parallel ones.
 
 N patches, D values of a patch (C channels x T frames x P x P), V visual tokens, h decoder's hidden size. Some families
-have n square tiles [n, C, S, S] in the place of patches; `t` of an image's grid is then its number of tiles.
+have n square tiles [n, C, S, S] instead of patches; `t` of an image's grid is then its number of tiles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class VisionTower(torch.nn.Module):
     """Turns uint8 patches of images into embeddings of their visual tokens. A family's tower gives `encode`."""
 
     attention: ClassVar[str] = ATTENTION
-    """transformers' name of the attention function in the module's blocks."""
+    """The name of the attention function in the module's blocks, as transformers knows it."""
 
     mean: torch.Tensor
     std: torch.Tensor
@@ -54,8 +54,8 @@ class VisionTower(torch.nn.Module):
         group: dist.ProcessGroup,
         sum_group: dist.ProcessGroup | None = None,
     ) -> None:
-        """`visual`: the Hugging Face tower. `group`: the ranks that share the work. `sum_group`: those of them whose
-        tokens differ (context parallelism), so that each has a part of an embedding's gradient."""
+        """`visual` is the Hugging Face tower. `group` has the ranks that share the work. `sum_group` has those of them
+        whose tokens differ (context parallelism), so that each has a part of an embedding's gradient."""
         super().__init__()
         self.visual: Any = visual
         self.config: Any = visual.config
@@ -63,19 +63,19 @@ class VisionTower(torch.nn.Module):
         self.group = group
         self.sum_group = sum_group
         self.always_runs = False
-        """True: a rank without an image of its own encodes a blank one times zero, so that every microbatch gives every
-        parameter a gradient. megatron counts on that where it reduces gradients during the backward pass."""
+        """True if a rank without an image of its own encodes a blank one times zero, so that every microbatch gives
+        every parameter a gradient. megatron needs this if it reduces gradients during the backward pass."""
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32)[:, None], persistent=False)
         self.register_buffer("std", torch.tensor(std, dtype=torch.float32)[:, None], persistent=False)
 
     @property
     def num_deepstack(self) -> int:
-        """The number of further embeddings behind each one, for the decoder's first layers."""
+        """The number of additional embeddings behind each embedding, for the decoder's first layers."""
         return 0
 
     @property
     def merge_size(self) -> int:
-        """Patches per visual token, along each side."""
+        """The number of patches per visual token along each side."""
         return int(self.config.spatial_merge_size)
 
     @property
@@ -106,15 +106,15 @@ class VisionTower(torch.nn.Module):
         return gathered[_natural_order(shares, merged).to(local.device)]
 
     def normalise(self, patches: torch.Tensor) -> torch.Tensor:
-        """float32 of the same shape from uint8 [N, D] or [n, C, S, S]: ((x / 255) - mean) / std per channel, what the
-        image processor gives."""
+        """Return the normalised pixels, float32 of the same shape as uint8 [N, D] or [n, C, S, S]: ((x / 255) - mean) /
+        std per channel, as in the image processor."""
         by_channel = patches.view(patches.shape[0], self.mean.shape[0], -1).float()
         return by_channel.div_(255).sub_(self.mean).div_(self.std).view(patches.shape)
 
     @abstractmethod
     def encode(self, pixels: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """Return [V, (1 + num_deepstack) * h] embeddings of images whose normalised patches (or tiles) follow each
-        other."""
+        """Return [V, (1 + num_deepstack) * h] embeddings of images whose normalised patches (or tiles) are
+        concatenated."""
 
     def _encode(self, images: list[np.ndarray], grids: list[Grid]) -> torch.Tensor:
         weight = next(self.visual.parameters())
@@ -124,8 +124,8 @@ class VisionTower(torch.nn.Module):
         return self.encode(self.normalise(patches).to(weight.dtype), grids)
 
     def _encode_none(self, weight: torch.Tensor) -> torch.Tensor:
-        """Return an empty [0, (1 + num_deepstack) * h], for a backward pass with collectives that all ranks must
-        enter."""
+        """Return an empty [0, (1 + num_deepstack) * h] tensor that takes part in the backward pass, because all ranks
+        must enter its collectives."""
         is_trained = torch.is_grad_enabled() and any(param.requires_grad for param in self.visual.parameters())
         if is_trained and self.always_runs:
             pixels, grid = self.blank()
@@ -145,7 +145,7 @@ def _given(patches: np.ndarray | None, grid: Grid) -> np.ndarray:
 
 
 def _natural_order(shares: list[list[int]], sizes: list[int]) -> torch.Tensor:
-    """Return where the rows of image 0, 1, ... stand when the shares follow each other."""
+    """Return the places of the rows of image 0, 1, ... when the shares are concatenated."""
     dealt = [image for share in shares for image in share]
     begins = dict(zip(dealt, accumulate((sizes[image] for image in dealt), initial=0)))
     return torch.cat([torch.arange(begins[image], begins[image] + size) for image, size in enumerate(sizes)])

@@ -36,10 +36,10 @@ COMPANIONS = (
 
 
 class CheckpointFiles:
-    """Reads tensors by name. Files are opened once and mapped."""
+    """Reads the tensors of a Hugging Face folder by name. Files are opened once and mapped."""
 
     def __init__(self, model_dir: Path) -> None:
-        """Raises FileNotFoundError if the folder holds no safetensors checkpoint."""
+        """Open the checkpoint. Raises FileNotFoundError if the folder has no safetensors files."""
         self.model_dir = model_dir
         self.file_of = _files_by_tensor(model_dir)
         self._open: dict[str, safe_open] = {}
@@ -63,12 +63,12 @@ class CheckpointFiles:
         return torch.empty(0, dtype=_DTYPES[first.get_dtype()]).dtype
 
     def write_like(self, directory: Path, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Write a folder of the same files: names, shapes, dtypes, shards and companions are those here, values come
-        from `tensors`.
+        """Write a folder with the same files: names, shapes, dtypes, shards and companions are those of this
+        checkpoint, and the values come from `tensors`.
 
-        Each tensor is written when it comes, so one at a time is in memory. The folder appears whole or not at all: an
-        older folder is replaced when the new one is complete. If writing fails, `tensors` is still read to its end, for
-        ranks that give their parts of them.
+        Each tensor is written when `tensors` yields it, so one at a time is in memory. An older folder is replaced only
+        when the new one is complete. If writing fails, `tensors` is still read to its end, because other ranks take
+        part in giving them.
         """
         coming = iter(tensors)
         try:
@@ -111,7 +111,7 @@ class CheckpointFiles:
 
 
 class _SameLayout:
-    """A safetensors file with the header of another file. Its tensors are written in any order."""
+    """A safetensors file with the header of another file. Its tensors may be written in any order."""
 
     def __init__(self, like: Path, path: Path) -> None:
         header = read_header(like)
@@ -139,7 +139,8 @@ class _SameLayout:
 
 @contextmanager
 def _replaced_whole(directory: Path) -> Iterator[Path]:
-    """Yield an empty folder that replaces `directory` at the end. The folder of an earlier failure is removed."""
+    """Yield an empty folder that replaces `directory` at the end. The remains of an earlier failure are removed
+    first."""
     partial, old = (directory.with_name(f".{directory.name}.{state}") for state in ("partial", "old"))
     for leftover in (partial, old):
         if leftover.exists():

@@ -14,21 +14,21 @@ import torch
 from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shapes
 
 ExpertLayout = Literal["out_in", "in_out", "named"]
-"""The form of the experts. out_in, in_out: one tensor for all experts of a layer, [num_experts, out, in] as
-transformers 5 writes it or [num_experts, in, out] as in the released checkpoints; gate and up projection are joined
-along `out`. named: separate tensors for every expert."""
+"""The form of the experts in a checkpoint. out_in, in_out: one tensor for all experts of a layer, [num_experts, out,
+in] as transformers 5 writes it or [num_experts, in, out] as in the released checkpoints; gate and up projection are
+joined along `out`. named: separate tensors for every expert."""
 
 
 class ExpertStack:
     """The parameters of a rank's experts of a layer, one after another, read as one tensor."""
 
     def __init__(self, params: Sequence[torch.Tensor]) -> None:
-        """`params`: of the same shape, in the order of the experts."""
+        """`params` are the experts' parameters, all of one shape, in the order of the experts."""
         self.params = list(params)
 
     @property
     def shape(self) -> Shape:
-        """[num_local, rows, columns]"""
+        """The shape [num_local, rows, columns]."""
         return (len(self.params), *self.params[0].shape)
 
     @property

@@ -1,8 +1,8 @@
 """Exports the policy's full tensors under their Hugging Face names, from any layout, any number of times.
 
 `ShardedWeights` is a weight source in vLLM's sense (`vllm.distributed.weight_transfer.base.WeightSource`): `metadata()`
-describes the tensors, and iterating gives them. Where all ranks share the target memory no collective is needed:
-`own_parts` tells each rank what to copy where.
+describes the tensors, and iterating gives them. If all ranks share the target memory, no collective is needed:
+`own_parts` tells each rank which values to copy to which place.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ from models.weights.load import Held, WeightTable, global_names
 
 
 class ShardedWeights:
-    """The source of the tensors. It reads the parameters whenever it is iterated; the agreement between ranks is made
-    once."""
+    """The source of the tensors. It reads the parameters each time it is iterated; the ranks agree on the plan once."""
 
     def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
-        """`chunks`: this rank's parts of the model. Collective over `export_plan.holders()`."""
+        """`chunks` are this rank's parts of the model. All ranks of `export_plan.holders()` must call this together."""
         self._table = table
         self._own = {name: param for chunk in chunks for name, param in global_names(chunk)}
         self._planned = plan(chunks, table)
@@ -35,10 +34,10 @@ class ShardedWeights:
         return list(self._metadata)
 
     def __iter__(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield every tensor on every rank. Collective: all ranks iterate to the end.
+        """Yield every tensor on every rank. All ranks must iterate to the end.
 
-        While one bucket's tensors are given out, the next is on its way. Where one rank holds the whole model, tensors
-        may be views of its parameters; otherwise the caller owns them.
+        While one bucket's tensors are yielded, the next bucket is being sent. If one rank holds the whole model,
+        tensors may be views of its parameters; otherwise the caller owns them.
         """
         if self._group.size() == 1:
             for shards in self._planned:
@@ -58,8 +57,8 @@ class ShardedWeights:
             yield from self._finish(transfer)
 
     def held(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield (name, tensor) of all tensors that this rank holds. The name is that of a Hugging Face tensor of which
-        it is a part."""
+        """Yield (name, tensor) for all tensors that this rank holds. The name is that of a Hugging Face tensor that
+        contains it."""
         for shards in self._planned:
             if self._group.rank() in shards.owners:
                 held = self._own[shards.name].detach()
@@ -67,10 +66,11 @@ class ShardedWeights:
                 yield from ((shards.match.names[0], part) for part in parts)
 
     def own_parts(self, full: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
-        """Yield (name, part of a parameter of this rank, its place in `full`). When all ranks have copied, `full` is
-        the model.
+        """Yield (name, part of a parameter of this rank, its place in `full`). When all ranks have copied their parts,
+        `full` is the model.
 
-        A part that several ranks hold is given to one of them, in turns. Not collective.
+        If several ranks hold the same part, one of them is chosen, a different one from part to part. No collective is
+        called.
         """
         rank = self._group.rank()
         number, num_replicas = replica()
@@ -114,16 +114,16 @@ class ShardedWeights:
 
 @dataclass(frozen=True, slots=True)
 class _Transfer:
-    """A bucket on its way to all ranks."""
+    """A bucket that is being sent to all ranks."""
 
     bucket: list[Shards]
     gathered: torch.Tensor
-    """[positions, elements of a shard of the bucket]"""
+    """[positions, elements of a shard] of the bucket, filled by the all-gather."""
     works: list[dist.Work]
 
 
 class _Buffers:
-    """Two flat buffers that the buckets of an export use in turn."""
+    """Two flat buffers, used alternately by the buckets of an export."""
 
     def __init__(self, bundles: Sequence[Sequence[Shards]], device: torch.device) -> None:
         num_bytes = max(len(bucket[0].owners) * _shard_bytes(bucket) for bucket in bundles)
@@ -131,18 +131,18 @@ class _Buffers:
         self._was_read = torch.cuda.Event() if device.type == "cuda" else None
 
     def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
-        """Return [positions, elements of a shard of the bucket], in the bucket's dtype."""
+        """Return [positions, elements of a shard of the bucket] of the next buffer, in the bucket's dtype."""
         self._flat.reverse()
         num_positions = len(bucket[0].owners)
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
 
     def note_read(self) -> None:
-        """Note that all operations on the present stream read the buffer that comes next."""
+        """Record that all operations on the current stream read the buffer that is used next."""
         if self._was_read:
             self._was_read.record()
 
     def wait_until_read(self) -> None:
-        """Let the present stream wait until the noted reads are finished."""
+        """Let the current stream wait until the recorded reads are finished."""
         if self._was_read:
             self._was_read.wait()
 
@@ -150,7 +150,7 @@ class _Buffers:
 def _start(
     bucket: list[Shards], gathered: torch.Tensor, own: Mapping[str, Held], group: dist.ProcessGroup
 ) -> _Transfer:
-    """Put this rank's shards in their places and begin to move them, without waiting."""
+    """Copy this rank's shards to their places and begin to send them, without waiting."""
     owners = bucket[0].owners
     if group.rank() in owners:
         position = owners.index(group.rank())

@@ -1,6 +1,7 @@
-"""The plan of an export, which all ranks of a model agree on once: whose shard is where, and what is moved together.
+"""The plan of an export: which rank holds which shard, and which shards are sent together. All ranks of a model agree
+on it once.
 
-Moving the tensors is in `models.weights.export`.
+Sending the tensors is in `models.weights.export`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from models.compat.megatron_core import parallel_state
 from models.weights.load import Match, WeightTable, global_names, shard_group
 
 BUCKET_BYTES = 64 * 2**20
-"""The bytes of each rank's shards that are moved together. Two buckets are in flight at a time."""
+"""The bytes of each rank's shards that are sent together. Two buckets are in flight at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +30,7 @@ class WeightMeta:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shards:
-    """One parameter, cut over the ranks of a group, with what all of them know about it."""
+    """One parameter that is cut over the ranks of a group, with the facts that all of them know about it."""
 
     name: str
     """megatron's name, with the global layer number; a stack of experts has one name."""
@@ -42,7 +43,7 @@ class Shards:
 
     @property
     def numel(self) -> int:
-        """The elements of each shard."""
+        """The number of elements of each shard."""
         return torch.Size(self.shape).numel()
 
 
@@ -55,7 +56,7 @@ class _Held:
 
 
 def holders() -> dist.ProcessGroup:
-    """Return the ranks that hold one whole model between them.
+    """Return the ranks that together hold exactly one whole model.
 
     Experts may be divided over more ranks of a stage than the tensor-parallel ones, or over fewer. One of the two
     groups contains the other (`check_layout` checks it).
@@ -76,7 +77,8 @@ def replica() -> tuple[int, int]:
 
 
 def plan(chunks: Iterable[torch.nn.Module], table: WeightTable) -> list[Shards]:
-    """Return every exported parameter, in the same order on all ranks. Collective over `holders()`."""
+    """Return every exported parameter, in the same order on all ranks. All ranks of `holders()` must call this
+    together."""
     group = holders()
     stage = parallel_state.get_pipeline_model_parallel_rank()
     params = [
@@ -106,7 +108,7 @@ def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
 
 
 def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
-    """Yield neighbours with the same owners and dtype, up to BUCKET_BYTES of each rank."""
+    """Yield groups of neighbouring parameters with the same owners and dtype, up to BUCKET_BYTES of each rank."""
     bucket: list[Shards] = []
     num_bytes = 0
     for shards in planned:
@@ -124,8 +126,8 @@ def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
 def _of_stage(
     params_of: dict[int, list[tuple[str, tuple[int, ...], torch.dtype]]], table: WeightTable
 ) -> Iterator[Shards]:
-    """Yield the shards of a stage. Shards of the same name belong together; of ranks with the same shard the first ones
-    count."""
+    """Yield the shards of a stage. Shards of the same name belong together; if several ranks hold the same shard, the
+    first of them counts."""
     for at_same_place in zip(*params_of.values(), strict=True):
         name, shape, dtype = at_same_place[0]
         num_owners = shard_group(is_expert=table.match(name).experts is not None).size()

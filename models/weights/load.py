@@ -1,7 +1,7 @@
-"""Loads weights from a Hugging Face checkpoint into megatron's parameters, with one table of rules.
+"""Loads weights from a Hugging Face checkpoint into megatron's parameters, by the family's table of rules.
 
-A family gives the table (`models.<family>.mapping`). `models.weights.slicing` knows how each kind of tensor is cut over
-the ranks, and `models.weights.export` goes the other way with the same table.
+The table is in `models.<family>.mapping`. `models.weights.slicing` knows how each kind of tensor is cut over the ranks,
+and `models.weights.export` uses the same table in the other direction.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from models.weights.expert_stack import ExpertLayout, ExpertStack, expert_parts,
 from models.weights.slicing import Kind, Shape, Shapes, common_parts, full_shapes
 
 Held = torch.Tensor | ExpertStack
-"""What a rank holds under one of megatron's names."""
+"""The object that a rank holds under one of megatron's names: a parameter or a stack of experts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +32,10 @@ class Rule:
     kind: Kind
     is_exported: bool = True
     copies: Sequence[str] = ()
-    """Further names under which the checkpoint keeps the same single tensor. They are written and not read."""
+    """Other names under which the checkpoint stores the same tensor again. They are written but not read."""
     experts: ExpertLayout | None = None
-    """How the checkpoint keeps the experts of a layer, if this is their stack; `kind` then cuts each of them."""
+    """The form in which the checkpoint keeps the experts of a layer, if this rule is for their stack; `kind` then cuts
+    each of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class WeightTable:
         return common_parts(match.kind, shard, full, self.shapes, rank, num_ranks)
 
     def load(self, model: torch.nn.Module, files: CheckpointFiles) -> list[str]:
-        """Fill this rank's parameters from a checkpoint; return the names of tensors with values that are not
+        """Fill this rank's parameters from a checkpoint. Return the names of tensors with values that are not
         finite."""
         spoilt: list[str] = []
         for name, held in global_names(model):
@@ -127,7 +128,8 @@ def check_names(exported: Collection[str], files: CheckpointFiles) -> None:
 
 
 def check_finite(spoilt: Collection[str], files: CheckpointFiles) -> None:
-    """Raise ValueError, on all ranks, if any rank found NaN or infinite weights. Collective over the world."""
+    """Raise ValueError, on all ranks, if any rank found NaN or infinite weights. All ranks of the world must call this
+    together."""
     found: list[Collection[str]] = [()] * dist.get_world_size()
     dist.all_gather_object(found, list(spoilt))
     names = sorted({name for part in found for name in part})

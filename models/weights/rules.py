@@ -1,4 +1,4 @@
-"""Rows that the weight tables of several families share. A family's `mapping` puts its table together from these."""
+"""Rules that the weight tables of several families share. A family's `mapping` builds its table from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ DECODER = "language_model.decoder.layers.{layer}."
 TEXT_PREFIXES = ("model.language_model.", "language_model.model.", "model.")
 VISUAL_PREFIXES = ("model.visual.", "visual.")
 HEADS = ("lm_head.weight", "language_model.lm_head.weight")
-"""The names of the head. Older releases of models that wrap a whole language model have the second."""
+"""The names of the head in checkpoints. Older releases of models that wrap a whole language model have the second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,10 +30,10 @@ class Prefixes:
         visual: tuple[str, ...] = VISUAL_PREFIXES,
         in_visual: str = "patch_embed.proj.weight",
     ) -> Prefixes:
-        """Return the prefixes of this checkpoint. `visual` are the possible ones of the tower, `in_visual` is a tensor
-        behind them.
+        """Return the prefixes of this checkpoint. `visual` are the prefixes that the tower may have; `in_visual` is a
+        tensor that follows the right one.
 
-        Raises ValueError where the checkpoint lacks either part.
+        Raises ValueError if the checkpoint lacks either part.
         """
         return cls(
             text=_prefix(names, TEXT_PREFIXES, "embed_tokens.weight", family),

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 LENGTH_BYTES = 8
-"""The bytes of the header's length, little-endian, at the beginning of the file; the tensors' bytes follow the
-header."""
+"""The size in bytes of the field for the header's length, little-endian, at the beginning of the file; the header
+follows, then the tensors."""
 
 
 def read_header(path: Path) -> bytes:
-    """Return the header, JSON: [name] dtype, shape and data_offsets behind the header; `__metadata__` is not a
-    tensor."""
+    """Return the header as parsed JSON: by name the dtype, shape and data_offsets (behind the header). `__metadata__`
+    is not a tensor."""
     with path.open("rb") as file:
         return file.read(int.from_bytes(file.read(LENGTH_BYTES), "little"))

@@ -1,6 +1,6 @@
 """How each kind of tensor is cut over ranks: which rows of a rank's parameter are which rows of a full tensor.
 
-One description serves both directions: loading copies from the full tensors, and export copies into them.
+The same description is used in both directions: loading copies from the full tensors, and export copies into them.
 """
 
 from __future__ import annotations
@@ -12,27 +12,28 @@ from typing import Literal, NamedTuple
 import torch
 
 Kind = Literal["rep", "col", "row", "vocab", "qkv", "gated"]
-"""rep: whole on every rank. col, row: cut along dim 0, 1. vocab: rows padded, cut along dim 0. qkv: query, key
-and value interleaved by key/value group, cut along dim 0. gated: each half cut along dim 0, then joined."""
+"""How a tensor is cut over ranks. rep: whole on every rank. col, row: cut along dim 0, 1. vocab: rows padded, cut along
+dim 0. qkv: query, key and value interleaved by key/value group, cut along dim 0. gated: each half cut along dim 0,
+then joined."""
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shapes:
-    """The numbers that cutting depends on, besides the tensor."""
+    """The numbers of the model that cutting depends on."""
 
     num_heads: int
     num_groups: int
-    """Key/value heads."""
+    """The number of key/value heads."""
     vocab_size: int
     padded_vocab_size: int
     expert_ranks: int = 1
-    """Expert-tensor-parallel ranks, over which each expert is cut."""
+    """The number of expert-tensor-parallel ranks over which each expert is cut."""
 
 
 class _Block(NamedTuple):
-    """Rows of one full tensor. All blocks, one after another, are cut evenly over the ranks."""
+    """Rows of one full tensor. All blocks are concatenated and cut evenly over the ranks."""
 
     tensor: int
     begin: int

@@ -114,7 +114,7 @@ class Judge:
                 score = None if is_cut_off else self._read(sampled)
                 for vote in same:
                     vote.score, vote.is_cut_off = score, is_cut_off
-                    vote.is_final = is_cut_off or self._spec.is_sure or score is not None
+                    vote.is_final = is_cut_off or self._spec.is_repeatable or score is not None
         return [self._judged(group) for group in votes]
 
     async def shutdown(self) -> None:
@@ -135,7 +135,7 @@ class Judge:
         together: dict[object, list[_Vote]] = {}
         for vote in votes:
             if not vote.is_final:
-                together.setdefault(vote.key() if self._spec.is_sure else id(vote), []).append(vote)
+                together.setdefault(vote.key() if self._spec.is_repeatable else id(vote), []).append(vote)
         return list(together.values())
 
     async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:

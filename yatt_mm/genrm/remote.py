@@ -36,7 +36,7 @@ FIRST_PAUSE_S = 0.5
 """Seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_ERROR_CHARS = 200
 """Characters of a server's error that are logged."""
-MAX_TOKENS_TOLD = 10**7
+MAX_REPORTED_TOKENS = 10**7
 """The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
 MIME_TYPES = (
     (re.compile(rb"\x89PNG"), "image/png"),
@@ -109,7 +109,7 @@ class RemoteJudge:
         (view,) = await asyncio.to_thread(self._reader.resolve, [task.group.ref])
         texts = [sample.text for sample in group_record.decode(view).samples]
         # Responses with the same key share one question to the server.
-        keys: list[object] = [*texts] if self._spec.is_sure else [*range(len(texts))]
+        keys: list[object] = [*texts] if self._spec.is_repeatable else [*range(len(texts))]
         try:
             media = await asyncio.to_thread(self._media, task.group.media)
             contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
@@ -163,7 +163,7 @@ class RemoteJudge:
                     if reply is None:
                         continue
                     num_tokens += reply.num_tokens
-                    if reply.score is not None or self._spec.is_sure:
+                    if reply.score is not None or self._spec.is_repeatable:
                         return _Verdict(score=reply.score, num_asked=num_asked, num_tokens=num_tokens)
         except TimeoutError:
             self._note_failure(num_asked, f"no verdict within {self._server.call_timeout_s:g} s")
@@ -242,7 +242,7 @@ def _num_tokens(chat: dict[str, Any]) -> int:
     """Return the number of tokens that the server reports for its reply; 0 if the number is missing or impossible."""
     usage = chat.get("usage")
     number = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return number if isinstance(number, int) and 0 <= number <= MAX_TOKENS_TOLD else 0
+    return number if isinstance(number, int) and 0 <= number <= MAX_REPORTED_TOKENS else 0
 
 
 def _source_of(ref: Ref) -> Ref:

@@ -201,7 +201,7 @@ class Coordinator:
         if takes_memory:
             self._occupancy.change(unit, state, now_s=started_s)
         if pool is not None and state is not State.AWAKE:
-            pool.rest(unit.index, now_s=started_s)
+            pool.sleep(unit.index, now_s=started_s)
         call = self._workers[unit].set_state.remote(state)
         changed: StateReport = await answer_of(
             call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s

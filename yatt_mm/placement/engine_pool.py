@@ -59,7 +59,7 @@ class EnginePool:
         self._advance(now_s)
         self._awake.add(engine)
 
-    def rest(self, engine: int, *, now_s: float) -> None:
+    def sleep(self, engine: int, *, now_s: float) -> None:
         """Give the engine no requests from now on. The requests that it has still count until they are finished."""
         self._advance(now_s)
         self._awake.discard(engine)
@@ -116,7 +116,7 @@ class EnginePool:
         passed_device_s = passed_s * self.devices_per_engine
         num_filled = sum(min(1.0, count / self.requests_per_engine) for count in running)
         self._times = EngineTime(
-            any_s=self._times.any_s + passed_s * any(running),
+            any_active_s=self._times.any_active_s + passed_s * any(running),
             active_s=self._times.active_s + passed_device_s * sum(count > 0 for count in running),
             filled_s=self._times.filled_s + passed_device_s * num_filled,
             crowded_s=self._times.crowded_s + passed_device_s * len(running) * (self.num_waiting > 0),

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 class EngineTime:
     """Times of a role's engines, summed since some start.
 
-    All but `any_s` are in device-seconds, or all in cell-seconds.
+    All but `any_active_s` are in device-seconds, or all in cell-seconds.
     """
 
-    any_s: float = 0.0
+    any_active_s: float = 0.0
     """Seconds of wall time in which at least one engine had a request."""
     active_s: float = 0.0
     """Time of engines that had at least one request."""
@@ -30,7 +30,7 @@ class EngineTime:
     def since(self, before: EngineTime) -> EngineTime:
         """Return the times that were added since `before`."""
         return EngineTime(
-            any_s=self.any_s - before.any_s,
+            any_active_s=self.any_active_s - before.any_active_s,
             active_s=self.active_s - before.active_s,
             filled_s=self.filled_s - before.filled_s,
             crowded_s=self.crowded_s - before.crowded_s,

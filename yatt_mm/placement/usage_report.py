@@ -98,10 +98,12 @@ class Usage:
                 self._phase_s[role] = self._phase_s.get(role, 0.0) + now_s - self._started_s
                 self._held_s[role] = self._held_s.get(role, 0.0) + times.held_s
             if role is Role.GENRM:
-                self._judging_s += times.any_s
+                self._judging_s += times.any_active_s
 
     def _times(self, role: Role, now_s: float) -> EngineTime:
         """Return the total times of a role's pools, which share their devices in partial colocation."""
         times = [pool.times(now_s=now_s) for pool in self._pools[role]]
         share = max(1, sum(pool.devices_per_engine > 0 for pool in self._pools[role])) if self._is_partial else 1
-        return EngineTime(any_s=max(one.any_s for one in times), held_s=sum(one.held_s for one in times) / share)
+        return EngineTime(
+            any_active_s=max(one.any_active_s for one in times), held_s=sum(one.held_s for one in times) / share
+        )

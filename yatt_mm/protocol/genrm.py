@@ -54,7 +54,7 @@ class JudgeSpec:
         return isinstance(self.verdict, LabelScore) and self.verdict.activation == "none"
 
     @property
-    def is_sure(self) -> bool:
+    def is_repeatable(self) -> bool:
         """True when asking again would give the same verdict."""
         return not self.temperature or isinstance(self.verdict, YesNo | LabelScore)
 

@@ -41,23 +41,23 @@ class _Message:
 
 
 class ArrowGroups:
-    """An Arrow stream or file as groups of rows. Everything after a tear is a flaw.
+    """An Arrow stream or file as groups of rows. If the file is torn, everything after the tear is a flaw.
 
-    Raises DatasetError if it has no schema, or columns that cannot be read.
+    Raises DatasetError if the file has no schema, or has columns that cannot be read.
     """
 
     def __init__(self, file: RangeFile) -> None:
         self.file = file
-        """The file."""
+        """The Arrow file."""
         self.flaws: list[Flaw] = []
-        """The places where the file is torn."""
+        """The flaws: the places where the file is torn."""
         self._read: dict[int, _Message] = {}
-        """From the address of a batch in memory to its place in the file, while the batch is in use."""
+        """The batches in use: from the address of a batch's memory to its place in the file."""
         self._batches: list[_Message] = []
         self.schema = self._scan()
         """The schema, with the metadata that `datasets` keeps in it."""
         self.starts = np.cumsum([0, *(batch.num_rows for batch in self._batches)])
-        """[num_batches + 1] the first row of each record batch."""
+        """The first row of each record batch, and the number of rows: num_batches + 1 numbers."""
         encoded = [field.name for field in self.schema if pa.types.is_dictionary(field.type)]
         if encoded:
             raise DatasetError(
@@ -65,12 +65,12 @@ class ArrowGroups:
             )
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of the whole batch; 0 where its media stay in the file."""
+        """Return the bytes of the whole batch; 0 if its media stay in the file."""
         batch = self._batches[group]
         return 0 if self._is_sparse(batch) else batch.body_bytes
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """Return these columns of a record batch. Media that `offset_in_file` finds are zeros here."""
+        """Return these columns of a record batch. Media whose place `offset_in_file` knows are zeros here."""
         batch = self._batches[group]
         if self._is_sparse(batch):
             found = self._read_sparse(batch, columns, max_bytes)
@@ -82,7 +82,7 @@ class ArrowGroups:
         return pa.Table.from_batches([found])
 
     def offset_in_file(self, address: int) -> int | None:
-        """Return the file offset of the bytes at a memory address, if they were not read from the file."""
+        """Return the file offset of the bytes at a memory address; None if they are not from the file."""
         for start, batch in list(self._read.items()):
             if 0 <= address - start < batch.nbytes:
                 return batch.offset + address - start
@@ -120,7 +120,7 @@ class ArrowGroups:
         return np.frombuffer(data, np.uint8)
 
     def _scan(self) -> pa.Schema:
-        """Return the schema, and remember record batches and flaws."""
+        """Return the schema, after noting the record batches and the flaws."""
         head = self.file.read(0, len(FILE_MAGIC))
         at = len(FILE_MAGIC) if head == FILE_MAGIC else 0
         schema: pa.Schema | None = None
@@ -152,7 +152,8 @@ class ArrowGroups:
             raise DatasetError(f"{self.file.path} has an unreadable Arrow schema: {error}") from error
 
     def _read_message(self, at: int) -> _Message | None:
-        """Return the message at a byte of the file; None at its end. ValueError says what is there instead."""
+        """Return the message that begins at this byte of the file; None at the file's end. Raises ValueError if no
+        message begins there."""
         prefix = self.file.read(at, 8)
         if len(prefix) < 8:
             raise ValueError("the file ends without an end-of-stream marker: torn, or still being written")
@@ -175,7 +176,7 @@ class ArrowGroups:
 
 
 def _not_media(array: pa.Array) -> Iterator[pa.Buffer]:
-    """Yield the buffers of a column without the bytes of binary cells."""
+    """Yield the buffers of a column, except the bytes of binary cells."""
     left_out = set(_data_of_cells(array))
     for buffer in array.buffers():
         if buffer is not None and buffer.size and buffer.address not in left_out:
@@ -198,8 +199,8 @@ def _data_of_cells(array: pa.Array) -> Iterator[int]:
 
 
 def _check_uncompressed(data: bytes, batch: _Message, max_bytes: int) -> None:
-    """Raise DatasetError if the buffers of a compressed batch announce too many bytes; each buffer begins with its
-    size."""
+    """Check the sizes of the buffers of a compressed batch. Each buffer begins with its size. Raises DatasetError if
+    they are too large together."""
     if not batch.is_compressed:
         return
     header, body = data[8 : batch.nbytes - batch.body_bytes], data[batch.nbytes - batch.body_bytes :]
@@ -219,7 +220,7 @@ def _check_uncompressed(data: bytes, batch: _Message, max_bytes: int) -> None:
 
 
 def _parse_header(data: bytes) -> tuple[int, int, int, bool]:
-    """Return kind, rows, body bytes and compression of a message: four fields of Arrow's Message flatbuffer."""
+    """Return the kind, rows, body bytes and compression of a message: four fields of Arrow's Message flatbuffer."""
     message = _table_at(data, 0)
     kind = _field(data, message, 1, "<B")
     body_bytes = _field(data, message, 3, "<q")
@@ -234,7 +235,7 @@ def _table_at(data: bytes, at: int) -> int:
 
 
 def _slot(data: bytes, table: int, field: int) -> int:
-    """Return the place of a field in its table; 0 where it was left out."""
+    """Return the place of a field in its flatbuffer table; 0 if the field is left out."""
     vtable = table - _unpack(data, table, "<i")
     return _unpack(data, vtable + 4 + 2 * field, "<H") if 4 + 2 * field < _unpack(data, vtable, "<H") else 0
 

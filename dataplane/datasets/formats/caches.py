@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
 GROUP_CACHE_BYTES = 64 << 20
-"""Row groups in memory. A larger group serves the call that read it and is dropped."""
+"""The limit of the cache of row groups, in bytes. A larger group is used for one call and dropped."""
 CELL_CACHE_BYTES = 64 << 20
-"""Encoded media that were named and will probably be decoded next."""
+"""The limit, in bytes, of the cache of encoded media that have a name already and will probably be decoded next."""
 FOOTER_CACHE_BYTES = 8 << 20
 NUM_NAMED_ROWS = 1 << 16
-"""Rows whose media can be named without another read; about 0.4 kB each."""
+"""The limit of the cache of rows whose media can be named without another read, in rows of about 0.4 kB."""
 NUM_NAMED_FILES = 1 << 16
 
 

@@ -9,7 +9,7 @@ from dataplane.datasets.formats.columns import is_list
 
 
 def cell_of(column: pa.ChunkedArray, at: int) -> Any:
-    """Return the value of a column at a row; bytes as memoryview."""
+    """Return the value of a column in one row. A cell of bytes is returned as a memoryview."""
     for chunk in column.chunks:
         if at < len(chunk):
             return _value(chunk, at)

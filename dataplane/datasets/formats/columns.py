@@ -1,8 +1,8 @@
 """Splits the columns of a table into media and fields, from the schema alone.
 
 Media are: Hugging Face's and verl's struct of `bytes` and `path` (alone or in a list); binary or text columns named
-image, images, video or videos; and columns that the root names. Other columns of bytes are refused: no field can carry
-them, and leaving them out silently would lose them.
+image, images, video or videos; and columns that the owner of the root declared. Other columns of bytes are refused: no
+field can hold bytes, and leaving the column out silently would lose data.
 """
 
 import json
@@ -18,29 +18,29 @@ MEDIA_NAMES = ("image", "images", "video", "videos")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnOptions:
-    """What the owner of a node says about the columns of a root."""
+    """The options of a root about its columns, as the owner of the node gave them."""
 
     media: frozenset[str] = frozenset()
-    """Columns that hold media although their type does not show it."""
+    """The columns that hold media although their type does not show it."""
     drop: frozenset[str] = frozenset()
-    """Columns that are not read."""
+    """The columns that are not read."""
     optional: frozenset[str] = frozenset()
-    """Columns of one medium that may be null; such a sample has no medium there."""
+    """The columns of one medium that may be null; a sample with null has no medium there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The columns of a table by use."""
+    """The columns of a table, sorted by their use."""
 
     media: tuple[str, ...]
     fields: tuple[str, ...]
     optional: frozenset[str]
-    """The media columns that may be null: lists, and those that the root names."""
+    """The media columns that may be null: all lists, and those that the root declares."""
 
 
 def split_columns(schema: pa.Schema, options: ColumnOptions, path: str) -> Columns:
-    """Return the media and fields of a schema. Raises DatasetError for a column that cannot be served, with what to add
-    to the root."""
+    """Return the columns of a schema, split into media and fields. Raises DatasetError for a column that cannot be
+    served; the message says which option the root needs."""
     names = schema.names
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
@@ -124,7 +124,7 @@ def _holds_bytes(kind: pa.DataType) -> bool:
 
 
 def _hugging_face_features(schema: pa.Schema) -> dict[str, str]:
-    """Return for each column the feature that `datasets` wrote for it, as JSON text; empty where it wrote nothing."""
+    """Return for each column the feature that `datasets` wrote for it, as JSON text; empty if it wrote nothing."""
     try:
         said = json.loads((schema.metadata or {})[b"huggingface"])
         return {name: json.dumps(feature) for name, feature in said["info"]["features"].items()}

@@ -1,7 +1,7 @@
-"""JSON lines as a shard: one object per line. Media are named by path under image, images, video or videos, or in chat
-turns.
+"""JSON lines as a shard: one object per line. A line names its media by path, under image, images, video or videos, or
+in chat turns.
 
-Indexing finds where lines begin. A line is parsed when its sample is asked for. Empty lines are not rows.
+Indexing finds where lines begin. A line is parsed when a call reads its sample. Empty lines are not rows.
 """
 
 import json
@@ -101,7 +101,7 @@ class JsonLinesShard:
 
 
 def _find_lines(file: RangeFile) -> "tuple[array[int], array[int], Sequence[int]]":
-    """Return where lines that are not empty begin and end, and their numbers from 1."""
+    """Return the start and end offset of every line that is not empty, and its number from 1."""
     starts, ends, lines = array("q"), array("q"), array("q")
     begin, at, line, has_text = 0, 0, 1, False
     while at < file.nbytes:

@@ -1,4 +1,4 @@
-"""A medium as a cell of a row names it, or the reason why there is none."""
+"""A cell of a row that holds one medium: its place in a file, or the reason why there is none."""
 
 from dataclasses import dataclass
 
@@ -15,7 +15,7 @@ class Cell:
     nbytes: int = 0
     digest: str = ""
     file: RangeFile | None = None
-    """The file that workers can read. None where only the node can read the bytes, from the row."""
+    """The file that workers can read. None if only the node can read the bytes, from the row."""
     offset: int = 0
     is_path: bool = False
     """True if the row names the file by path. The file may then change although the row does not."""
@@ -24,5 +24,6 @@ class Cell:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Return the formats that a file's name promises. The path next to bytes in a table promises nothing."""
+        """Return the formats that the file's name promises. For bytes in a table this is empty, because the path beside
+        them promises nothing."""
         return MEDIA_FORMATS.get(extension_of(self.file.path), ()) if self.file and self.is_path else ()

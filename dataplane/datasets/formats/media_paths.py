@@ -1,5 +1,5 @@
-"""Media files that rows name by path: only below folders that the node's owner allowed, whatever `..` and links point
-to.
+"""Finds media files that rows name by path: only in folders that the node's owner allowed, also if the path has `..` or
+links.
 
 A path is relative to the folder of the file that names it. It may lead into that folder, into the registered root's
 folder, or into an additional folder of the owner (`--media-root`). URLs are never followed.
@@ -27,7 +27,7 @@ class MediaFolders:
     home: str
     """The folder of the shard."""
     allowed: tuple[str, ...]
-    """Folders whose files may be read, `home` among them. Local ones are without links."""
+    """The folders whose files may be read; `home` is one of them. The paths of local folders have no links."""
     filesystem: Any = None
 
     def find(self, path: str) -> RangeFile:

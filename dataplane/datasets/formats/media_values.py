@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 CHAT_NAMES = ("messages", "prompt", "conversations")
-"""Keys whose values may be chat turns with media among their contents."""
+"""The keys whose values may be chat turns with media among their contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaValue:
-    """One medium as its row names it: exactly one of data, path and reason is set."""
+    """One medium in the form that its row gives: exactly one of data, path and reason is set."""
 
     part: str
     data: bytes | memoryview | None = None
@@ -19,8 +19,8 @@ class MediaValue:
 
 
 def media_of(column: str, value: Any, *, is_optional: bool = False) -> list[MediaValue]:
-    """Return the media of one cell; each has a part `column/place`. A null cell has none if optional, otherwise it is a
-    fault."""
+    """Return the media of one cell; the part of each is `column/place`. A null cell has no media if `is_optional`,
+    otherwise it is a fault."""
     if value is None and is_optional:
         return []
     values = value if isinstance(value, (list, tuple)) else [value]

@@ -1,4 +1,4 @@
-"""Parquet files: row groups are found from the footer alone, and only the columns that are asked for are read."""
+"""Parquet files: row groups are found from the footer alone, and a read touches only the requested columns."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -22,9 +22,9 @@ class ParquetGroups:
 
     def __init__(self, file: RangeFile, caches: Caches) -> None:
         self.file = file
-        """The file."""
+        """The Parquet file."""
         self.flaws: Sequence[Flaw] = ()
-        """Always empty: a torn Parquet file has no footer and so no rows at all."""
+        """The flaws. This is always empty: a torn Parquet file has no footer and so no rows at all."""
         self._caches = caches
         _check_ends(file)
         try:
@@ -36,17 +36,17 @@ class ParquetGroups:
         caches.footers.put(file, footer, footer.serialized_size)
         groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
         self.starts = np.cumsum([0, *(group.num_rows for group in groups)])
-        """[num_groups + 1] the first row of each group."""
+        """The first row of each group, and the number of rows: num_groups + 1 numbers."""
         # asking for sizes by column aborts the process on damaged footers
         self._nbytes = [group.total_byte_size for group in groups]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the uncompressed bytes of all columns: at least what reading these columns will take."""
+        """Return the uncompressed bytes of all columns of a group, as an estimate for any of them."""
         return self._nbytes[group]
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """Return these columns of a row group, decoded a few rows at a time, because equal cells are stored once and
-        read separately."""
+        """Return these columns of a row group. A few rows are decoded at a time, because equal cells are stored once
+        but read separately."""
         footer = self._caches.footers.get(self.file)
         source = _source(self.file)
         with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:
@@ -57,18 +57,18 @@ class ParquetGroups:
             return _collect(batches, f"{self.file.path}: row group {group}", max_bytes)
 
     def _batch_rows(self, group: int, max_bytes: int) -> int:
-        """Return a number of rows that take at most an eighth of the limit, even if each were as big as the whole group
-        in the file."""
+        """Return how many rows to read at once, so that they take at most an eighth of the limit even if each were as
+        large as the whole group in the file."""
         few = int(self.starts[group + 1] - self.starts[group]) // _MAX_BATCHES
         return max(1, min(few, max_bytes // 8 // max(1, self._nbytes[group])))
 
     def offset_in_file(self, address: int) -> int | None:
-        """Return None: pages are encoded, and mostly compressed."""
+        """Return None, because pages are encoded and mostly compressed."""
         return None
 
 
 def _collect(batches: Iterator[pa.RecordBatch], what: str, max_bytes: int) -> pa.Table:
-    """Return one table of the batches, in chunks of some MB. Raises DatasetError as soon as it would be too big."""
+    """Return one table of the batches, in chunks of a few MB. Raises DatasetError as soon as it would be too large."""
     tables: list[pa.Table] = []
     pending: list[pa.RecordBatch] = []
     done_bytes = pending_bytes = 0

@@ -24,7 +24,7 @@ class RangeFile:
     path: str
     nbytes: int
     version: str = ""
-    """A text that changes when the file does: its modification time, or the version of the remote store."""
+    """A text that changes when the file changes: its modification time, or the version of the remote store."""
     filesystem: Any = None
     no_links: bool = False
     """True if `path` led to the file without links when it was checked, and must do so at every read."""
@@ -35,7 +35,8 @@ class RangeFile:
         return self.filesystem is None
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes in [offset, offset + nbytes); fewer at the end of the file. Raises DatasetError."""
+        """Return the bytes from `offset` to `offset + nbytes`; fewer at the end of the file. Raises DatasetError if the
+        file cannot be read."""
         end = min(offset + nbytes, self.nbytes)
         if end <= offset:
             return b""
@@ -47,7 +48,8 @@ class RangeFile:
             raise DatasetError(f"cannot read {self.path} at {offset}: {error}; check that it is there") from error
 
     def check_unchanged(self) -> None:
-        """Raise DatasetError if a local file is no longer the one that was indexed; digests catch remote ones."""
+        """Raise DatasetError if a local file was changed after it was indexed. Changes of remote files are found by
+        their digests."""
         if self.filesystem is not None:
             return
         try:
@@ -103,7 +105,7 @@ class BufferedRanges:
         self._buffer = b""
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the same as RangeFile.read, from the last block where that holds the range."""
+        """Return the same bytes as `RangeFile.read`, from the last block if it holds the range."""
         if not (self._start <= offset and offset + nbytes <= self._start + len(self._buffer)):
             self._start, self._buffer = offset, self._file.read(offset, max(nbytes, READ_AHEAD_BYTES))
         at = offset - self._start
@@ -111,7 +113,7 @@ class BufferedRanges:
 
 
 def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
-    """Read from a local file with `pread`; fewer bytes at its end. OSError like `open_local`."""
+    """Read from a local file with `pread`; fewer bytes at its end. Raises OSError like `open_local`."""
     fd = open_local(path, no_links=no_links)
     try:
         parts, done = [], 0
@@ -127,7 +129,8 @@ def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -
 
 
 def open_local(path: str, *, no_links: bool = False) -> int:
-    """Return a descriptor of a regular file. OSError for everything else, and for a path with links if `no_links`."""
+    """Return a descriptor of a regular file. Raises OSError for everything else, and for a path with links if
+    `no_links`."""
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK)  # opening a pipe does not block then
     try:
         if not S_ISREG(os.fstat(fd).st_mode):
@@ -146,7 +149,8 @@ def path_of(fd: int) -> str:
 
 
 def find_files(pattern: str) -> list[RangeFile]:
-    """Every file that a local glob or a `protocol://` glob matches, in name order. Raises DatasetError."""
+    """Return every file that a local glob or a `protocol://` glob matches, in name order. Raises DatasetError if the
+    folder or a file cannot be read."""
     try:
         return _find_remote(pattern) if "://" in pattern else _find_local(pattern)
     except (OSError, ValueError, ImportError) as error:

@@ -1,4 +1,4 @@
-"""From the media that a row names to media with digests: the part that tables and JSON lines share."""
+"""Gives the media of a row their digests. Tables and JSON lines share this code."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, Medium
 from dataplane.media.kinds import kind_of
 
 HEAD_BYTES = 16
-"""The bytes that are read to guess the kind of a medium whose name promises nothing."""
+"""The number of bytes that are read to guess the kind of a medium whose name promises nothing."""
 
 
 def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
-    """Return one medium with its digest. Its bytes are read for that, unless they were read before."""
+    """Return one medium with its digest. Its bytes are read for the digest, unless they were read before."""
     if found.reason is not None:
         return Cell(found.part, reason=found.reason)
     if found.data is not None:

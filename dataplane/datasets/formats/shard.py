@@ -1,6 +1,6 @@
-"""The interface of every file format: shards with numbered rows, and for each medium of a row the place of its bytes.
+"""The interface of every file format: shards with numbered rows, and the place of the bytes of each medium.
 
-The module of a format says how its rows are found. Nothing here decodes media or knows refs.
+The module of a format knows how to find its rows. Nothing here decodes media or knows refs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,9 +10,10 @@ from typing import Any, Protocol
 from dataplane.media.kinds import MediaKind
 
 MAX_MEDIUM_BYTES = 1 << 29
-"""More bytes than any image that would be decoded. A node reads whole media to name them."""
+"""The maximum size of a medium in bytes: more than any image that would be decoded. A node reads whole media to compute
+their digests."""
 MAX_FIELDS_BYTES = 16 << 20
-"""The most bytes of one sample's fields as JSON, because fields travel to controllers."""
+"""The maximum size of one sample's fields as JSON, in bytes, because fields are sent to controllers."""
 
 
 class ByteSource(Protocol):
@@ -32,29 +33,29 @@ class ByteSource(Protocol):
         ...
 
     def read(self, offset: int, nbytes: int) -> bytes:
-        """Return the bytes of a range. Raises DatasetError."""
+        """Return the bytes of a range. Raises DatasetError if they cannot be read."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class MediumLocation:
-    """Where a medium's encoded bytes are, and which formats its name promises."""
+    """The place of a medium's encoded bytes, and the formats that its file name promises."""
 
     file: ByteSource
     offset: int
     nbytes: int
     key: str
-    """The name for people: the member's key, or row and part."""
+    """The place in words, for messages: the member's key, or row and part."""
     formats: tuple[str, ...]
     """The formats that its file name promises; an empty tuple promises nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flaw:
-    """A piece of a shard that cannot be used."""
+    """A part of a shard that cannot be used, and the reason."""
 
     offset: int
-    """The place: a byte of a tar, a row of the other formats; -1 where it is not known."""
+    """The position: a byte of a tar, a row of the other formats; -1 if it is not known."""
     key: str
     reason: str
 
@@ -65,7 +66,7 @@ class Medium:
 
     offset: int
     part: str
-    """Column and place, such as `images/1`; empty in a tar, where the offset is enough."""
+    """The column and place, such as `images/1`; empty in a tar, where the offset is enough."""
     nbytes: int
     digest: str
     kind: MediaKind
@@ -94,7 +95,7 @@ class Shard(Protocol):
 
     @property
     def columns(self) -> tuple[str, ...] | None:
-        """The columns that every shard of a dataset must share; None where each row has its own fields."""
+        """The columns that every shard of a dataset must share; None if each row has its own fields."""
         ...
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
@@ -103,11 +104,11 @@ class Shard(Protocol):
         ...
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """Return the place of a medium; None unless it is exactly one of this shard's."""
+        """Return the place of a medium; None unless the arguments are exactly those of a medium in this shard."""
         ...
 
 
 def extension_of(name: str) -> str:
-    """Return the text after the last dot of a file name, in lower case; empty where there is no dot."""
+    """Return the text after the last dot of a file name, in lower case; empty if there is no dot."""
     stem, _, extension = name.rpartition("/")[2].rpartition(".")
     return extension.lower() if stem else ""

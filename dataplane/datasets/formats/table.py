@@ -1,8 +1,8 @@
-"""Tables as shards: rows in groups, some columns are media and the others are fields.
+"""Tables as shards: rows in groups, where some columns are media and the others are fields.
 
-A group is what is read at once (a row group of Parquet, a record batch of Arrow); a class with the Protocol `Groups`
-reads it. Media are named while their group is in memory, and kept for a while, because a medium that is named is mostly
-decoded next.
+A group is the rows that are read at once (a row group of Parquet, a record batch of Arrow); a class with the Protocol
+`Groups` reads it. Media get their digests while their group is in memory. They are kept for a while, because they are
+mostly decoded next.
 """
 
 import threading
@@ -27,7 +27,7 @@ from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
 
 MAX_GROUP_BYTES = 512 << 20
-"""The most uncompressed bytes of one group. A node holds one group at a time per shard."""
+"""The maximum of uncompressed bytes of one group. A node holds one group at a time per shard."""
 
 
 class Groups(Protocol):
@@ -41,7 +41,7 @@ class Groups(Protocol):
 
     @property
     def starts(self) -> np.ndarray:
-        """[num_groups + 1] the first row of each group."""
+        """The first row of each group, and the number of rows: num_groups + 1 numbers."""
         ...
 
     @property
@@ -50,16 +50,16 @@ class Groups(Protocol):
         ...
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return how much memory reading these columns takes at least; 0 where media stay in the file."""
+        """Return an estimate of the bytes of memory that reading these columns takes; 0 if media stay in the file."""
         ...
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """Return these columns of a group. Raises pa.ArrowException, OSError, or DatasetError where it takes more
-        memory."""
+        """Return these columns of a group. Raises pa.ArrowException or OSError, or DatasetError if it would take more
+        than `max_bytes`."""
         ...
 
     def offset_in_file(self, address: int) -> int | None:
-        """Return the file offset of the bytes at a memory address; None where they are in memory."""
+        """Return the file offset of the bytes at a memory address; None if the bytes are in memory."""
         ...
 
 
@@ -90,7 +90,7 @@ class TableShard:
         return tuple(sorted(self._columns.media + self._columns.fields))
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Return the rows with these numbers. Each group is read once, in any order of the numbers."""
+        """Return the rows with these numbers. Each group is read once, whatever the order of the numbers."""
         self._groups.file.check_unchanged()
         by_group: dict[int, list[int]] = defaultdict(list)
         for number in numbers:
@@ -101,7 +101,7 @@ class TableShard:
         return [rows[number] for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """Return the place of the medium at a row's part. The row is read for that, unless it was read lately."""
+        """Return the place of the medium at `part` of a row. The row is read for this, unless it was read lately."""
         if not 0 <= offset < self.num_samples:
             return None
         cells = self._caches.rows.get((self._groups.file, offset))
@@ -114,7 +114,7 @@ class TableShard:
         return None
 
     def read_cell(self, row: int, part: str) -> bytes:
-        """Return the bytes of one medium. Raises DatasetError."""
+        """Return the bytes of one medium. Raises DatasetError if they cannot be read."""
         key = (self._groups.file, row, part)
         data = self._caches.cells.get(key)
         if data is None:
@@ -243,12 +243,12 @@ class _CellSource:
 
 
 def row_key(row: int) -> str:
-    """Return the name of a row for people."""
+    """Return the text that names a row in messages: `row 3`."""
     return f"row {row}"
 
 
 def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the fields as JSON values, or the reason why they cannot be served."""
+    """Return the fields as JSON values, or the reason why a node cannot serve them."""
     try:
         fields = json_safe(values)
     except TypeError as error:
@@ -260,7 +260,7 @@ def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _num_chars(value: Any) -> int:
-    """Return about how many characters the value has as JSON."""
+    """Return about how many characters the value takes as JSON."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

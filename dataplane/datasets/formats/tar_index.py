@@ -35,18 +35,18 @@ class TarMember:
 
     @property
     def key(self) -> str:
-        """Return the WebDataset key: folder and file name up to the first dot."""
+        """The WebDataset key: the folder, and the file name up to its first dot."""
         folder, slash, name = self.path.rpartition("/")
         return folder + slash + name.partition(".")[0]
 
     @property
     def extension(self) -> str:
-        """Return the text after the first dot of the file name, in lower case."""
+        """The text after the first dot of the file name, in lower case."""
         return self.path.rpartition("/")[2].partition(".")[2].lower()
 
 
 class TarIndex:
-    """The samples of one tar, and its flaws. It takes about 30 bytes and the path for each member."""
+    """The samples of one tar, and its flaws. One member takes about 30 bytes and its path."""
 
     def __init__(self, members: "_Members", flaws: Sequence[Flaw]) -> None:
         self.flaws = tuple(flaws)
@@ -67,7 +67,7 @@ class TarIndex:
         return len(self._offsets)
 
     def sample(self, number: int) -> list[tuple[int, TarMember]]:
-        """Return the members of a sample in tar order, each with its number in the tar."""
+        """Return the members of a sample in tar order, with the number of each in the tar."""
         return [(at, self._member(at)) for at in range(int(self._starts[number]), int(self._starts[number + 1]))]
 
     def find(self, offset: int) -> TarMember | None:
@@ -82,8 +82,8 @@ class TarIndex:
 
 
 class _Members:
-    """Members of good samples while they are collected. They are arrays, because objects would take ten times as much
-    memory."""
+    """The members of samples without flaws, while the index is built. They are arrays, because objects would take ten
+    times as much memory."""
 
     def __init__(self) -> None:
         self.offsets, self.sizes, self.path_ends = array("q"), array("q"), array("q")
@@ -100,9 +100,10 @@ class _Members:
 
 
 def index_tar(file: RangeFile, refuse: Callable[[TarMember], str] = lambda member: "") -> TarIndex:
-    """Read the headers of a shard. Raises DatasetError if it is compressed, empty or not a tar.
+    """Read the headers of a shard and return its index. Raises DatasetError if it is compressed, empty or not a tar.
 
-    `refuse` returns the reason why a member cannot be used, or an empty string. Its whole sample is left out then.
+    `refuse` returns the reason why a member cannot be used, or an empty string. If it gives a reason, the whole sample
+    is left out.
     """
     _check_is_tar(file)
     members, flaws = _Members(), []
@@ -137,7 +138,7 @@ def _check_is_tar(file: RangeFile) -> None:
 
 
 def _scan(file: RangeFile, refuse: Callable[[TarMember], str]) -> Iterator[TarMember | Flaw]:
-    """Yield members in order. It ends after the first flaw that hides the rest."""
+    """Yield the members in order. This ends after the first flaw that hides the rest."""
     ranges = BufferedRanges(file)
     offset, names = 0, _Names()
     while True:
@@ -173,7 +174,7 @@ def _scan(file: RangeFile, refuse: Callable[[TarMember], str]) -> Iterator[TarMe
 
 
 def _read_header(ranges: BufferedRanges, offset: int) -> tarfile.TarInfo | Flaw | None:
-    """Return a header, None at the end-of-archive marker, or the flaw that is there instead."""
+    """Return the header at `offset`, None at the end-of-archive marker, or the flaw that is there instead."""
     header = ranges.read(offset, BLOCK)
     if len(header) < BLOCK:
         return Flaw(offset, "", "the shard ends without the end-of-archive marker; torn, or still being written")
@@ -214,7 +215,7 @@ def _plain_header(header: bytes) -> tarfile.TarInfo | None:
 
 
 class _Names:
-    """What the extended headers before a member say about it."""
+    """The path and size that the extended headers before a member give it."""
 
     def __init__(self) -> None:
         self._long_path = ""
@@ -238,7 +239,7 @@ class _Names:
 
 
 def _parse_pax(body: bytes) -> dict[str, str]:
-    """Return the records `<length> <key>=<value>\n` of a pax header. It stops at the first malformed one."""
+    """Return the records `<length> <key>=<value> ` of a pax header, up to the first malformed one."""
     records: dict[str, str] = {}
     at = 0
     while at < len(body):
@@ -260,14 +261,14 @@ def _is_number(text: str) -> bool:
 
 @dataclass(slots=True)
 class _Group:
-    """Neighbours with one key."""
+    """Neighbouring members with the same key."""
 
     key: str
     items: list[TarMember | Flaw]
 
 
 def _group(found: Iterator[TarMember | Flaw]) -> Iterator[_Group]:
-    """Group members and flaws by key. A flaw without a key, such as a damaged header, is its own group."""
+    """Group members and flaws by key. A flaw without a key, such as a damaged header, is a group of its own."""
     group: _Group | None = None
     for item in found:
         if group is not None and (item.key != group.key or not item.key):

@@ -1,4 +1,5 @@
-"""Recipes and kernels. A recipe is pure data that says how a derived object is made of a source, and a kernel makes it.
+"""Recipes and kernels. A recipe is pure data that says how to make a derived object from a source. A kernel is the code
+that makes it.
 
 A recipe only names a kernel of the table below. Nothing in a recipe is imported, run or opened. A new kernel is a
 module here plus a line in the table.
@@ -30,8 +31,8 @@ KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Tile
     "rgb": Rgb,
 }
 VERSION = 1
-"""The version of all present kernels. A kernel whose results change gets the next number, and the old kernel stays next
-to it."""
+"""The version of all present kernels. If the results of a kernel change, the new kernel gets the next number, and the
+old one stays beside it."""
 
 
 def parse_recipe(data: Mapping[str, Any]) -> Kernel:

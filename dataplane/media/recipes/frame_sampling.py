@@ -1,8 +1,8 @@
 """Frame sampling: which frames of a video are used, by rate or by count, from a range of the video. Pure data and pure
 arithmetic.
 
-The rules are those of transformers' processors. `qwen2_vl` (also Qwen2.5-VL): a multiple of the temporal patch size,
-evenly from the first frame on. `qwen3_vl`: any number, evenly from the first frame to the last.
+The rules are those of transformers' processors. `qwen2_vl` (also Qwen2.5-VL) takes a multiple of the temporal patch
+size, evenly from the first frame on. `qwen3_vl` takes any number, evenly from the first frame to the last.
 """
 
 import math
@@ -16,7 +16,8 @@ from dataplane.media.recipes.kernel import MAX_FRAMES, Recipe
 
 MAX_SECONDS = 1e6
 _TIME_SLACK = 1e-6
-"""A tolerance in frames: 0.3 s at 10 frames a second is frame 3, although 0.3 * 10 is less in floating point."""
+"""A tolerance in frames: at 10 frames a second, 0.3 s is frame 3, although 0.3 * 10 is less than 3 in floating
+point."""
 
 
 class _Range(Recipe):
@@ -59,17 +60,17 @@ Sampling = Annotated[SampleByFps | SampleByCount, Field(discriminator="by")]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrameSampling:
-    """The sampled frames of one video."""
+    """The frames that were sampled from one video."""
 
     indices: tuple[int, ...]
     fps: float
-    """Frames per second of the sample."""
+    """The frames per second of the sample."""
     video_fps: float
     total_num_frames: int
 
     @property
     def timestamps(self) -> list[float]:
-        """Return the time of each frame in seconds: index / average rate, as in the processors."""
+        """The time of each frame in seconds: index / average rate, as in the processors."""
         return [index / self.video_fps for index in self.indices]
 
     def grid_timestamps(self, temporal: int) -> list[float]:
@@ -92,7 +93,7 @@ class FrameSampling:
 
 
 def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> FrameSampling:
-    """Return the frames to use of a video of `total` frames. ValueError if the range holds none."""
+    """Return which frames to use of a video of `total` frames. Raises ValueError if the range holds none."""
     first = math.ceil(sampling.start_s * video_fps - _TIME_SLACK)
     stop = total if sampling.end_s is None else min(total, math.ceil(sampling.end_s * video_fps - _TIME_SLACK))
     if first >= stop:
@@ -113,7 +114,7 @@ def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, 
 
 
 def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> list[int]:
-    """Sample like Qwen2VLVideoProcessor.sample_frames. Where that fails because there are too few frames, take all of
+    """Sample like Qwen2VLVideoProcessor.sample_frames. If that fails because there are too few frames, take all of
     them."""
     if isinstance(sampling, SampleByCount):
         wanted = round(sampling.num_frames / multiple) * multiple

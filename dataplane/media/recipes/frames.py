@@ -21,10 +21,10 @@ class Frames(Recipe):
     version: Literal[1]
     sampling: Sampling
     multiple: int = Field(default=1, ge=1, le=8)
-    """The rule `qwen2_vl` rounds the number of frames to a multiple of this; a model's temporal patch size."""
+    """The rule `qwen2_vl` rounds the number of frames to a multiple of this number: a model's temporal patch size."""
     height: int | None = Field(default=None, ge=1, le=MAX_SIDE)
     width: int | None = Field(default=None, ge=1, le=MAX_SIDE)
-    """The size to which frames are resized, both or none; None leaves them as they are."""
+    """The width in pixels to which frames are resized, together with the height. None leaves frames as they are."""
     resample: Resample = "bicubic"
 
     @model_validator(mode="after")
@@ -34,7 +34,7 @@ class Frames(Recipe):
         return self
 
     def plan(self, source: Video) -> Plan:
-        """Plan the sampled frames. ValueError if the range holds none."""
+        """Return the plan for the sampled frames. Raises ValueError if the range holds none."""
         taken = sample(self.sampling, source.num_frames, source.fps, self.multiple)
         height, width = self.height or source.height, self.width or source.width
         shape = (len(taken.indices), height, width, 3)

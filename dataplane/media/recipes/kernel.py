@@ -17,27 +17,27 @@ RESAMPLE = {
 Resample = Literal["nearest", "bilinear", "bicubic", "lanczos"]
 Medium = Literal["image", "video"]
 MAX_PIXELS = 1 << 26
-"""The largest result: pixels per image, or per frame of a video."""
+"""The largest result of a kernel in pixels: per image, or per frame of a video."""
 MAX_FRAMES = 1 << 14
-"""The largest result: frames."""
+"""The largest result of a kernel in frames."""
 
 
 class Recipe(BaseModel):
-    """Base of all recipes: immutable, strict, and without unknown fields."""
+    """The base of all recipes: immutable, strict, and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What will be made of one medium. It is known before memory is allocated for it."""
+    """The plan for one medium: what will be made of it. The plan is known before memory is allocated."""
 
     shape: tuple[int, ...]
     """The shape of the result, which is uint8."""
     meta: Mapping[str, Any]
     """What a scheduler needs to know about the result; JSON-safe."""
     pixel_bytes: int
-    """The number of bytes of decoded pixels that the result is made of."""
+    """The number of bytes of decoded pixels from which the result is made."""
     write: Callable[[np.ndarray], None]
     """Fills a flat, contiguous uint8 array of the result's size."""
 

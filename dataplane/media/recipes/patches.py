@@ -1,10 +1,11 @@
-"""Writes frames as patches, in the order of Qwen-VL. Every pixel passes here, so each is moved as few times as
-possible.
+"""Writes frames as patches, in the order of Qwen-VL. Every pixel passes through this code, so each is moved as few
+times as possible.
 
-Pillow splits a frame into its three bands. A band is copied with one strided copy whose items are rows of a patch
-(`V14`: 14 bytes at once), several times faster than a copy of single bytes.
+Pillow splits a frame into its three bands. Each band is written with one strided copy whose items are rows of a patch
+(`V14`: 14 bytes at once). This is several times faster than a copy of single bytes.
 
-Axes of a target: blocks of merge x merge patches, in them patches, each of 3 bands x temporal x patch x patch values.
+The order of the values of a target: blocks of merge x merge patches; each patch has 3 bands x temporal x patch x patch
+values.
 """
 
 from collections.abc import Iterable

@@ -38,7 +38,7 @@ class QwenVLPatches(Recipe):
         return self
 
     def plan(self, source: Image.Image) -> Plan:
-        """Plan the patches of an RGB image. ValueError for an extreme aspect ratio."""
+        """Return the plan for the patches of an RGB image. Raises ValueError for an extreme aspect ratio."""
         patch, merge = self.patch_size, self.merge_size
         height, width = resize_image(source.height, source.width, patch * merge, self.min_pixels, self.max_pixels)
         rows, columns = height // patch, width // patch

@@ -35,11 +35,11 @@ class QwenVLVideoPatches(Recipe):
     merge_size: int = Field(ge=1, le=8)
     temporal_patch_size: int = Field(ge=1, le=8)
     bounds: Literal["frame", "video"]
-    """What `min_pixels` and `max_pixels` limit: each frame (Qwen2.5-VL) or all frames together (Qwen3-VL)."""
+    """The scope of `min_pixels` and `max_pixels`: each frame (Qwen2.5-VL) or all frames together (Qwen3-VL)."""
     min_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_video_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
-    """The processors' setting of this name, with cap_pixels_per_frame. None means no limit."""
+    """The same setting as `max_video_tokens` of the processors, with cap_pixels_per_frame. None means no limit."""
     resample: Resample
 
     @model_validator(mode="after")
@@ -48,7 +48,8 @@ class QwenVLVideoPatches(Recipe):
         return self
 
     def plan(self, source: Video) -> Plan:
-        """Plan the patches of the sampled frames. ValueError for an extreme aspect ratio, or a range without frames."""
+        """Return the plan for the patches of the sampled frames. Raises ValueError for an extreme aspect ratio, or a
+        range without frames."""
         patch, merge, temporal = self.patch_size, self.merge_size, self.temporal_patch_size
         taken = sample(self.sampling, source.num_frames, source.fps, temporal)
         num_frames = len(taken.indices)
@@ -81,7 +82,7 @@ class QwenVLVideoPatches(Recipe):
         )
 
     def size(self, num_frames: int, height: int, width: int) -> tuple[int, int]:
-        """Return the height and width to which frames are resized."""
+        """Return the height and width in pixels to which frames are resized."""
         factor, temporal = self.patch_size * self.merge_size, self.temporal_patch_size
         least, most = self.min_pixels, self.max_pixels
         if self.bounds == "frame":

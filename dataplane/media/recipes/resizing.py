@@ -12,10 +12,9 @@ def check_bounds(min_pixels: int, max_pixels: int) -> None:
 
 
 def resize_image(height: int, width: int, factor: int, min_pixels: int, max_pixels: int) -> tuple[int, int]:
-    """Return height and width that are divisible by `factor`, with the area within the bounds and nearly the same
-    ratio.
+    """Return height and width that are divisible by `factor`, with an area within the bounds and nearly the same ratio.
 
-    The rule is that of Qwen2-VL (arXiv 2409.12191, section 2.1). ValueError for an extreme aspect ratio.
+    The rule is that of Qwen2-VL (arXiv 2409.12191, section 2.1). Raises ValueError for an extreme aspect ratio.
     """
     return _resize(1, 1, height, width, factor, min_pixels, max_pixels)
 
@@ -23,7 +22,8 @@ def resize_image(height: int, width: int, factor: int, min_pixels: int, max_pixe
 def resize_video(
     num_frames: int, temporal: int, height: int, width: int, factor: int, min_pixels: int, max_pixels: int
 ) -> tuple[int, int]:
-    """Resize each frame like `resize_image`, but apply the bounds to all frames together, as in Qwen3-VL."""
+    """Return the height and width of each frame of a video. The rule is that of `resize_image`, but the bounds apply to
+    all frames together, as in Qwen3-VL."""
     num_frames = max(num_frames, temporal)  # a shorter video is repeated up to there
     if height < factor or width < factor:
         scale = max(factor / height, factor / width)

@@ -20,11 +20,12 @@ class Rgb(Recipe):
     kernel: Literal["rgb"]
     version: Literal[1]
     max_side: int | None = Field(default=None, ge=1, le=MAX_SIDE)
-    """An image whose longer side is longer than this is shrunk to it. None leaves every image as it is."""
+    """The maximum length of the longer side in pixels; larger images are shrunk to it. None leaves every image as it
+    is."""
     resample: Resample = "bicubic"
 
     def plan(self, source: Image.Image) -> Plan:
-        """Plan the image, shrunk if necessary."""
+        """Return the plan for the image, which is shrunk if necessary."""
         width, height = shrink(source.width, source.height, self.max_side)
 
         def write(out: np.ndarray) -> None:
@@ -42,7 +43,8 @@ class Rgb(Recipe):
 
 
 def shrink(width: int, height: int, max_side: int | None) -> tuple[int, int]:
-    """Return width and height with the longer one at most `max_side`, nearly the same ratio, and none below 1."""
+    """Return the width and height after shrinking: the longer one is at most `max_side`, the ratio stays nearly the
+    same, and none is below 1."""
     longest = max(width, height)
     if max_side is None or longest <= max_side:
         return width, height

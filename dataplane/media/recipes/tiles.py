@@ -31,10 +31,10 @@ class Tiles(Recipe):
     tile_size: int = Field(ge=1, le=4096)
     patch_size: int = Field(ge=1, le=64)
     merge_size: int = Field(ge=1, le=8)
-    """Patches per visual token, along each side."""
+    """The number of patches per visual token along each side."""
     min_tiles: int = Field(ge=1, le=MAX_TILES)
     max_tiles: int = Field(ge=1, le=MAX_TILES)
-    """The maximum number of tiles, without the whole image that follows where there are several."""
+    """The maximum number of tiles. The whole image, which follows if there are several tiles, is not counted."""
     resample: Resample
 
     @model_validator(mode="after")
@@ -54,7 +54,7 @@ class Tiles(Recipe):
         return self
 
     def plan(self, source: Image.Image) -> Plan:
-        """Plan the tiles of an RGB image of any shape."""
+        """Return the plan for the tiles of an RGB image of any shape."""
         size = self.tile_size
         columns, rows = canvas(source.height, source.width, size, self.min_tiles, self.max_tiles)
         num_cut = rows * columns
@@ -81,9 +81,9 @@ class Tiles(Recipe):
 
 @lru_cache(maxsize=4096)
 def canvas(height: int, width: int, tile_size: int, min_tiles: int, max_tiles: int) -> tuple[int, int]:
-    """Return (columns, rows) of the canvas whose aspect ratio is nearest to the image's.
+    """Return the columns and rows of the canvas whose aspect ratio is nearest to the image's.
 
-    Of equally near ones a larger canvas wins while the image has more than half of its pixels.
+    If two canvases are equally near, the larger one is chosen when the image has more than half of its pixels.
     """
     sides = range(1, max_tiles + 1)
     shapes = [(columns, rows) for columns in sides for rows in sides if min_tiles <= columns * rows <= max_tiles]
@@ -97,7 +97,8 @@ def canvas(height: int, width: int, tile_size: int, min_tiles: int, max_tiles: i
 
 
 def _write_cut(image: Image.Image, tiles: np.ndarray, columns: int) -> None:
-    """Cut an image into `tiles` [n, 3, S, S], n a multiple of `columns`. Rows of a tile are copied at once."""
+    """Cut an image into `tiles` [n, 3, S, S], where n is a multiple of `columns`. Whole rows of a tile are copied at
+    once."""
     size = tiles.shape[-1]
     rows = len(tiles) // columns
     target = tiles.view(np.dtype((np.void, size))).reshape(rows, columns, 3, size)

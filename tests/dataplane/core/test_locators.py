@@ -10,7 +10,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.errors import DataPlaneError
-from dataplane.core.locators import JSON_UP_TO, Locators
+from dataplane.core.locators import MAX_JSON_OBJECTS, Locators
 from dataplane.core.schemas import ITEM_BYTES, LOCATORS
 
 LONG = st.integers(0, (1 << 63) - 1)
@@ -44,7 +44,7 @@ def test_an_answer_without_locators_is_an_error() -> None:
 
 def test_few_and_many_refs_resolve_to_the_same_bytes(node: EmbeddedNode) -> None:
     with Client(node.uri) as client, Reader(node.uri) as reader:
-        contents = [bytes([number % 251]) * (100 + number) for number in range(2 * JSON_UP_TO)]
+        contents = [bytes([number % 251]) * (100 + number) for number in range(2 * MAX_JSON_OBJECTS)]
         refs = [client.put(data, name=f"locators/{len(data)}", shape=(1, len(data))) for data in contents]
         many = reader.resolve(refs)
         few = [view for ref in refs for view in reader.resolve([ref])]

@@ -137,7 +137,7 @@ def test_what_is_called_off_never_runs_and_a_closed_queue_takes_nothing() -> Non
     blocker = queue.submit(wait)
     assert is_busy.wait(20)
     ahead = queue.submit(lambda: 1, is_urgent=False)
-    assert queue.call_off() == {ahead} and ahead.cancelled() and queue.num_ahead == 0
+    assert queue.cancel_waiting() == {ahead} and ahead.cancelled() and queue.num_ahead == 0
     waiting = queue.submit(lambda: 1)
     queue.close()
     gate.set()

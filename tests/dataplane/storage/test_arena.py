@@ -95,10 +95,10 @@ def test_memory_that_is_freed_after_a_second_wish_is_trimmed_too(monkeypatch: py
 
     monkeypatch.setattr(ctypes, "CDLL", lambda _: Libc())
     trimmer = Trimmer(wait_s=0.2)
-    trimmer.soon()
+    trimmer.request()
     time.sleep(0.15)
     asked = time.monotonic()
-    trimmer.soon()
+    trimmer.request()
     wait_until(lambda: bool(trimmed) and trimmed[-1] >= asked + 0.2)
 
 

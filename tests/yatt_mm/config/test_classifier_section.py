@@ -45,7 +45,7 @@ def test_a_single_label_is_the_score_as_it_is(one: Path) -> None:
     spec = spec_of(one, threshold=-2.5, score_on_failure=-10)
     assert spec.verdict == LabelScore(label=0, activation="none")
     assert spec.template.text == "{question}" and not spec.template.names_response
-    assert (spec.num_sampled, spec.is_sure) == (0, True)
+    assert (spec.num_sampled, spec.is_repeatable) == (0, True)
     assert [spec.score_of(votes) for votes in ([-3.0], [-2.0], [])] == [0.0, 1.0, -10.0]
     assert num_labels(JudgeSection(model=str(one), verdict="classifier")) == 1
     assert num_labels(JudgeSection(model=str(one))) is None

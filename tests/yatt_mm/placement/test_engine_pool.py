@@ -34,7 +34,7 @@ def test_controllers_take_turns_and_those_that_do_not_ask_are_passed_over() -> N
 
 def test_an_engine_that_rests_gets_nothing() -> None:
     pool = make()
-    pool.rest(0, now_s=0.0)
+    pool.sleep(0, now_s=0.0)
     pool.want(0, 3, now_s=0.0)
     assert pool.grant({0}, now_s=0.0) == {0: [1, 1]}
 
@@ -44,12 +44,12 @@ def test_times_are_integrals_over_what_engines_had() -> None:
     pool.want(0, 3, now_s=0.0)
     pool.grant({0}, now_s=0.0)  # 2 on engine 0, 1 on engine 1
     pool.finish(0, 2, num_ended=2, now_s=4.0)
-    pool.rest(0, now_s=6.0)
+    pool.sleep(0, now_s=6.0)
     times = pool.times(now_s=10.0)
     assert times.held_s == 6 + 10
     assert times.active_s == 4 + 10
     assert times.filled_s == pytest.approx(4 * 1.0 + 10 * 0.5)
-    assert times.any_s == 10
+    assert times.any_active_s == 10
     assert times.crowded_s == 0, "nothing waited"
     assert pool.num_ended == 2
 
