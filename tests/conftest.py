@@ -1,7 +1,8 @@
-"""Fixtures that several packages share."""
+"""Fixtures that several test packages share."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from tests.yatt_mm.training.ranks import RankPool
 
 LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_rank_checkpoint.py")
-"""Files that take minutes begin first, so that `make test`, which runs two files at a time, does not end with one."""
+"""The test files that take minutes. They begin first, so that `make test`, which runs two files at a time, does not end
+with one of them."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
@@ -26,7 +28,7 @@ settings.load_profile("the same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The longest files first; the order is otherwise as it was."""
+    """Sort the longest files first, and keep the order of the others."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 
@@ -44,9 +46,17 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def ranks() -> Iterator[RankPool]:
-    """Processes that run jobs as training ranks."""
+    """A pool of processes that run jobs as training ranks."""
     from tests.yatt_mm.training.ranks import RankPool  # needs torch, which many tests do not
 
     pool = RankPool()
     yield pool
     pool.close()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ctrl_c_works() -> None:
+    """Make Ctrl-C work in the commands that tests start, also if the suite runs in the background, where a shell
+    ignores Ctrl-C."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)

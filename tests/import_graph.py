@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 PROJECT = ("dataplane", "models", "yatt_mm")
 PAGE = ROOT / "docs" / "architecture.md"
 HEAVY = ("decord", "megatron", "ray", "torch", "torchvision", "transformers", "vllm")
-"""Packages that a test must not need if it is to run on a Python for which they are not installed."""
+"""The packages that a test must not need if it is to run on a Python version for which they are not installed."""
 
 Graph = dict[str, set[str]]
 
@@ -148,7 +148,8 @@ def reachable(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
 
 
 def without_detours(graph: Graph) -> Graph:
-    """Return the transitive reduction: an edge goes where a longer way leads to the same package. No circles."""
+    """Return the transitive reduction: an edge is left out if a longer path leads to the same package. The graph must
+    have no circle."""
     return {
         node: {one for one in others if not any(one in reachable(graph, other) for other in others - {one})}
         for node, others in graph.items()
@@ -196,7 +197,7 @@ def light_tests() -> list[Path]:
 
 
 def main() -> int:
-    """The command line; the exit status is 1 where there is a circle."""
+    """Run the command line. The exit status is 1 if there is a circle."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help=f"draw the graphs into docs/{PAGE.name}")
     parser.add_argument("--light", action="store_true", help="list the test files that need no heavy package")

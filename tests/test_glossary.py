@@ -1,4 +1,4 @@
-"""The words of the project: retired words stay away, and no docstring begins in the middle of a sentence."""
+"""Tests of the project's language: retired words are not used, and no docstring begins in the middle of a sentence."""
 
 import ast
 import re
@@ -28,7 +28,7 @@ RETIRED = {
 """Words and names that the code no longer uses, and what it says instead (docs/architecture.md has the glossary)."""
 SELF = Path(__file__).relative_to(ROOT)
 HISTORY = Path("CHANGELOG.md")
-"""Old entries keep their words."""
+"""Files that keep the retired words, because they describe the past."""
 
 
 def tracked_files() -> list[Path]:

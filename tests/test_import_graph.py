@@ -1,4 +1,5 @@
-"""Who may import whom between the packages, and that no file imports another in a circle: read from the sources."""
+"""Tests which packages may import which, and that no file imports another in a circle. The imports are read from the
+sources."""
 
 import ast
 
@@ -20,7 +21,7 @@ from tests.import_graph import (
 
 MAX_MODULES = 25
 TOPS = {"dataplane": (), "models": (), "yatt_mm": ("dataplane", "models")}
-"""For each top-level package the others that it may import."""
+"""The other top-level packages that each top-level package may import."""
 
 
 def test_no_files_import_each_other_in_a_circle_type_hints_included() -> None:

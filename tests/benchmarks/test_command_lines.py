@@ -1,4 +1,5 @@
-"""Every benchmark can be run by its path, as README and docs say, whatever else is called `tests` on this machine."""
+"""Tests that every benchmark can be run by its path, as README and docs say, even if another package on this machine is
+called `tests`."""
 
 from __future__ import annotations
 

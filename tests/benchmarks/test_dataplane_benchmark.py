@@ -1,4 +1,4 @@
-"""The comparison of data paths, run small: its last line is what programs read."""
+"""Tests the comparison of data paths in a small version, and its last line, which programs read."""
 
 import json
 import subprocess

@@ -1,4 +1,5 @@
-"""The proof that a refactoring changed nothing: what is compared, and where each side finds its packages."""
+"""Tests of `benchmarks/guard.py`, which proves that a refactoring changed nothing: what it compares, and where each
+side finds its packages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The comparison of the moving split with the best fixed one, as a person runs it."""
+"""Tests the comparison of the moving split with the best fixed one, run as a user runs it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Real certificates for tests of TLS: authorities, and what they sign."""
+"""Makes real certificates for the tests of TLS: certificate authorities, and certificates that they sign."""
 
 import datetime
 import ipaddress
@@ -13,7 +13,7 @@ from cryptography.x509.oid import NameOID
 
 @dataclass(frozen=True)
 class Issued:
-    """A certificate, its key, and the two as PEM files."""
+    """A certificate and its key, each as a PEM file."""
 
     certificate: x509.Certificate
     key: ec.EllipticCurvePrivateKey
@@ -22,7 +22,7 @@ class Issued:
 
 
 def issue(directory: Path, name: str, issuer: Issued | None = None) -> Issued:
-    """A certificate for loopback, signed by `issuer`, or an authority of its own."""
+    """Make a certificate for loopback that `issuer` signs. Without `issuer`, make a certificate authority."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     now = datetime.datetime.now(datetime.UTC)

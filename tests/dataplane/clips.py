@@ -1,4 +1,5 @@
-"""Small videos made on the spot with OpenCV, and two that it cannot make (H.264 with sound, sound alone) as files."""
+"""Small videos for tests: some are made with OpenCV, and two that OpenCV cannot make (H.264 with sound, sound alone)
+are files."""
 
 from pathlib import Path
 
@@ -9,7 +10,7 @@ DATA = Path(__file__).parent / "data"
 
 
 def moving(num_frames: int = 25, height: int = 48, width: int = 64) -> np.ndarray:
-    """[T, height, width, 3]: a smooth picture that moves, each frame brighter than the one before."""
+    """Return [T, height, width, 3] frames of a smooth moving picture; each frame is brighter than the one before."""
     rows, columns = np.mgrid[0:height, 0:width]
     frames = []
     for at in range(num_frames):
@@ -19,7 +20,7 @@ def moving(num_frames: int = 25, height: int = 48, width: int = 64) -> np.ndarra
 
 
 def encode_video(path: Path, codec: str, frames: np.ndarray, fps: float = 10.0) -> bytes:
-    """The bytes of a video file; the container follows from the path's extension."""
+    """Return the bytes of a video file. The container follows from the path's extension."""
     height, width = frames.shape[1:3]
     writer = cv2.VideoWriter(str(path), cv2.VideoWriter_fourcc(*codec), fps, (width, height))
     assert writer.isOpened(), codec
@@ -30,10 +31,11 @@ def encode_video(path: Path, codec: str, frames: np.ndarray, fps: float = 10.0) 
 
 
 def h264() -> bytes:
-    """25 frames of 64x48 at 10 a second: x264 with B-frames, a key frame every 12, and a track of AAC."""
+    """Return an MP4 of 25 frames of 64x48 at 10 a second: x264 with B-frames, a key frame every 12 frames, and an AAC
+    track."""
     return (DATA / "h264.mp4").read_bytes()
 
 
 def sound() -> bytes:
-    """An MP4 with a track of AAC alone."""
+    """Return an MP4 that has only an AAC track."""
     return (DATA / "audio.mp4").read_bytes()

@@ -1,4 +1,4 @@
-"""A real node for each test module that asks for one, with a good shard and a bad one."""
+"""Fixtures with a real node, one for each test module that uses it, with a good shard and a bad one."""
 
 import gc
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from tests.dataplane.shards import encode, noise, wait_until, write_shard
 
 @pytest.fixture(scope="module")
 def shard_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`good-000.tar` (12 images), `good-001.tar` (4 images, the first equal to sample 0), `bad-000.tar`."""
+    """A folder with `good-000.tar` (12 images), `good-001.tar` (4 images, the first equal to sample 0) and
+    `bad-000.tar`."""
     directory = tmp_path_factory.mktemp("shards")
     good = {f"{at:03d}": encode(noise(at)) for at in range(12)}
     write_shard(directory / "good-000.tar", good)
@@ -44,7 +45,7 @@ def node(shard_dir: Path) -> Iterator[EmbeddedNode]:
 
 @pytest.fixture
 def quiet_node(node: EmbeddedNode) -> EmbeddedNode:
-    """The module's node, once it has noticed that the readers and streams of the test before have ended."""
+    """The module's node, after it has noticed that the readers and streams of the previous test have ended."""
     gc.collect()  # views in the frames of errors that were expected
     with Client(node.uri, timeout_s=30) as client:
         wait_until(lambda: (client.stat()["num_leases"], client.stat()["num_readers"]) == (0, 0))

@@ -1,4 +1,4 @@
-"""Starting `python -m dataplane serve` as a person does, with any flags."""
+"""Starts `python -m dataplane serve` as a user does, with any flags."""
 
 import os
 import re
@@ -24,13 +24,13 @@ class Served:
         self._log = log
 
     def log(self) -> str:
-        """What it wrote to standard error so far."""
+        """The text that the node wrote to standard error so far."""
         return about_itself(self._log.read_text())
 
 
 @contextmanager
 def serving(log: Path, *flags: str) -> Iterator[Served]:
-    """A node on any free port, stopped with Ctrl-C at the end."""
+    """Run a node on a free port during a `with` block, and stop it with Ctrl-C at the end."""
     command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "16MiB", *flags]
     environ = {key: value for key, value in os.environ.items() if not key.startswith("DATAPLANE_")}
     with log.open("w") as errors:
@@ -51,7 +51,7 @@ def serving(log: Path, *flags: str) -> Iterator[Served]:
 
 
 def refused(*flags: str) -> str:
-    """What a node says that refuses to start with these flags."""
+    """Return the message of a node that refuses to start with these flags."""
     command = [sys.executable, "-m", "dataplane", "serve", "--port", "0", "--memory", "1MiB", *flags]
     done = subprocess.run(command, capture_output=True, text=True, timeout=START_TIMEOUT_S)
     assert done.returncode in (1, 2), (done.returncode, done.stderr)
@@ -59,5 +59,6 @@ def refused(*flags: str) -> str:
 
 
 def about_itself(errors: str) -> str:
-    """Without what a node says of the nodes that another test has just killed: tests run beside each other."""
+    """Return the errors without messages about nodes that another test has just killed, because tests run beside each
+    other."""
     return _REAPING.sub("", errors)

@@ -1,4 +1,4 @@
-"""Small real things for the tests of the data plane: images, tar shards, recipes, and waiting for a condition."""
+"""Small real inputs for the tests of the data plane: images, tar shards and recipes; also waiting for a condition."""
 
 import io
 import json
@@ -25,19 +25,19 @@ RECIPE: Mapping[str, Any] = {
 
 
 def noise(seed: int, height: int = 56, width: int = 56) -> np.ndarray:
-    """An image that does not compress and differs from every other seed's."""
+    """Return an image that cannot be compressed and differs from the image of every other seed."""
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
 
 
 def encode(image: np.ndarray | Image.Image, kind: str = "PNG", **options: Any) -> bytes:
-    """Encoded bytes of an image."""
+    """Return the encoded bytes of an image."""
     buffer = io.BytesIO()
     (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(buffer, kind, **options)
     return buffer.getvalue()
 
 
 def write_tar(path: Path, members: Mapping[str, bytes], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    """A tar with these members in this order."""
+    """Write a tar with these members in this order."""
     with tarfile.open(path, "w", format=tar_format) as tar:
         for name, data in members.items():
             info = tarfile.TarInfo(name)
@@ -47,7 +47,7 @@ def write_tar(path: Path, members: Mapping[str, bytes], tar_format: int = tarfil
 
 
 def write_shard(path: Path, images: Mapping[str, bytes]) -> Path:
-    """A WebDataset shard: `<key>.png` and `<key>.json` with the key as the answer."""
+    """Write a WebDataset shard: for each image `<key>.png`, and `<key>.json` with the key as the answer."""
     members: dict[str, bytes] = {}
     for key, data in images.items():
         members |= {f"{key}.png": data, f"{key}.json": json.dumps({"answer": key}).encode()}
@@ -63,7 +63,8 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """Whether it ended, reaped or not; it may be reaped by another thread at any moment, and its number come again."""
+    """Return True if a process has ended. Another thread may reap it at any moment, and its number may be used
+    again."""
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -71,11 +72,11 @@ def has_ended(process: psutil.Process) -> bool:
 
 
 def segments(pid: int) -> set[Path]:
-    """The segments that a running node maps; other nodes on this machine do not count here."""
+    """Return the segments that a running node maps. Other nodes on this machine do not count."""
     lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     return {Path(line.split()[5]) for line in lines if "/dev/shm/dataplane-" in line}
 
 
 def existing(paths: set[Path]) -> set[Path]:
-    """Those that are still there."""
+    """Return those of the paths that still exist."""
     return {path for path in paths if path.exists()}

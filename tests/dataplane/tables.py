@@ -1,4 +1,4 @@
-"""Tables as people have them: verl's and Hugging Face's columns, JSON lines beside image files."""
+"""Tables like those of users: the columns of verl and Hugging Face, and JSON lines beside image files."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,8 @@ TURNS = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 
 
 def verl_table(images: Sequence[Sequence[bytes | None]]) -> pa.Table:
-    """verl's layout: chat turns, a list of images, where the sample comes from, what the reward needs."""
+    """Return a table in verl's layout: chat turns, a list of images, the source of the sample, and the data for the
+    reward."""
     rows = range(len(images))
     turns = [[{"content": f"<image>What is in picture {row}?", "role": "user"}] for row in rows]
     cells = [[{"bytes": data, "path": None} for data in row] for row in images]
@@ -29,7 +30,8 @@ def verl_table(images: Sequence[Sequence[bytes | None]]) -> pa.Table:
 
 
 def hugging_face_table(images: Sequence[bytes | None]) -> pa.Table:
-    """Hugging Face's layout: one image column, a label, and the features as the library writes them."""
+    """Return a table in Hugging Face's layout: one image column, a label, and the features as the library writes
+    them."""
     features = {"image": {"_type": "Image"}, "label": {"names": ["no", "yes"], "_type": "ClassLabel"}}
     cells = pa.array([None if data is None else {"bytes": data, "path": "x.png"} for data in images], IMAGE)
     table = pa.table({"image": cells, "label": pa.array(range(len(images)), pa.int64())})
@@ -37,12 +39,12 @@ def hugging_face_table(images: Sequence[bytes | None]) -> pa.Table:
 
 
 def write_parquet(path: Path, table: pa.Table, rows_per_group: int = 2) -> Path:
-    """A Parquet file with small row groups."""
+    """Write a Parquet file with small row groups."""
     pq.write_table(table, path, row_group_size=rows_per_group)
     return path
 
 
 def write_lines(path: Path, rows: Sequence[Mapping[str, Any] | str]) -> Path:
-    """A line for each row; text is written as it is."""
+    """Write a line for each row. Text is written as it is."""
     path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
     return path

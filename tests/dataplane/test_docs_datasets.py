@@ -1,4 +1,4 @@
-"""The examples of docs/dataplane-datasets.md run as they are written."""
+"""Tests that the examples of docs/dataplane-datasets.md run as they are written."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Malformed requests, as no Flight client would send them: the node answers, stays up and keeps nothing."""
+"""Tests with malformed requests that no Flight client would send: the node answers, stays up and keeps nothing."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What the data plane's modules may import, seen in a fresh process."""
+"""Tests what the data plane's modules import, in a fresh process."""
 
 import importlib
 import json

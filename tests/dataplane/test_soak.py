@@ -1,4 +1,4 @@
-"""A short soak, and what its parent makes of missing objects."""
+"""Tests of a short soak, and of how its parent judges missing objects."""
 
 import random
 from typing import Any
@@ -15,7 +15,7 @@ def put(name: str, started: float, **more: Any) -> dict[str, Any]:
 
 
 def test_writing_reading_and_killing_give_no_wrong_byte_and_no_leak() -> None:
-    """For twenty seconds, or on a slow machine for as long as it takes to see everything happen."""
+    """Run for twenty seconds, or on a slow machine until everything has happened."""
     for seed, seconds in enumerate((20, 60, 120), start=1):
         report = soak(seconds, seed, 24 << 20, 16 << 20, 100, Console(stderr=True))
         assert report["findings"] == []

@@ -1,4 +1,5 @@
-"""The digits example: shards that others can read, a folder that transformers loads, a warm-up in the wanted range."""
+"""Tests of the digits example: shards that other libraries can read, a folder that transformers loads, a warm-up in the
+wanted range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The judge example: what it is asked, what its teaching comes to in miniature, and that the run asks it the same."""
+"""Tests of the judge example: its questions, a small version of its training, and that the run asks the same
+questions."""
 
 from __future__ import annotations
 

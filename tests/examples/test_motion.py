@@ -1,4 +1,5 @@
-"""The motion example in miniature: real MP4 that the data plane decodes, prompts of a run, a warm-up that learns."""
+"""Tests of a small version of the motion example: real MP4 that the data plane decodes, prompts of a run, and a warm-up
+that learns."""
 
 from __future__ import annotations
 

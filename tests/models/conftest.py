@@ -1,4 +1,5 @@
-"""Model folders with their references, a process group of one rank, and the table at the end of the parity suite."""
+"""Fixtures for the tests of models: model folders with their references, a process group of one rank, and the table at
+the end of the parity suite."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from tests.yatt_mm.training.tiny import build_folder
 
 @pytest.fixture(autouse=True)
 def same_numbers() -> None:
-    """What a test draws does not depend on the tests before it."""
+    """Seed the random numbers, so that a test does not depend on the tests before it."""
     torch.manual_seed(0)
 
 
@@ -31,7 +32,8 @@ def one_rank(tmp_path: Path) -> Iterator[dist.ProcessGroup]:
 
 @pytest.fixture(scope="session")
 def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """A family's model (with a head of its own, or a tied one), and what transformers says of it; made once."""
+    """Return a function that makes a family's model (with a head of its own, or a tied one) and its reference by
+    transformers; each is made once."""
 
     @cache
     def make(family: str, *, is_head_tied: bool = False) -> Path:
@@ -42,7 +44,7 @@ def reference_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., 
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print what the parity suite saw."""
+    """Print the results of the parity suite."""
     if parity.OBSERVED:
         terminalreporter.section("largest differences from transformers, fp32")
         terminalreporter.write_line(parity.table())

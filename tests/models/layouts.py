@@ -1,4 +1,5 @@
-"""The layouts in which every model must give the same numbers. Add one here and the whole parity suite runs it."""
+"""The layouts in which every model must give the same numbers. The whole parity suite runs each layout that is added
+here."""
 
 from __future__ import annotations
 
@@ -29,21 +30,23 @@ LAYOUTS = {
     "cp2-ep2": Parallel(cp=2, ep=2),
     "tp2-cp2-sp-ep4": Parallel(tp=2, cp=2, sp=True, ep=4),
 }
-"""At most 8 ranks each. Those with ep or etp are for models with experts; those with tp and without sp for others."""
+"""The layouts, with at most 8 ranks each. Those with ep or etp are for models with experts; those with tp and without
+sp for the other models."""
 
 TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
-"""Those that say something about a head that shares the embedding's weights."""
+"""The layouts that test a head which shares the embedding's weights."""
 
 
 FEWER = {"internvl": ("tp1", "tp2-sp", "pp2", "dp2", "tp2-pp2-sp", "cp2-zigzag", "cp2-allgather")}
-"""Layouts that cut the tower or the positions. They are enough for a family whose decoder another family tests."""
+"""The layouts that cut the tower or the positions. They are enough for a family whose decoder is tested with another
+family."""
 
 QWEN3_LAYOUTS = ("tp1", "tp2-pp2-sp")
-"""For the second decoder that InternVL may have."""
+"""The layouts for the second decoder that InternVL may have."""
 
 
 def layouts_for(family: str) -> list[str]:
-    """The layouts in which a family is held against transformers."""
+    """Return the layouts in which a family is compared with transformers."""
     if family in FEWER:
         return list(FEWER[family])
     has_experts = family in WITH_EXPERTS

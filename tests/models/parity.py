@@ -1,6 +1,6 @@
-"""One model in one layout against Hugging Face transformers: what both say about the same samples, and how far apart.
+"""Compares one model in one layout with Hugging Face transformers on the same samples, and measures the differences.
 
-The reference takes one sample at a time, in fp32, with pixel values made as the family's processor makes them.
+The reference takes one sample at a time, in fp32, with pixel values from the family's processor.
 """
 
 from __future__ import annotations
@@ -23,41 +23,42 @@ from tests.yatt_mm.training.tiny import FORMS, IMAGE_TOKEN, MEAN, STD, VIDEO_TOK
 from yatt_mm.training.train_sample import TrainSample
 
 LEAST_GRADIENT = 5e-6
-"""Below it is rounding alone: a key's bias without RoPE changes nothing. All others are above three times this."""
+"""The gradient below which only rounding is left: a key's bias without RoPE changes nothing. All other gradients are
+more than three times as large."""
 OBSERVED: dict[tuple[str, str], Differences] = {}
-"""(model, layout) -> what the suite saw; the table at its end."""
+"""The differences that the suite measured, by (model, layout), for the table at its end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reference:
-    """What transformers says about the samples."""
+    """The results of transformers for the samples."""
 
     logprobs: list[np.ndarray]
-    """[sample] of its scored tokens."""
+    """The log-probabilities of each sample's scored tokens."""
     entropies: list[np.ndarray]
     gradients: dict[str, np.ndarray]
-    """By the name of the tensor in the checkpoint."""
+    """The gradients, by the name of the tensor in the checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Differences:
-    """The worst of each kind over all samples, tokens and tensors."""
+    """The largest difference of each kind over all samples, tokens and tensors."""
 
     logprob: float
     entropy: float
     gradient: float
-    """Largest difference in a tensor, relative to the largest entry of that tensor."""
+    """The largest difference in a tensor, relative to the largest entry of that tensor."""
     num_changed_weights: int
-    """Tensors whose export is not bit-identical to the checkpoint."""
+    """The number of tensors whose export is not bit-identical to the checkpoint."""
 
     @classmethod
     def worst(cls, parts: list[Differences]) -> Differences:
-        """The worst of each kind over ranks."""
+        """Return the largest of each kind over ranks."""
         return cls(**{field.name: max(asdict(part)[field.name] for part in parts) for field in fields(cls)})
 
 
 def write_reference(folder: Path) -> Path:
-    """Compute the reference of a model folder, for `compare` to read; returns the folder."""
+    """Compute the reference of a model folder, which `compare` reads. Return the folder."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32, attn_implementation="sdpa")
     logprobs, entropies, loss = [], [], torch.zeros(())
     form = FORMS[model.config.model_type]
@@ -82,7 +83,8 @@ def write_reference(folder: Path) -> Path:
 
 
 def model_inputs(sample: TrainSample, form: Form) -> dict[str, torch.Tensor]:
-    """Inputs of the Hugging Face model for one sample: images and videos apart, each in the order of the tokens."""
+    """Return the inputs of the Hugging Face model for one sample: images and videos separately, each in the order of
+    the tokens."""
     tokens = torch.from_numpy(sample.token_ids)[None]
     if form == "tiles":
         tiles = {"pixel_values": _pixels(sample.patches)} if sample.patches else {}
@@ -103,7 +105,8 @@ def model_inputs(sample: TrainSample, form: Form) -> dict[str, torch.Tensor]:
 
 
 def positions_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """[3, 1, T] what a model of M-RoPE would make of the inputs by itself, but for what follows a video."""
+    """Return [3, 1, T] the positions that a model with M-RoPE would compute from the inputs, except behind a video (see
+    `positions.py`)."""
     if "mm_token_type_ids" not in inputs:
         return {}
     wanted = {name: value for name, value in inputs.items() if not name.startswith("pixel_values")}
@@ -112,7 +115,7 @@ def positions_of(model: PreTrainedModel, inputs: dict[str, torch.Tensor]) -> dic
 
 
 NAMES = {IMAGE_TOKEN: ("pixel_values", "image_grid_thw"), VIDEO_TOKEN: ("pixel_values_videos", "video_grid_thw")}
-"""What transformers calls the pixels and grids of either kind."""
+"""The names that transformers gives to the pixels and grids of images and videos."""
 
 
 def _pixels(patches: Sequence[np.ndarray]) -> torch.Tensor:
@@ -123,7 +126,7 @@ def _pixels(patches: Sequence[np.ndarray]) -> torch.Tensor:
 
 
 def compare(rank: int, folder: Path, parallel: Parallel) -> Differences:
-    """A rank's job: run the layout once and hold everything that this rank has against the reference."""
+    """Run the layout once and compare everything that this rank has with the reference. This is the job of one rank."""
     reference: Reference = pickle.loads((folder / "reference.pickle").read_bytes())
     engine = jobs.build_engine(folder, parallel)
     original = load_file(folder / "model.safetensors")
@@ -148,7 +151,7 @@ def compare(rank: int, folder: Path, parallel: Parallel) -> Differences:
 
 
 def table() -> str:
-    """What was observed, as a table for the documentation."""
+    """Return the measured differences as a table for the documentation."""
     rows = ["| model | layout | log-probability | entropy | gradient | export |", "|---|---|---|---|---|---|"]
     for (model, layout), seen in OBSERVED.items():
         export = "bit-identical" if not seen.num_changed_weights else f"{seen.num_changed_weights} tensors differ"
@@ -166,13 +169,13 @@ def _worst(pairs: list[tuple[np.ndarray, np.ndarray]]) -> float:
 
 
 def _saved_grad(name: str, param: torch.nn.Parameter) -> np.ndarray:
-    """Experts are [num_experts, in, out] in the checkpoint."""
+    """Return the gradient in the form of the checkpoint, where experts are [num_experts, in, out]."""
     assert param.grad is not None
     return (param.grad.transpose(1, 2) if ".experts." in name else param.grad).numpy()
 
 
 def _saved_name(name: str, saved: object) -> str:
-    """A parameter's name in a checkpoint, where some prefixes are those of older releases."""
+    """Return a parameter's name in a checkpoint. Some checkpoints have the prefixes of older releases."""
     assert isinstance(saved, type({}.keys()))
     old = name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
     around = name.replace("model.language_model.", "language_model.model.")

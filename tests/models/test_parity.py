@@ -1,4 +1,4 @@
-"""Every family in every layout of `layouts.py` against transformers: values, gradients, exported bits."""
+"""Tests every family in every layout of `layouts.py` against transformers: values, gradients, and the exported bits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of the model on their own, against transformers, torch or the naive way."""
+"""Tests of single parts of the model, against transformers, torch or a simple implementation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ POSITIONS = {
     "qwen3_vl": (Qwen3VLModel, Qwen3VLConfig, None),
     "qwen3_vl_moe": (Qwen3VLMoeModel, Qwen3VLMoeConfig, None),
 }
-"""family -> (model and config of transformers, temporal positions per second)"""
+"""The model and config of transformers and the temporal positions per second, by family."""
 SIZES = st.integers(1, 4)
 MEDIA = st.tuples(st.booleans(), SIZES, SIZES, SIZES, st.sampled_from([0.3, 1, 2.5]))
 

@@ -1,4 +1,4 @@
-"""A reward that a model with random weights gets now and then, so that its groups have a signal to learn from."""
+"""A reward that a model with random weights gets sometimes, so that its groups have a signal to learn from."""
 
 import time
 from collections.abc import Mapping
@@ -6,18 +6,19 @@ from typing import Any
 
 
 def even_length(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """1 for an even number of characters; an exception on an empty response, to be scored 0."""
+    """Return 1 for an even number of characters, 0 for an odd one. Raises an exception on an empty response, which the
+    caller scores 0."""
     if not response:
         raise ValueError("nothing to judge")
     return float(len(response) % 2 == 0)
 
 
 def not_a_number(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """What dividing by nothing gives."""
+    """Raise ZeroDivisionError, like a reward function with a fault."""
     return float("nan")
 
 
 def endless(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """Waits for something that never comes."""
+    """Wait without end, like a reward function that hangs."""
     while True:
         time.sleep(0.01)

@@ -1,7 +1,8 @@
-"""A reward function that kills the run's data-plane node after so many responses; its scores are those of any_reward.
+"""A reward function that kills the run's data-plane node after a given number of responses. Its scores are those of
+any_reward.
 
-Rewards are asked for in the middle of a run's generation, and the last one of a step right before its training: no
-other place in a run that a test can reach tells the moment as exactly.
+A reward function is called in the middle of a run's generation, and the last call of a step comes right before its
+training. No other place in a run that a test can reach gives the moment as exactly.
 """
 
 import os
@@ -13,13 +14,13 @@ from tests.yatt_mm.any_reward import even_length
 from tests.yatt_mm.runs import wait_for_process
 
 VARIABLE = "YATT_TEST_KILL_AT"
-"""Numbers of responses, counted from 1 over the whole run, separated by commas."""
+"""The numbers of the responses at which the node is killed, counted from 1 over the whole run, separated by commas."""
 
 _num_scored = 0
 
 
 def even_length_after_a_kill(response: str, answer: str, fields: Mapping[str, Any]) -> float:
-    """Score like `even_length`, but kill the node first when its time has come."""
+    """Score like `even_length`, but kill the node first if this is one of the responses in `VARIABLE`."""
     global _num_scored
     _num_scored += 1
     if str(_num_scored) in os.environ[VARIABLE].split(","):

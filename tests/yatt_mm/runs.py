@@ -1,4 +1,5 @@
-"""Start whole runs from tests: small shards of real digits, the command line in a child, and what it leaves behind."""
+"""Starts whole runs for tests: small shards of real digits, the command line in a child process, and a check of what it
+leaves behind."""
 
 from __future__ import annotations
 
@@ -28,21 +29,22 @@ from yatt_mm.common.owned_dirs import LOCK_FILE
 ROOT = Path(__file__).parents[2]
 DEADLINE_S = 500.0
 ENGINE = "EngineCore|spawn_main"
-"""A process in which vLLM computes: the only ones that a run spawns by multiprocessing; not always has it a title."""
+"""A pattern for processes in which vLLM computes. A run starts no other processes by multiprocessing, and they do not
+always have a title."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finished:
-    """One run of the command line."""
+    """The result of one run of the command line."""
 
     status: int
     output: str
     left_behind: list[str]
-    """Processes, shared-memory segments and temporary files that outlived it."""
+    """The processes, shared-memory segments and temporary files that outlived the run."""
 
 
 def write_shard(path: Path, numbers: range, *, corrupt: tuple[int, ...] = ()) -> None:
-    """Digits as a WebDataset shard; the `corrupt` ones end in the middle of their image data."""
+    """Write digits as a WebDataset shard. The `corrupt` ones end in the middle of their image data."""
     digits = load_digits()
     with webdataset.TarWriter(str(path)) as shard:
         for number in numbers:
@@ -56,7 +58,7 @@ def write_shard(path: Path, numbers: range, *, corrupt: tuple[int, ...] = ()) ->
 
 
 def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str]:
-    """A small deterministic run on the shards in `folder`."""
+    """Return the arguments of a small deterministic run on the shards in `folder`."""
     return [
         "configs/digits_cpu.yaml",
         f"run.name={name}",
@@ -80,7 +82,7 @@ def arguments(folder: Path, model: Path, name: str, *overrides: str) -> list[str
 
 
 def judge(model: Path) -> tuple[str, ...]:
-    """Overrides that leave the reward to a judge, the same tiny model as the policy's."""
+    """Return overrides that leave the reward to a judge, which is the same tiny model as the policy."""
     return (
         "reward.weight=0",
         f"reward.judges.tiny.model={model}",
@@ -93,9 +95,10 @@ def judge(model: Path) -> tuple[str, ...]:
 
 @contextmanager
 def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """`python -m yatt_mm.train` in a session of its own, with a mark that all its children carry.
+    """Run `python -m yatt_mm.train` in a session of its own during a `with` block, with a mark that all its children
+    have.
 
-    What still runs when the block ends, because a test failed in it, is killed.
+    Processes that still run when the block ends, because a test failed in it, are killed.
     """
     mark = f"YATT_TEST_MARK={uuid.uuid4().hex}"
     env = {**os.environ, "TMPDIR": str(temporary), "YATT_TEST_MARK": mark.split("=")[1]}
@@ -117,7 +120,7 @@ def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess
 
 
 def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
-    """Wait for the end; then look for what should be gone."""
+    """Wait for the end of a run, then look for what should be gone."""
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -131,7 +134,7 @@ def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporar
 
 
 def run(command: list[str]) -> Finished:
-    """Run to the end."""
+    """Run the command to its end."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
         with started(command, temporary=Path(temporary)) as (process, mark):
@@ -139,12 +142,13 @@ def run(command: list[str]) -> Finished:
 
 
 def shared_memory() -> set[str]:
-    """Names of all segments."""
+    """Return the names of all shared-memory segments."""
     return {path.name for path in Path("/dev/shm").iterdir()}
 
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
-    """What carries the mark, or appeared in shared memory or the temporary folder and belongs to no other process."""
+    """Return what has the mark, or appeared in shared memory or the temporary folder and belongs to no other
+    process."""
     appeared = shared_memory() - before
     left = [str(path) for path in temporary.iterdir()]
     for entry in Path("/proc").iterdir():
@@ -163,7 +167,7 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """True for a folder (`yatt_mm.common.owned_dirs`) of another run that goes on now."""
+    """Return True for a folder (`yatt_mm.common.owned_dirs`) of another run that still works."""
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -175,7 +179,7 @@ def _is_held(folder: Path) -> bool:
 
 
 def wait_for_process(mark: str, pattern: str, *, deadline_s: float) -> int:
-    """Id of a process of the run in whose command line or title the regular expression is found."""
+    """Return the id of a process of the run whose command line or title matches the regular expression."""
     deadline = time.monotonic() + deadline_s
     while time.monotonic() < deadline:
         for entry in Path("/proc").iterdir():
@@ -190,6 +194,6 @@ def wait_for_process(mark: str, pattern: str, *, deadline_s: float) -> int:
 
 
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Records of a run's metrics.jsonl."""
+    """Return the records of a run's metrics.jsonl."""
     lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]

@@ -1,4 +1,4 @@
-"""Small simulations for tests."""
+"""Makes the configs of small simulations for tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from yatt_mm.simulator.config import SimulationConfig, parse_simulation
 
 
 def tree(**changes: Any) -> dict[str, Any]:
-    """Two cells of one device; every cost is zero until `changes` (dotted keys, `__` for the dot) say otherwise."""
+    """Return a config with two cells of one device. Every cost is zero unless `changes` (dotted keys, with `__` for the
+    dot) set it."""
     base: dict[str, Any] = {
         "run": {"steps": 1},
         "devices": {"num": 2, "per_cell": 1},
@@ -29,7 +30,7 @@ def tree(**changes: Any) -> dict[str, Any]:
 
 
 def override(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
-    """The tree with keys (`__` for the dot) changed in place."""
+    """Return the tree, changed in place at these keys (`__` stands for the dot)."""
     for key, value in changes.items():
         *sections, leaf = key.split("__")
         place = base
@@ -40,7 +41,7 @@ def override(base: dict[str, Any], **changes: Any) -> dict[str, Any]:
 
 
 def engine(**changes: Any) -> dict[str, Any]:
-    """An engine of one device that works on one sequence at a time and costs nothing."""
+    """Return an engine of one device that works on one sequence at a time and costs nothing."""
     return {
         "devices": 1,
         "decode_fixed_s": 0.0,
@@ -55,5 +56,5 @@ def engine(**changes: Any) -> dict[str, Any]:
 
 
 def simulation(**changes: Any) -> SimulationConfig:
-    """The checked config of `tree`."""
+    """Return the checked config of `tree`."""
     return parse_simulation(tree(**changes))

@@ -1,4 +1,4 @@
-"""A policy and a judge on two devices, whole runs: side by side, handing devices over, and in turns."""
+"""Tests of whole runs with a policy and a judge on two devices: beside each other, moving devices, and in turns."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
-    """Three steps with a stream of prompts, more under way than needed, and a tail that is carried over.
+    """A run of three steps with a stream of prompts, more requests than needed, and a tail that is carried over.
 
-    Answers are quick and verdicts wait, so that the devices go to the judge when all is answered.
+    Answers are fast and verdicts are slow, so the devices move to the judge when all is answered.
     """
     overrides = (
         "train.steps=3",

@@ -1,4 +1,4 @@
-"""The console commands `yatt-mm` and `dataplane`, next to the modules that `python -m` runs."""
+"""Tests of the console commands `yatt-mm` and `dataplane`, and of the modules that `python -m` runs."""
 
 import subprocess
 import sys
@@ -12,7 +12,7 @@ def run(*command: str) -> subprocess.CompletedProcess[str]:
 
 
 def installed(name: str) -> str:
-    """The path of a command in the environment of this Python."""
+    """Return the path of a command in the environment of this Python."""
     path = Path(sys.executable).parent / name
     assert path.exists(), f"{name} is not installed; run: pip install -e ."
     return str(path)

@@ -1,4 +1,4 @@
-"""Who may import whom: read from the sources, and seen in a fresh process."""
+"""Tests which modules may import which: read from the sources, and seen in a fresh process."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CONTROLLER_SIDE = ("yatt_mm.train", "yatt_mm.control.actor", "yatt_mm.protocol.r
 
 
 def imported(file: Path) -> set[str]:
-    """Modules that a file imports anywhere outside `if TYPE_CHECKING`."""
+    """Return the modules that a file imports anywhere outside `if TYPE_CHECKING`."""
     names: set[str] = set()
 
     def visit(node: ast.AST) -> None:

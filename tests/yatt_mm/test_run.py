@@ -1,4 +1,4 @@
-"""The main job, whole: real Flight node, Ray, vLLM engines and Megatron ranks on a tiny model and real digits."""
+"""Tests of whole runs: a real Flight node, Ray, vLLM engines and Megatron ranks on a tiny model and real digits."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/g
 NUM_TRAIN, NUM_EVAL, CORRUPT = 40, 12, 20
 NUM_PROMPTS = 8
 PER_STEP = NUM_PROMPTS * 4
-"""Responses of a step: prompts times group size."""
+"""The number of responses of a step: prompts times group size."""
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def whole(folder: Path, tiny_dir: Path) -> runs.Finished:
-    """Six steps in one go: every training sample is drawn at least once."""
+    """A run of six steps without a break, in which every training sample is drawn at least once."""
     return runs.run(runs.arguments(folder, tiny_dir, "whole", "train.steps=6"))
 
 
@@ -126,7 +126,7 @@ def test_a_resumed_run_gives_the_same_numbers(whole: runs.Finished, folder: Path
 
 
 def check_that_it_trains_alike(folder: Path, name: str) -> None:
-    """The first step of a run in another layout, beside that of the whole one."""
+    """Check that the first step of a run in another layout is close to that of the whole run."""
     here, there = runs.metrics(folder, name)[1], runs.metrics(folder, "whole")[1]
     assert here["rollout/logprob_diff_mean"] < 1e-3
     assert here["train/grad_norm"] > 0
@@ -135,9 +135,9 @@ def check_that_it_trains_alike(folder: Path, name: str) -> None:
 
 
 def test_a_run_on_a_node_of_ones_own_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
-    """The same seed twice, once with a data-plane node that another process started, and that several runs may use.
+    """Test the same seed with a data-plane node that another process started, and that several runs may use.
 
-    Its weights are broadcast, as to engines that share no memory with the trainer.
+    The weights are broadcast, as to engines that share no memory with the trainer.
     """
     roots = {name: [str(folder / f"{name}-000000.tar")] for name in ("train", "eval")}
     with EmbeddedNode(memory_bytes=64 * 2**20, roots=roots) as node:
@@ -155,7 +155,7 @@ def test_a_node_that_is_killed_twice_costs_time_only(
     whole: runs.Finished, folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kills = (NUM_EVAL + PER_STEP // 2, NUM_EVAL + 2 * PER_STEP)
-    """In the middle of the first step's generation, and in the second step's."""
+    """The moments of the kills: in the middle of the first step's generation, and in the second step's."""
     monkeypatch.setenv(VARIABLE, ",".join(map(str, kills)))
     killing = "reward.function=tests.yatt_mm.killing_reward:even_length_after_a_kill"
     killed = runs.run(runs.arguments(folder, tiny_dir, "killed", "train.steps=2", killing))

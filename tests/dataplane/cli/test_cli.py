@@ -1,4 +1,4 @@
-"""The command line against a real node."""
+"""Tests of the command line against a real node."""
 
 import json
 import os
@@ -51,7 +51,8 @@ def test_stat_and_ingest_print_tables_and_json(node: EmbeddedNode, capsys: pytes
 
 @pytest.fixture
 def own_signals() -> Iterator[None]:
-    """Signals stay the tests' own: `serve` in this process takes them for its node."""
+    """Restore the signal handlers after the test, because `serve` in this process replaces them with those of its
+    node."""
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     wakeup = signal.set_wakeup_fd(-1)
     yield

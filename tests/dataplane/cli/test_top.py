@@ -1,4 +1,4 @@
-"""`top`, and what the command line says while it works."""
+"""Tests of `top`, and of the progress that the command line shows while it works."""
 
 import contextlib
 import io
@@ -53,12 +53,13 @@ def test_ctrl_c_ends_it_without_a_trace(node: EmbeddedNode, has_terminal: bool) 
         os.close(slave) if not has_terminal else None
         seen = b""
         while seen.count(b"DoAction") + seen.count(b"stat") < 3:
-            seen += os.read(master, 65536)
+            part = os.read(master, 65536)
+            assert part, "it ended before it was told to"
+            seen += part
         process.send_signal(signal.SIGINT)
-        drain = seen
-        while process.poll() is None:
-            drain = _read(master)
-        assert process.wait(60) == 0 and drain is not None
+        os.set_blocking(master, False)
+        wait_until(lambda: _read(master) is not None and process.poll() is not None, 60)  # a full pipe would block it
+        assert process.returncode == 0
         assert process.stderr is not None and process.stderr.read() == b""
     finally:
         process.kill()
@@ -68,7 +69,6 @@ def test_ctrl_c_ends_it_without_a_trace(node: EmbeddedNode, has_terminal: bool) 
 
 
 def _read(fd: int) -> bytes:
-    os.set_blocking(fd, False)
     try:
         return os.read(fd, 65536)
     except OSError:
@@ -76,8 +76,8 @@ def _read(fd: int) -> bytes:
 
 
 def drain(terminal: int, shown: list[bytes]) -> None:
-    """Read until no process has the terminal open any more. A terminal that is not read blocks the process that writes
-    to it."""
+    """Read until no process has the terminal open any more. A process that writes to a terminal which is not read would
+    block."""
     with contextlib.suppress(OSError):  # EIO is its end
         while part := os.read(terminal, 65536):
             shown.append(part)

@@ -1,4 +1,4 @@
-"""Nodes start and end cleanly, however they or their owners end; nothing stays in /dev/shm."""
+"""Tests that nodes start and end cleanly, however they or their owners end, and that nothing stays in /dev/shm."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Many objects in a few round trips."""
+"""Tests of storing many objects in a few round trips."""
 
 import numpy as np
 import pytest

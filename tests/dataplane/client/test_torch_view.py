@@ -1,4 +1,4 @@
-"""Pinning a reader's mapping for CUDA. What needs a device is skipped where there is none."""
+"""Tests of pinning a reader's mapping for CUDA. Tests that need a device are skipped if there is none."""
 
 import numpy as np
 import pytest

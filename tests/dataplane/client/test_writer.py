@@ -1,4 +1,5 @@
-"""A worker writes arrays straight into the node's memory; what it did not seal is gone when it is."""
+"""Tests that a worker can write arrays straight into the node's memory, and that unsealed arrays disappear with their
+worker."""
 
 import subprocess
 import sys

@@ -1,4 +1,5 @@
-"""Byte connections between nodes: whole and verified or not at all, guarded by keys; Flight where there is none."""
+"""Tests of byte connections between nodes: an object arrives whole and verified or not at all, keys guard the port, and
+Flight is used if there is no port."""
 
 import contextlib
 import json
@@ -53,7 +54,7 @@ READ = "read-0123456789abcdef"
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
-    """Node `a`: a small arena, so that things spill."""
+    """Node `a`, with a small arena, so that objects are spilled."""
     spill = tmp_path_factory.mktemp("spill")
     with EmbeddedNode(memory_bytes=48 * MIB, roots={}, node_id="a", host_id="elsewhere", spill_dir=spill) as started:
         yield started
@@ -67,12 +68,13 @@ def owner(home: EmbeddedNode) -> Iterator[Client]:
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A slow machine is no reason to fetch over Flight: these tests count connections."""
+    """Wait long for byte connections, so that a slow machine does not switch to Flight: these tests count
+    connections."""
     monkeypatch.setattr(byte_connections, "_CONNECT_S", 20.0)
 
 
 class Fetching:
-    """A store and a fetcher of this process, as node `b` has them."""
+    """A store and a fetcher in this process, like those of a node `b`."""
 
     def __init__(
         self, uri: str, memory_bytes: int = 64 * MIB, credentials: Credentials | None = None, stall_s: float = 20.0
@@ -91,12 +93,12 @@ class Fetching:
         self._segment.unlink()
 
     def fetch(self, refs: Sequence[Ref], timeout_s: float = 30.0) -> list[np.ndarray]:
-        """Copies of what came."""
+        """Fetch the objects and return copies of those that arrived."""
         entries = [self.store.find(name) for name in self.fetch_names(refs, timeout_s)]
         return [np.array(self.store.content(entry)) for entry in entries if entry is not None]
 
     def fetch_names(self, refs: Sequence[Ref], timeout_s: float) -> list[str]:
-        """Names of what came."""
+        """Fetch the objects and return the names of those that arrived."""
         futures: dict[str, Future[Ref]] = {ref.name: Future() for ref in refs}
 
         def land(ref: Ref, result: Ref | DataPlaneError) -> None:
@@ -202,7 +204,7 @@ def test_what_is_not_resident_is_made_on_demand_and_what_cannot_be_says_so(owner
 
 @pytest.fixture
 def served() -> Iterator[Node]:
-    """A node of this process."""
+    """A node in this process."""
     node = Node(NodeConfig(memory_bytes=4 * MIB, node_id="a"))
     try:
         yield node
@@ -224,7 +226,7 @@ def frame(body: Any) -> bytes:
 
 
 def read_exactly(connected: socket.socket, nbytes: int) -> bytes:
-    """All of them: on a socket with a timeout MSG_WAITALL waits for nothing."""
+    """Read exactly `nbytes` bytes. MSG_WAITALL would not wait on a socket with a timeout."""
     data = b""
     while len(data) < nbytes:
         part = connected.recv(nbytes - len(data))
@@ -427,10 +429,11 @@ def test_a_port_that_is_taken_is_refused_with_its_flag(served: Node) -> None:
 
 
 class Liar(fl.FlightServerBase):
-    """Node `a` that answers every request with the same frames, and knows nothing of Flight but `bytes`."""
+    """A fake node `a` that answers every request with the same frames. Of Flight it knows only the action `bytes`."""
 
     def __init__(self, *frames: bytes, is_silent: bool = False) -> None:
-        """With `is_silent` it says nothing more after them, and waits; else it closes the connection."""
+        """With `is_silent`, the fake sends nothing after the frames and keeps the connection open; otherwise it closes
+        the connection."""
         super().__init__("grpc://127.0.0.1:0")
         self.uri = f"grpc://127.0.0.1:{self.port}"
         self.num_requests = 0

@@ -1,4 +1,5 @@
-"""Sharing memory with a node: processes with its host id that can open its segment do, and all others copy."""
+"""Tests of sharing memory with a node: a process with the node's host id that can open its segment shares it, and all
+others copy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,5 @@
-"""Several nodes on one machine that share no memory: objects come from their home, once, whole and verified."""
+"""Tests of several nodes on one machine that share no memory: each object comes from its home once, whole and
+verified."""
 
 import re
 import shlex
@@ -55,7 +56,7 @@ def proxy(home: EmbeddedNode, request: pytest.FixtureRequest) -> Iterator[Proxy]
 
 @pytest.fixture
 def away(proxy: Proxy) -> Iterator[EmbeddedNode]:
-    """Node `b`, which knows nothing but where `a` is."""
+    """Node `b`, which knows only the address of node `a`."""
     with EmbeddedNode(memory_bytes=96 << 20, roots={}, node_id="b", peers={"a": proxy.uri}) as started:
         yield started
 

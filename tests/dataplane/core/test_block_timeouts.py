@@ -1,4 +1,4 @@
-"""Deadlines of waits, watched by one thread."""
+"""Tests of deadlines for `with` blocks, which one thread watches."""
 
 import threading
 import time

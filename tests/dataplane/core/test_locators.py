@@ -1,4 +1,4 @@
-"""Locators: the same columns as a record batch and as JSON."""
+"""Tests that locators have the same columns as a record batch and as JSON."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Refs are small, picklable, JSON-safe and hashable by name."""
+"""Tests that refs are small, picklable, JSON-safe, and hashable by name."""
 
 import json
 import pickle

@@ -1,4 +1,5 @@
-"""What answers at an address may be no node: clients open only arenas and spilled files of their own user."""
+"""Tests that clients open only arenas and spilled files of their own user, because the process at an address may not be
+a node."""
 
 import json
 import os
@@ -25,7 +26,7 @@ EIGHT_BYTES = Ref(name="x", kind="plain", node="rogue", dtype="uint8", shape=(8,
 
 
 class RogueServer(fl.FlightServerBase):
-    """Speaks as a node of this machine whose memory is whatever file it names."""
+    """A server that claims to be a node of this machine, whose arena is any file that the test chooses."""
 
     def __init__(self, segment: Mapping[str, Any], offset: int = 0) -> None:
         self._hello: dict[str, Any] = {"node": "rogue", "incarnation": "0", "session": "0", "host": default_host_id()}
@@ -59,7 +60,7 @@ class RogueServer(fl.FlightServerBase):
 
 @contextmanager
 def rogue(segment: Mapping[str, Any], offset: int = 0) -> Iterator[str]:
-    """The address of a server that names this as its arena."""
+    """Yield the address of a server that names this file as its arena."""
     server = RogueServer(segment, offset)
     try:
         yield f"grpc://127.0.0.1:{server.port}"
@@ -76,7 +77,7 @@ def victim(tmp_path: Path) -> Path:
 
 
 def described(path: Path, **changes: Any) -> dict[str, Any]:
-    """A file as a node would describe it."""
+    """Return the description that a node would send of a file."""
     found = path.stat()
     return {"path": str(path), "nbytes": found.st_size, "device": found.st_dev, "inode": found.st_ino, **changes}
 

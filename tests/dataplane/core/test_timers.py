@@ -1,4 +1,5 @@
-"""Timers: many deadlines in one thread, at their time, in their order, once, and never after they were cancelled."""
+"""Tests of timers: many deadlines in one thread. Each is called once, at its time, in order, and never after it was
+cancelled."""
 
 import threading
 from queue import SimpleQueue

@@ -1,4 +1,5 @@
-"""Registered datasets: samples in order, digests as names, clear words for what cannot be read."""
+"""Tests of registered datasets: samples in order, digests as names, and clear messages for files that cannot be
+read."""
 
 import io
 import json

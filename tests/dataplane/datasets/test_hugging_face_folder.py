@@ -1,4 +1,4 @@
-"""Folders as Hugging Face's `datasets` saves them, and as the hub has them."""
+"""Tests of folders in the layout of Hugging Face's `datasets` and of the Hugging Face hub."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ IMAGES = [encode(noise(at)) for at in range(6)]
 
 
 def save(folder: Path, tables: list[pa.Table], options: pa.ipc.IpcWriteOptions | None = None) -> Path:
-    """What `Dataset.save_to_disk` writes: Arrow streams, and which of them there are."""
+    """Write a folder like `Dataset.save_to_disk`: Arrow streams, and the file that lists them."""
     folder.mkdir(parents=True)
     names = [f"data-{at:05d}-of-{len(tables):05d}.arrow" for at in range(len(tables))]
     for name, table in zip(names, tables):

@@ -1,4 +1,4 @@
-"""JSON lines with paths as a dataset, and which files such a path may lead to."""
+"""Tests of JSON lines with paths as a dataset, and of the files to which these paths may lead."""
 
 import json
 import os
@@ -23,7 +23,7 @@ IMAGES = [encode(noise(at)) for at in range(4)]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """`set/images/0.png` ... and nothing else yet."""
+    """A folder with `set/images/0.png` and the other images, and no JSON lines yet."""
     (tmp_path / "set" / "images").mkdir(parents=True)
     for at, data in enumerate(IMAGES):
         (tmp_path / "set" / "images" / f"{at}.png").write_bytes(data)
@@ -125,7 +125,7 @@ def test_a_medium_that_cannot_be_had_is_quarantined_with_its_reason(folder: Path
 
 
 def swap_for_link(folder: Path) -> None:
-    """`images` becomes a link to a folder outside, with other files of the same names."""
+    """Replace `images` by a link to a folder outside, which has other files with the same names."""
     outside = folder.parent / "outside"
     outside.mkdir()
     (outside / "0.png").write_bytes(IMAGES[3])

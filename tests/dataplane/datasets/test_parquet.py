@@ -1,4 +1,5 @@
-"""Parquet as a dataset: verl's and Hugging Face's columns, by row group, with words for what cannot be served."""
+"""Tests of Parquet as a dataset: the columns of verl and Hugging Face, row groups, and messages for columns that cannot
+be served."""
 
 import datetime
 import decimal
@@ -31,7 +32,7 @@ def datasets_of(*patterns: object) -> Catalog:
 
 @pytest.fixture
 def verl(tmp_path: Path) -> Path:
-    """Two shards: rows of two images, one, none; then one."""
+    """A folder with two shards: one with rows of two images, one image and none; one with a row of one image."""
     write_parquet(tmp_path / "train-0.parquet", verl_table([IMAGES[:2], IMAGES[2:3], []]))
     write_parquet(tmp_path / "train-1.parquet", verl_table([IMAGES[3:4]]))
     return tmp_path

@@ -1,4 +1,4 @@
-"""The sampler's order: a bijection per epoch, exact shares, the same for any number of controllers, and resumable
+"""Tests of the sampler's order: a bijection per epoch, exact shares, the same for any number of controllers, resumable
 anywhere."""
 
 import json

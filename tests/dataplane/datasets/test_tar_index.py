@@ -1,4 +1,5 @@
-"""Offsets out of tar headers, and what is said of tars that are torn, compressed or no tars at all."""
+"""Tests of the offsets that are read from tar headers, and of the messages for files that are torn, compressed or no
+tars."""
 
 import gzip
 import tarfile

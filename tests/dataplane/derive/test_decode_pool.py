@@ -1,4 +1,5 @@
-"""Workers that hang, crash or are killed: the node goes on, the medium is made or set aside, and nothing leaks."""
+"""Tests of workers that hang, crash or are killed: the node continues, the medium is derived or quarantined, and
+nothing leaks."""
 
 import os
 import signal
@@ -34,7 +35,7 @@ FRAMES = {
 
 
 def torn_avi_that_claims_to_be_whole(path: Path) -> bytes:
-    """decord 0.6 dies of it with SIGSEGV."""
+    """Return a torn AVI whose header claims that it is complete. decord 0.6 crashes on it with SIGSEGV."""
     data = bytearray(encode_video(path, "MJPG", moving()))
     del data[len(data) // 2 :]
     data[4:8] = (len(data) - 8).to_bytes(4, "little")
@@ -43,7 +44,7 @@ def torn_avi_that_claims_to_be_whole(path: Path) -> bytes:
 
 @pytest.fixture(scope="module")
 def big_png() -> bytes:
-    """An image that takes more than a second to decode and resize, in 400 kB."""
+    """Return an image of 400 kB that takes more than a second to decode and resize."""
     return encode(Image.new("RGB", (11_000, 11_000), (10, 20, 30)), "PNG", compress_level=1)
 
 
@@ -86,7 +87,7 @@ def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:
 
 
 def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """The one worker stands still from when it gets its next place on; set once it does."""
+    """Stop the only worker when it gets its next slab. The event is set when it has stopped."""
     (pid,) = node.services.pool.pids()
     is_stopped, allocate = threading.Event(), node.services.store.allocate
 
@@ -102,7 +103,7 @@ def stopped_at_its_place(node: Node, monkeypatch: pytest.MonkeyPatch) -> threadi
 
 
 def empty(node: Node) -> None:
-    """Nothing but what is leaked is left in the arena."""
+    """Check that the arena is empty, so nothing was leaked."""
     slab = node.services.store.allocate(8 << 20, time.monotonic() + 20)
     node.services.store.abort(slab)
     assert node.services.store.stat()["used_bytes"] == 0

@@ -1,4 +1,5 @@
-"""Deriving on a real node: once each, the same bytes after eviction, and bad media set aside with a reason."""
+"""Tests of deriving on a real node: each object once, the same bytes after eviction, and bad media in quarantine with a
+reason."""
 
 import threading
 import time

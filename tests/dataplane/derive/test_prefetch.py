@@ -1,5 +1,5 @@
-"""Prefetching: objects are made before a client asks for them, after urgent work, once, and never at the cost of each
-other."""
+"""Tests of prefetching: objects are made before a client requests them, after urgent work, once, and without evicting
+each other."""
 
 import threading
 from collections.abc import Iterator

@@ -1,4 +1,5 @@
-"""What could not be made is set aside: for good where its bytes are at fault, for a while where the machine may be."""
+"""Tests of the quarantine: media stay in it for good if their bytes are at fault, and for a while if the machine may
+be."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Which frames are taken, and what sizes they get, against transformers' video processors."""
+"""Tests which frames are sampled and what sizes they get, against transformers' video processors."""
 
 import types
 from typing import Any
@@ -56,7 +56,8 @@ def test_frames_by_count_are_those_of_transformers(rule: str, num_frames: int) -
 
 
 def assert_near(ours: tuple[int, ...], theirs: list[int], total: int, rule: str) -> None:
-    """Equal; but torch's arange in float32 may step over an integer by a rounding error, or give one frame too many."""
+    """Check that both are equal. A small difference is allowed, because torch's arange in float32 may skip an integer
+    or give one frame too many."""
     if rule == "qwen3_vl":
         assert list(ours) == theirs, total
         return

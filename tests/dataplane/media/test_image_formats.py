@@ -1,4 +1,4 @@
-"""What each kind of image becomes, value by value, and where that is not what transformers' `load_image` gives."""
+"""Tests what each kind of image becomes, value by value, and where this differs from transformers' `load_image`."""
 
 import struct
 import zlib
@@ -24,7 +24,7 @@ def chunk(kind: bytes, body: bytes) -> bytes:
 
 
 def png(samples: np.ndarray, color_type: int, depth: int = 16, extra: bytes = b"") -> bytes:
-    """A PNG with these [height, width, channels] samples, unfiltered; `extra` are chunks before the data."""
+    """Return a PNG with these [height, width, channels] samples, unfiltered. `extra` are chunks before the data."""
     rows = samples.astype(">u2" if depth == 16 else np.uint8).reshape(len(samples), -1)
     body = b"".join(b"\0" + row.tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", samples.shape[1], samples.shape[0], depth, color_type, 0, 0, 0)
@@ -43,7 +43,7 @@ def palette(transparent: bool) -> tuple[bytes, np.ndarray]:
 
 
 def cmyk_without_adobe_marker() -> bytes:
-    """Its samples are what they are, not inverted; Pillow takes every CMYK JPEG for an inverted one."""
+    """Return a CMYK JPEG whose samples are not inverted. Pillow treats every CMYK JPEG as inverted."""
     data = encode(Image.fromarray(255 - np.asarray(Image.fromarray(SMOOTH).convert("CMYK")), "CMYK"), "JPEG")
     at = data.find(b"\xff\xee")
     return data[:at] + data[at + 2 + int.from_bytes(data[at + 2 : at + 4], "big") :] if at >= 0 else data
@@ -90,7 +90,7 @@ EXACT = {
 
 
 def load_image(data: bytes, path: Path) -> np.ndarray:
-    """transformers' loader, as its pipelines and vLLM's use it."""
+    """Load an image with transformers' loader, as its pipelines and vLLM's use it."""
     from transformers.image_utils import load_image as load
 
     path.write_bytes(data)
@@ -129,7 +129,7 @@ def test_a_cmyk_jpeg_without_adobes_mark_is_read_as_inverted_as_pillow_does(tmp_
 
 
 def test_grey_of_sixteen_bits_keeps_its_high_byte_where_transformers_has_white(tmp_path: Path) -> None:
-    """The one difference: `convert("RGB")` clips at 255, so that almost everything turns white."""
+    """Test the one difference: `convert("RGB")` clips at 255, so in transformers almost everything becomes white."""
     values = WIDE[:, :, 0]
     for data in (
         png(values[:, :, None], 0),

@@ -1,4 +1,4 @@
-"""Decoding: everything becomes RGB as it should look, or a reason."""
+"""Tests of decoding: every image becomes RGB with the right colours, or gives a reason."""
 
 import io
 import struct
@@ -19,7 +19,7 @@ def decode_image(data: bytes, formats: tuple[str, ...] = (), limits: MediaLimits
 
 
 def png_of_size(width: int, height: int) -> bytes:
-    """A PNG whose header claims a size; its data is one empty stream."""
+    """Return a PNG whose header claims this size. Its data is one empty stream."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))

@@ -1,4 +1,4 @@
-"""The patch kernel against transformers' own processor, and its recipe's limits."""
+"""Tests of the patch kernel against transformers' own processor, and of its recipe's limits."""
 
 import math
 import warnings

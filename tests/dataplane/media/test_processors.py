@@ -1,7 +1,7 @@
-"""How far each kernel is from what transformers' own processors make of the same pixels, stated as numbers.
+"""Tests how far each kernel is from transformers' own processors on the same pixels, as numbers.
 
-Pillow-backed processors are matched bit for bit where they exist (see test_kernel). The default ones are backed by
-torchvision, whose resize rounds otherwise: the bounds below are what was measured, rounded up.
+Processors with Pillow are matched bit for bit if they exist (see test_kernel). The default processors use torchvision,
+whose resize rounds differently: the bounds below are the measured differences, rounded up.
 """
 
 import logging
@@ -43,7 +43,7 @@ def run_video_kernel(video: Video, recipe: dict[str, Any]) -> tuple[np.ndarray, 
 
 
 def run_image_processor(image: Image.Image) -> np.ndarray:
-    """transformers' default processor of Qwen2-VL and Qwen2.5-VL images."""
+    """Run transformers' default processor of Qwen2-VL and Qwen2.5-VL images."""
     pytest.importorskip("torch")
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
 
@@ -55,7 +55,7 @@ def run_image_processor(image: Image.Image) -> np.ndarray:
 
 
 def run_video_processor(frames: np.ndarray, recipe: dict[str, Any]) -> tuple[np.ndarray, list[int]]:
-    """transformers' default processor of Qwen2.5-VL or Qwen3-VL videos, given the sampled frames."""
+    """Run transformers' default processor of Qwen2.5-VL or Qwen3-VL videos on the sampled frames."""
     pytest.importorskip("torch")
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
@@ -78,7 +78,7 @@ def run_video_processor(frames: np.ndarray, recipe: dict[str, Any]) -> tuple[np.
 
 
 def compare(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, float]:
-    """The greatest difference, and the fraction of values that differ."""
+    """Return the largest difference, and the share of values that differ."""
     assert ours.shape == theirs.shape
     distance = np.abs(ours.astype(int) - theirs.astype(int))
     return int(distance.max()), float((distance > 0).mean())

@@ -1,4 +1,4 @@
-"""The kernel of square tiles against transformers' own processor, and its recipe's limits."""
+"""Tests of the kernel of square tiles against transformers' own processor, and of its recipe's limits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reading videos: every container and codec that datasets may hold, or a reason."""
+"""Tests of reading videos: every container and codec that datasets may hold gives frames or a reason."""
 
 from pathlib import Path
 
@@ -103,7 +103,7 @@ def test_a_header_without_frames_is_no_video(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_flipped_bytes_give_frames_or_a_reason(seed: int) -> None:
-    """What a decoder can do with them at all; that it may also die is the pool's matter."""
+    """Test the decoder alone on damaged bytes. It may also crash, which is handled by the pool."""
     rng = np.random.default_rng(seed)
     data = bytearray(h264())
     for at in rng.integers(48, 3000, 3):  # the coded frames

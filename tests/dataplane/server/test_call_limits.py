@@ -1,4 +1,4 @@
-"""What goes beyond a node's limits gets an error that says so, and the node goes on."""
+"""Tests that a request beyond a node's limits gets an error that says so, and that the node continues."""
 
 import gc
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ from tests.dataplane.shards import wait_until
 
 @pytest.fixture(scope="module")
 def shared_narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A node for one call, two streams, batches of 8 MiB and a hundred leases."""
+    """A node that allows one call, two streams, batches of 8 MiB and a hundred leases."""
     flags = ("--max-calls", "1", "--max-streams", "2", "--max-message", "8MiB", "--max-leases", "100")
     with serving(tmp_path_factory.mktemp("narrow") / "log", *flags, "--memory", "64MiB") as served:
         yield served
@@ -27,7 +27,7 @@ def shared_narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def narrow(shared_narrow: Served) -> Served:
-    """That node, once it has noticed that the calls and streams of the test before have ended."""
+    """The narrow node, after it has noticed that the calls and streams of the previous test have ended."""
     gc.collect()  # views in the frames of errors that were expected
     with Client(shared_narrow.uri, timeout_s=20) as client:
         wait_until(lambda: answers(client) and client.stat()["num_streams"] == client.stat()["num_leases"] == 0)
@@ -35,7 +35,7 @@ def narrow(shared_narrow: Served) -> Served:
 
 
 def answers(client: Client) -> bool:
-    """Whether there is room for a call."""
+    """Return True if the node has room for a call."""
     try:
         return client.stat()["num_objects"] >= 0
     except OverloadedError:

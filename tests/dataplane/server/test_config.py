@@ -1,4 +1,4 @@
-"""What a node refuses before it starts, and what it then says."""
+"""Tests of the settings that a node refuses before it starts, and of its messages."""
 
 from collections.abc import Callable
 from dataclasses import replace

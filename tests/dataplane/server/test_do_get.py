@@ -1,4 +1,4 @@
-"""DoGet with tickets of many objects and of ranges, from a plain Flight client."""
+"""Tests of DoGet with tickets of many objects and of ranges, from a plain Flight client."""
 
 import json
 import time
@@ -26,7 +26,7 @@ def ticket(**body: Any) -> fl.Ticket:
 
 
 def pieces(flight: fl.FlightClient, refs: list[Ref], **more: Any) -> tuple[dict[int, bytearray], dict[int, dict]]:
-    """Bytes and info of each object of a stream of many."""
+    """Return the bytes and the info of each object of a stream of many objects."""
     data: dict[int, bytearray] = {}
     infos: dict[int, dict] = {}
     for chunk in flight.do_get(ticket(refs=[ref.to_dict() for ref in refs], **more)):

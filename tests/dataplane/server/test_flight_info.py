@@ -1,4 +1,4 @@
-"""GetFlightInfo, ListFlights and GetSchema, as a Flight client of any language sees them."""
+"""Tests of GetFlightInfo, ListFlights and GetSchema, as a Flight client of any language sees them."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""Requests that make no sense get a Flight error that says so, and the node stays up."""
+"""Tests that a request which makes no sense gets a Flight error that says so, and that the node stays up."""
 
 import contextlib
 import json

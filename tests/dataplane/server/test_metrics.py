@@ -1,4 +1,4 @@
-"""What a node counts, as stat, as Prometheus reads it and as people do."""
+"""Tests of a node's counters in the reply to stat, in the text for Prometheus, and on the page for people."""
 
 import contextlib
 import socket
@@ -38,7 +38,7 @@ def fetch(url: str, token: str = "", context: ssl.SSLContext | None = None) -> s
 
 
 def samples(text: str) -> dict[tuple[str, str], float]:
-    """Values by name and the one label beside the node."""
+    """Return the values by name and by the one label beside that of the node."""
     found = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
@@ -49,7 +49,8 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def is_counted(client: Client) -> bool:
-    """Whether the calls below are over for the node too: it may count one, and end its lease, after its answer."""
+    """Return True if the node has counted all calls of a test. It may count a call, and end its lease, after its
+    answer."""
     stat = client.stat()
     num_calls = {verb: stat["verbs"].get(verb, {}).get("num_calls", 0) for verb in ("DoPut", "DoGet", "resolve")}
     return bool(stat["num_leases"] == 2 and num_calls == {"DoPut": 1, "DoGet": 4, "resolve": 1})

@@ -1,4 +1,4 @@
-"""put, get, stat and release on a real node, over Flight and in place."""
+"""Tests of put, get, stat and release on a real node, over Flight and in place."""
 
 import contextlib
 import gc
@@ -154,7 +154,7 @@ def test_a_node_that_is_not_there_is_named() -> None:
 
 
 def open_arenas() -> list[str]:
-    """Arenas of running nodes of which this process holds a descriptor."""
+    """Return the arenas of running nodes of which this process holds a descriptor."""
     gc.collect()
     opened = []
     for fd in Path("/proc/self/fd").iterdir():

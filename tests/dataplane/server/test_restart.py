@@ -1,4 +1,4 @@
-"""A node that dies and comes back costs time only: clients and readers go on, nothing is left over."""
+"""Tests that a node which dies and restarts costs only time: clients and readers continue, and nothing is left over."""
 
 import gc
 import logging
@@ -266,7 +266,7 @@ def test_the_first_durable_puts_into_a_scope_may_come_together_and_outlive_the_n
 
 
 class AlwaysTaken(SimpleQueue[int | None]):
-    """A queue whose items other readers have taken by the time that one gets them."""
+    """A queue whose items other readers have taken by the time that a reader gets one."""
 
     def empty(self) -> bool:
         return False

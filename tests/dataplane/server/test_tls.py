@@ -1,4 +1,4 @@
-"""TLS and mutual TLS with real certificates, and where a node may listen."""
+"""Tests of TLS and mutual TLS with real certificates, and of the addresses at which a node may listen."""
 
 from pathlib import Path
 

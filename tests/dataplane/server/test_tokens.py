@@ -1,4 +1,4 @@
-"""Tokens and rights, against real nodes."""
+"""Tests of tokens and rights against real nodes."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,7 +40,7 @@ def token_file(path: Path, *lines: str) -> Path:
 
 @pytest.fixture(scope="module")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A node with one token of each right, and one that has expired."""
+    """A node with one token of each right, and one token that has expired."""
     directory = tmp_path_factory.mktemp("tokens")
     lines = [
         "# who: what",
@@ -98,7 +98,8 @@ def test_each_right_includes_those_before_it(guarded: Served) -> None:
 
 
 def call_every_verb(flight: fl.FlightClient) -> Iterator[tuple[str, Right, Exception | None]]:
-    """Every verb there is with a body that makes no sense: what it needs and what it raised."""
+    """Call every verb with a body that makes no sense. Return the right that each needs and the error that it
+    raised."""
     for name, action in ACTIONS.items():
         yield name, action.right, raised_by(lambda name=name: list(flight.do_action(fl.Action(name, b"no json"))))
     for name, exchange in EXCHANGES.items():

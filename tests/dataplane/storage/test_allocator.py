@@ -1,4 +1,4 @@
-"""Places never overlap, are aligned, and everything that is given back merges again."""
+"""Tests that slabs never overlap and are aligned, and that freed slabs merge again."""
 
 from itertools import pairwise
 

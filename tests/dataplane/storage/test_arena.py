@@ -1,4 +1,5 @@
-"""Where a node's memory comes from, and who may map it: with no /dev/shm, in other containers, on NUMA machines."""
+"""Tests where a node's memory comes from, and who may map it: without /dev/shm, in other containers, on NUMA
+machines."""
 
 import ctypes
 import fcntl

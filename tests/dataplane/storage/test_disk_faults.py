@@ -1,4 +1,4 @@
-"""A disk that fails for a while, or a process that has no descriptor left, loses nothing and leaks nothing."""
+"""Tests that nothing is lost or leaked if a disk fails for a while, or if a process has no descriptor left."""
 
 import os
 import resource
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 
 def started(folder: Path) -> Node:
-    """A node of 2 MiB of memory and 64 MiB of disk in this process."""
+    """A node in this process, with 2 MiB of memory and 64 MiB of disk."""
     return Node(NodeConfig(memory_bytes=2 * MIB, spill_dir=folder, spill_bytes=64 * MIB, node_id="one"))
 
 
@@ -45,7 +45,7 @@ def client(node: Node) -> Iterator[Client]:
 
 @contextmanager
 def opening_fails(monkeypatch: pytest.MonkeyPatch, error: OSError) -> Iterator[None]:
-    """Object files cannot be opened."""
+    """Make opening object files fail with this error."""
     real = os.open
 
     def refuse(path: Any, *args: Any, **kwargs: Any) -> int:
@@ -59,7 +59,7 @@ def opening_fails(monkeypatch: pytest.MonkeyPatch, error: OSError) -> Iterator[N
 
 
 def make_cold(client: Client, name: str, data: bytes) -> Any:
-    """A durable object that lies in its file alone."""
+    """Store a durable object and evict it from memory, so that only its file is left."""
     ref = client.put(data, name=name, durable=True)
     client.release([client.put(bytes(2 * MIB), name="flood")])
     return ref

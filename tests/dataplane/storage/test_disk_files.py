@@ -1,4 +1,5 @@
-"""What has no room in memory goes to disk and is mapped from there; what is durable survives its node."""
+"""Tests that objects without room in memory go to disk and are mapped from there, and that durable objects survive
+their node."""
 
 import json
 import os
@@ -25,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    """A node of 2 MiB of memory and 8 MiB of disk in this process."""
+    """A node in this process, with 2 MiB of memory and 8 MiB of disk."""
     started = Node(NodeConfig(memory_bytes=2 * MIB, spill_dir=tmp_path / "spill", spill_bytes=8 * MIB))
     yield started
     started.stop()

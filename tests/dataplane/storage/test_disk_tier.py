@@ -1,4 +1,5 @@
-"""A disk that fails in the middle: no byte of another object is shown, nothing acknowledged is lost, no lease stays."""
+"""Tests of a disk that fails in the middle: no bytes of another object are shown, nothing acknowledged is lost, and no
+lease stays."""
 
 import threading
 import time
@@ -22,7 +23,7 @@ BLOCK = 64 * 1024
 
 
 class Kit:
-    """A store of four blocks over a disk; `again` starts it anew over the same folder."""
+    """A store of four blocks over a disk. `again` starts a new store over the same folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -31,20 +32,20 @@ class Kit:
         self.store = Store(self.segment, self.disk)
 
     def put(self, name: str, *, scope: str | None = None, nbytes: int = BLOCK, **said: Any) -> Ref:
-        """Put `nbytes` of the name's last letter."""
+        """Store `nbytes` bytes, each the last letter of the name."""
         slab = self.store.allocate(nbytes, time.monotonic(), scope)
         self.store.view(slab)[:] = ord(name[-1])
         request = PutRequest.from_body({"name": name, "scope": scope, **said})
         return seal(self.store, slab, request, "uint8", "n")
 
     def entry(self, name: str) -> Entry:
-        """The resident entry."""
+        """Return the entry of a resident object."""
         found = self.store.find(name)
         assert found is not None
         return found
 
     def check(self) -> None:
-        """What is resident lies in slabs of its own and holds what was put; nothing is leased."""
+        """Check that every resident object has a slab of its own with the stored bytes, and that nothing is leased."""
         entries = [entry for entry in self.store._table.entries.values() if entry.slab is not None]
         used = sum(slab_bytes(entry.slab.nbytes) for entry in entries if entry.slab is not None)
         assert self.store.stat()["used_bytes"] == used
@@ -54,7 +55,7 @@ class Kit:
                 assert entry.file.path.exists()
 
     def again(self) -> None:
-        """The next node over the same folder."""
+        """Start the next store over the same folder."""
         self.close()
         self.__init__(self.folder)  # type: ignore[misc]
         self.store.disk.recover()
@@ -74,7 +75,7 @@ def kit(tmp_path: Path) -> Iterator[Kit]:
 
 
 def fail_after(num_good: int, method: Callable[..., Any]) -> Callable[..., Any]:
-    """The method, and OSError from call `num_good` + 1 on."""
+    """Return the method with a fault: it raises OSError from call `num_good` + 1 on."""
     left = [num_good]
 
     def call(*args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""A lease lasts as long as anything can look at the object, and not longer."""
+"""Tests that a lease lasts as long as an array over the object exists, and not longer."""
 
 import contextlib
 import gc
@@ -210,7 +210,8 @@ def answers(client: Client) -> bool:
 
 
 def is_stopped(node: psutil.Process) -> bool:
-    """Whether each of its threads stands still; one may end between being listed and being looked at."""
+    """Return True if each thread of the node stands still. A thread may end between being listed and being looked
+    at."""
     states = []
     for thread in node.threads():
         with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""A ref names one content: what has its name later, with other bytes, is never given out for it."""
+"""Tests that a ref names one content: if its name later has other bytes, they are never returned for the ref."""
 
 import os
 

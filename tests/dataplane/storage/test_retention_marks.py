@@ -1,4 +1,5 @@
-"""What keeps a durable object: damage, second files, scopes that change or close, and what is synced when."""
+"""Tests of the marks that keep a durable object: damage, second files, scopes that change or close, and what is synced
+when."""
 
 import json
 import os
@@ -19,12 +20,12 @@ MIB = 1 << 20
 
 
 def started(folder: Path) -> Node:
-    """A node of 2 MiB of memory and 64 MiB of disk in this process."""
+    """A node in this process, with 2 MiB of memory and 64 MiB of disk."""
     return Node(NodeConfig(memory_bytes=2 * MIB, spill_dir=folder, spill_bytes=64 * MIB, node_id="one"))
 
 
 def scope_state(folder: Path) -> dict[str, Any]:
-    """What the only scope on this disk says of itself."""
+    """Return the saved state of the only scope on this disk."""
     (path,) = folder.glob("durable/keeps/*/scope.json")
     return dict(json.loads(path.read_text()))
 

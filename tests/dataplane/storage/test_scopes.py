@@ -1,4 +1,5 @@
-"""Objects of a scope end together, stay while it is open, keep to its quota, and do not outlive their client."""
+"""Tests that the objects of a scope end together, stay while it is open, respect its quota, and do not outlive their
+client."""
 
 import gc
 import subprocess

@@ -1,4 +1,4 @@
-"""Eviction, holds, leases and back-pressure of the store, on a real segment without a server."""
+"""Tests of eviction, holds, leases and back-pressure of the store, on a real segment without a server."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Whatever is done to a store, in whatever order: live slabs never overlap, and what is leased never changes."""
+"""Tests a store with random operations in random order: live slabs never overlap, and leased objects never change."""
 
 import itertools
 import shutil

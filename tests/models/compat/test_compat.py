@@ -1,4 +1,4 @@
-"""Import hooks: what must import in a process of its own, and what must not."""
+"""Tests of the import hooks: what can be imported in a process of its own, and what is not imported."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 
 
 def run_python(code: str, cwd: Path) -> str:
-    """Output of `code` in a fresh interpreter that starts in `cwd`."""
+    """Return the output of `code` in a fresh interpreter that starts in `cwd`."""
     done = subprocess.run([sys.executable, "-c", code], cwd=cwd, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stderr
     return done.stdout

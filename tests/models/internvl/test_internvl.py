@@ -1,4 +1,4 @@
-"""InternVL's folder: what its recipe is, which models are refused, and checkpoints of either naming."""
+"""Tests of InternVL's folder: its recipe, the models that are refused, and checkpoints with either naming."""
 
 from __future__ import annotations
 

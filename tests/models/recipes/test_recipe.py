@@ -1,4 +1,4 @@
-"""Parallel layouts and patch recipes: what a folder says, and what is refused."""
+"""Tests of parallel layouts and patch recipes: what a folder gives, and what is refused."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,5 @@
-"""Context parallelism without any communication: who holds what, and attention of a part of the queries."""
+"""Tests of context parallelism without communication: which rank holds which tokens, and attention of a part of the
+queries."""
 
 from __future__ import annotations
 

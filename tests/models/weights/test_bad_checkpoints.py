@@ -1,4 +1,4 @@
-"""Folders that cannot be trained: every rank says the same, with the names of the tensors."""
+"""Tests of folders that cannot be trained: every rank raises the same error, with the names of the tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def spoil(good: Path, directory: Path, what: str) -> str:
-    """Write a copy with one fault; returns what the error must say."""
+    """Write a copy of a folder with one fault. Return the text that the error must contain."""
     shutil.copytree(good, directory)
     tensors = load_file(good / "model.safetensors")
     layer = next(name for name in tensors if name.endswith("layers.1.mlp.down_proj.weight"))

@@ -1,4 +1,4 @@
-"""A folder written like another: the same files, whole or not at all."""
+"""Tests of writing a folder like another one: the same files, complete or not at all."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from models.weights.checkpoint_files import INDEX, SINGLE, CheckpointFiles
 
 @pytest.fixture
 def source(tmp_path: Path) -> CheckpointFiles:
-    """Two shards and one companion."""
+    """A folder with two shards and one companion."""
     folder = tmp_path / "source"
     folder.mkdir()
     save_file({"a": torch.zeros(2)}, folder / "1.safetensors")

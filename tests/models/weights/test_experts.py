@@ -1,4 +1,5 @@
-"""Experts: the forms in which checkpoints keep them, and updates that do not depend on who holds them."""
+"""Tests of experts: the forms in which checkpoints keep them, and updates that do not depend on which rank holds
+them."""
 
 from __future__ import annotations
 
@@ -57,7 +58,7 @@ def test_every_form_loads_and_exports_its_own_bits(
 
 
 def in_form(form: ExpertLayout, released: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Experts [num_experts, in, out] in another form."""
+    """Return experts [num_experts, in, out] in another form."""
     if form == "out_in":
         return {name: value.transpose(1, 2).contiguous() for name, value in released.items()}
     tensors = {}

@@ -1,4 +1,4 @@
-"""The order of prompts, and advantages: hand-worked numbers and properties."""
+"""Tests of the order of prompts, and of advantages, with numbers computed by hand and with properties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dynamic sampling: full batches, bounds, nothing lost, and an order that no race can change."""
+"""Tests of dynamic sampling: full batches, bounds, nothing lost, and an order that does not depend on races."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from yatt_mm.batching.dynamic_sampling import SamplingOutcome, SamplingRule, Ste
 
 
 class Prompts:
-    """The run's order of prompts; every second one, say, has signal."""
+    """The order of prompts of a run. About every second prompt has signal."""
 
     def __init__(self, signal_frac: float, seed: int) -> None:
         self.next = 0
@@ -27,7 +27,8 @@ class Prompts:
 
 
 def run_step(step: StepSampling, prompts: Prompts, race: random.Random) -> tuple[SamplingOutcome, list[int]]:
-    """Groups finish in an order that `race` decides; (outcome, prompts drawn in order)."""
+    """Run one step in which groups finish in an order that `race` decides. Return the outcome and the prompts in the
+    order in which they were drawn."""
     drawn: list[int] = []
     flying = sorted(step._flying)
     while not step.is_done:

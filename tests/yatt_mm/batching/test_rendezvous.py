@@ -1,4 +1,4 @@
-"""Controllers meet, or learn in time and by name why they can't."""
+"""Tests that controllers meet, or get an error in time that says who is missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""A step's batch fills: in rounds (the same prompts for any number of controllers), in streams, in turns."""
+"""Tests of filling a step's batch: in rounds (the same prompts for any number of controllers), in streams, and in
+turns."""
 
 from __future__ import annotations
 
@@ -22,14 +23,14 @@ def batches(rule: SamplingRule = RULE, num_samples: int = 100) -> StepBatches:
 
 
 def has_signal(slot: Slot) -> bool:
-    """Half of the prompts teach nothing, ever."""
+    """Return True for the half of the prompts whose groups have signal."""
     return slot.index % 2 == 0
 
 
 def fill(
     batches: StepBatches, num_controllers: int, bad: frozenset[int] = frozenset()
 ) -> tuple[RoundOutcome, list[Slot]]:
-    """One step, as the controllers do it, in an order of arrival that is never the same; the slots that were used."""
+    """Fill the batch of one step, as controllers do, with arrivals in random order. Return the slots that were used."""
     used: list[Slot] = []
     while True:
         shares: list[list[Slot]] = [[] for _ in range(num_controllers)]
@@ -110,7 +111,7 @@ def test_a_checkpoint_continues_with_the_same_prompts() -> None:
 
 
 class Stream:
-    """One step of a stream, as controllers do it, in an order of arrival that is never the same."""
+    """One step of a stream, as controllers run it, with arrivals in random order."""
 
     def __init__(self, batches: StepBatches, num_controllers: int) -> None:
         self.batches = batches

@@ -1,4 +1,4 @@
-"""A checkpoint counts once it is committed, and not before."""
+"""Tests that a checkpoint counts once it is committed, and not before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that was killed leaves folders; the next run of the same user removes exactly those."""
+"""Tests that a run removes the folders that a killed run of the same user left, and no others."""
 
 import multiprocessing
 import os

@@ -1,4 +1,4 @@
-"""`reward.judges.<name>.verdict=classifier`: what the folder must hold, and which keys mean something."""
+"""Tests of `reward.judges.<name>.verdict=classifier`: what the model's folder must hold, and which keys apply."""
 
 from __future__ import annotations
 

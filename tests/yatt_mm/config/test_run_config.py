@@ -1,4 +1,5 @@
-"""A config is read, overridden and refused with messages that say what to change."""
+"""Tests that a config is read and overridden, and that a wrong config is refused with a message that says what to
+change."""
 
 from __future__ import annotations
 
@@ -118,7 +119,7 @@ def test_the_two_configs_with_a_judge_differ_in_their_placement_alone() -> None:
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """[dotted key] value."""
+    """Return the values of a tree by dotted key."""
     values: dict[str, Any] = {}
     for key, value in tree.items():
         values |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}

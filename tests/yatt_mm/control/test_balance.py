@@ -1,4 +1,4 @@
-"""Plans of a step: nothing lost, caps kept, the same from every controller, and as even as can be."""
+"""Tests of a step's plan: nothing lost, caps kept, the same from every controller, and work divided evenly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from yatt_mm.training.step_plan import PlannedGroup, StepPlan, plan_step
 
 
 def work_group(position: int, rows: list[tuple[int, int]], image: tuple[int, int]) -> WorkGroup:
-    """`rows`: (tokens, cost) each; `image`: (patches, cost)."""
+    """Return a group to plan. `rows` are pairs (tokens, cost); `image` is a pair (patches, cost)."""
     return WorkGroup(
         position=position,
         num_tokens=tuple(tokens for tokens, _ in rows),

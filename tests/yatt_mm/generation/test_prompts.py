@@ -1,4 +1,4 @@
-"""Samples become prompts: on a real node, with shards in which not everything is as it should be."""
+"""Tests that samples become prompts, on a real node whose shards have faults."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernel's count of what a process moves."""
+"""Tests of the kernel's count of the bytes that a process sends and receives."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUM_BYTES = 1_000_000
 
 
 def pass_on(sender: socket.socket, receiver: socket.socket, nbytes: int) -> None:
-    """Send so many bytes and wait until they have come."""
+    """Send this number of bytes and wait until they have arrived."""
     sender.sendall(bytes(nbytes))
     while nbytes:
         nbytes -= len(receiver.recv(nbytes))

@@ -1,6 +1,7 @@
-"""Roles take turns, cells move while both roles work, requests find engines: with workers that only write down.
+"""Tests of the coordinator: roles take turns, cells move while both roles work, and requests get engines. The workers
+only record their states.
 
-The whole runs in test_run.py and test_colocation_run.py have the real ones.
+The whole runs in test_run.py and test_colocation_run.py have real workers.
 """
 
 from __future__ import annotations
@@ -38,14 +39,14 @@ DIVISION = CellDivision(
 
 
 class Method:
-    """What an actor's handle offers of a method."""
+    """A fake of a method of an actor's handle."""
 
     def __init__(self, body: Callable[..., Awaitable[Any]]) -> None:
         self.remote = body
 
 
 class Worker:
-    """Writes its states down; `late` never answers."""
+    """A fake worker that records its states. A `late` worker never answers."""
 
     def __init__(self, log: list[tuple[str, State]], unit: Unit, *, late: bool = False) -> None:
         async def set_state(state: State) -> StateReport:
@@ -112,7 +113,8 @@ def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() ->
 
 
 async def second_waits(coordinator: Coordinator) -> tuple[int, asyncio.Future[list[int]]]:
-    """A phase in which controller 0 has all the room and controller 1 waits: (its number, the wish)."""
+    """Begin a phase in which controller 0 has all places and controller 1 waits. Return the phase's number and the
+    future of controller 1's request."""
     number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
     await coordinator.acquire(number, "rollout", 0, 4)
     waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
@@ -148,7 +150,8 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 async def judge_alone(coordinator: Coordinator, number: int, *, num_engines: int) -> None:
-    """Nothing is left to answer and more to judge than the judges' cells take, until they have all of them."""
+    """Leave nothing to sample, and more to judge than the judges' engines have places for. Wait until the judges have
+    `num_engines` engines."""
     engines = await coordinator.acquire(number, "judge", 0, 9)
     await asyncio.sleep(0.02)
     await coordinator.want(number, "judge", 0, 9 - len(engines), [(engines[0], 1, 1)])
@@ -211,7 +214,8 @@ def test_what_a_move_would_cost_too_much_for_is_told_once() -> None:
 
 
 def test_a_move_that_was_slow_by_chance_is_forgotten() -> None:
-    """Else the policy would never move again, and so never see that moves are quick."""
+    """Test that a slow move is forgotten. Otherwise the policy would never move again, and so never find out that moves
+    are fast."""
 
     async def run() -> None:
         coordinator = make(PARTIAL, [], division=DIVISION)
@@ -227,7 +231,7 @@ def test_a_move_that_was_slow_by_chance_is_forgotten() -> None:
 
 
 def test_engines_over_several_devices_move_as_cells_and_are_counted_in_devices() -> None:
-    """A cell of two devices holds one engine of the policy, or two of the judge."""
+    """Test with cells of two devices, each of which holds one engine of the policy or two of the judge."""
     placement = partial_colocation(num_devices=4, rollout=Engines(num=2, tp=2), judges={"judge": Engines(num=4)})
     assert placement.cells == ((0, 1), (2, 3))
     assert [unit.devices for unit in placement.in_cell(1, Role.ROLLOUT)] == [(2, 3)]

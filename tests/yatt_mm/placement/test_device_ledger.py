@@ -1,4 +1,4 @@
-"""The ledger of devices: what it refuses, and what it tells afterwards."""
+"""Tests of the ledger of devices: the changes that it refuses, and the spans that it reports."""
 
 from __future__ import annotations
 

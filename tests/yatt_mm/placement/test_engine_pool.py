@@ -1,4 +1,4 @@
-"""Requests meet engines: room, turns, and what is measured of it, worked out by hand."""
+"""Tests of the pool of engines: places, turns, and measured times, with numbers computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The placement policy: bounds, direction, convergence, no flapping, and what happens when a side runs dry."""
+"""Tests of the placement policy: bounds, direction, convergence, no flapping, and what happens if one role has no work
+left."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ def bounds_of(num_cells: int, least: int = 0, **changes: float) -> Bounds:
 
 
 def measured(split: Split, rollout_work_s: float, genrm_work_s: float) -> Observation:
-    """What a phase of this work looks like at its end."""
+    """Return the observation at the end of a phase with this work."""
     took_s = phase_s(split, rollout_work_s, genrm_work_s)
     return Observation(
         moment=Moment.STEP,
@@ -30,13 +31,14 @@ def measured(split: Split, rollout_work_s: float, genrm_work_s: float) -> Observ
 
 
 def helped_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
-    """Seconds of a phase in which all cells but one judge once everything is answered, and moving costs nothing."""
+    """Return the seconds of a phase in which all cells but one judge after all responses are sampled, and moving costs
+    nothing."""
     rollout_s = rollout_work_s / split.rollout
     return rollout_s + max(0.0, genrm_work_s - split.genrm * rollout_s) / (split.num_cells - 1)
 
 
 def settled(split: Split, rollout_work_s: float, genrm_work_s: float) -> Split:
-    """After two steps of this work."""
+    """Return the split after two steps of this work."""
     for _ in range(2):
         observation = measured(split, rollout_work_s, genrm_work_s)
         split = decide(split, observation, bounds_of(split.num_cells, 1)).split
@@ -152,7 +154,8 @@ def test_a_judge_without_a_cell_gets_one_as_soon_as_it_has_a_request() -> None:
 
 
 def test_a_role_with_requests_keeps_its_last_cell() -> None:
-    """Where there is but one, the roles take turns, instead of taking it from each other at every decision."""
+    """Test that a role with requests keeps its last cell. If there is only one cell, the roles take turns and do not
+    take it from each other at every decision."""
     for split in (Split(rollout=1, genrm=0), Split(rollout=0, genrm=1)):
         both = inside(rollout=load(3, 30), genrm=load(3, 30), move_s=0.1)
         assert decide(split, both, bounds_of(1)).split == split
@@ -171,7 +174,8 @@ def test_lent_cells_come_back_as_far_as_waiting_requests_fill_them() -> None:
 
 
 def test_rollouts_are_crowded_on_fewer_cells_only_for_more_than_that_may_cost() -> None:
-    """Two cells with 32 verdicts of 1 s are done in 16 s; three in 11.3 s, or 2.7 s later if rollouts are slowed."""
+    """Test with two cells and 32 verdicts of 1 s, which take 16 s. Three cells take 11.3 s, or 2.7 s more if rollouts
+    are slowed."""
     split, bounds = Split(rollout=2, genrm=2), bounds_of(4)
     crowded = inside(rollout=load(8), genrm=load(16, 16), move_s=2.0)
     assert decide(split, crowded, bounds).split == split

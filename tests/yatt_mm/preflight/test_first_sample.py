@@ -1,4 +1,4 @@
-"""A key that names a field which no sample has is told before anything heavy starts."""
+"""Tests that a key which names a missing field is reported before anything heavy starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong is said before anything heavy starts."""
+"""Tests that faults are reported before anything heavy starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group's record comes back as it was written, and foreign bytes are refused."""
+"""Tests that a group's record is read as it was written, and that other bytes are refused."""
 
 import subprocess
 import sys

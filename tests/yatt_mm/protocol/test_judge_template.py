@@ -1,4 +1,4 @@
-"""What a judge is asked."""
+"""Tests of the text that a judge gets."""
 
 from __future__ import annotations
 

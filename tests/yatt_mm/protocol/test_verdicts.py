@@ -1,4 +1,4 @@
-"""What a judge says, as a score."""
+"""Tests that a judge's text becomes a score."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reward functions: found by name, right on examples, zero on what they cannot parse."""
+"""Tests of reward functions: they are found by name, right on examples, and 0 on text that they cannot parse."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_a_reward_function_that_cannot_be_used_is_refused(path: str, message: st
 
 
 def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
-    """A worker's rewards of one group, without a data plane."""
+    """Return a worker's rewards of one group, without a data plane."""
     worker = object.__new__(RewardWorker)
     worker._name, worker._function, worker._deadline_s = function, load_reward_function(function), deadline_s
     samples = tuple(

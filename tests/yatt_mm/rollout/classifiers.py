@@ -1,4 +1,5 @@
-"""Classifiers made of the tests' models: the same folder with a head, and what transformers says of them."""
+"""Makes classifiers from the tests' models (the same folder with a head), and computes their reference scores with
+transformers."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ from tests.yatt_mm.rollout.conftest import GRID
 
 
 def build_classifier(source: Path, directory: Path, *, num_labels: int = 1, seed: int = 0) -> Path:
-    """Write `source` again as transformers saves a `...ForSequenceClassification`; returns the folder."""
+    """Write `source` again in the form of transformers' `...ForSequenceClassification`. Return the folder."""
     shutil.copytree(source, directory)
     weights = load_file(source / "model.safetensors")
     weights = {name: tensor for name, tensor in weights.items() if not name.endswith("lm_head.weight")}
@@ -34,7 +35,8 @@ def build_classifier(source: Path, directory: Path, *, num_labels: int = 1, seed
 def logits_of_transformers(
     source: Path, classifier: Path, prompts: Sequence[Sequence[int]], patches: np.ndarray | None
 ) -> list[list[float]]:
-    """[prompt][label] the head times the last hidden state of the folder it was made of; prompts have the one image."""
+    """Return [prompt][label] logits: the head times the last hidden state of the original folder. All prompts have the
+    same image."""
     model = AutoModelForImageTextToText.from_pretrained(source, dtype=torch.float32).model
     head = load_file(classifier / "model.safetensors")["score.weight"]
     media = {}

@@ -1,6 +1,6 @@
-"""Images and videos in a real data plane, as engine and trainer are given them, and as transformers makes them.
+"""Images and videos in a real data plane: as engine and trainer get them, and as transformers makes them.
 
-Frames are as large as both processors leave them, so that no resize stands between ours and transformers'.
+The frames have a size that both processors keep, so no resize makes a difference between ours and transformers'.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Clips:
 
     encoded: tuple[bytes, ...]
     refs: tuple[Ref, ...]
-    """Derived."""
+    """The refs of the derived patches."""
     recipes: MediaRecipes
 
 
 def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
-    """An image, a video of 12 frames, another one of 5 frames (the last is repeated), and another image."""
+    """Make an image, a video of 12 frames, a video of 5 frames (the last is repeated), and another image."""
     encoded = (
         _png(0),
         encode_video(folder / "long.mp4", "mp4v", moving(12, 56, 56), fps=8.0),
@@ -62,7 +62,7 @@ def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
 
 
 def request_for(clips: Clips, places: Sequence[int], tokenizer: Any, tokens: MediaTokens, reader: Reader) -> Any:
-    """A question about some of the media, in this order."""
+    """Return a request with a question about some of the media, in this order."""
     refs = [clips.refs[place] for place in places]
     return GenerateRequest(
         prompt_token_ids=PromptTemplate(tokenizer, tokens).token_ids(QUESTION, [size_of(ref) for ref in refs]),
@@ -73,7 +73,7 @@ def request_for(clips: Clips, places: Sequence[int], tokenizer: Any, tokens: Med
 
 
 def train_sample(clips: Clips, places: Sequence[int], request: GenerateRequest, sampled: Sequence[int]) -> TrainSample:
-    """The same prompt and a response as the trainer takes them, patches included."""
+    """Return the same prompt with a response in the form for the trainer, patches included."""
     num_prompt = len(request.prompt_token_ids)
     return TrainSample(
         token_ids=np.array([*request.prompt_token_ids, *sampled], dtype=np.int64),
@@ -87,7 +87,7 @@ def train_sample(clips: Clips, places: Sequence[int], request: GenerateRequest, 
 
 
 def of_processor(model_dir: Path, clips: Clips, places: Sequence[int]) -> Any:
-    """What transformers' processor makes of the same question, images and frames."""
+    """Return what transformers' processor makes of the same question, images and frames."""
     processor = AutoProcessor.from_pretrained(model_dir)
     kinds = [kind_of(clips.refs[place]) for place in places]
     content = [*({"type": kind} for kind in kinds), {"type": "text", "text": QUESTION}]

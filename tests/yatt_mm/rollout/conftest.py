@@ -1,4 +1,5 @@
-"""One real vLLM engine and one data plane for the whole folder: starting an engine costs more than all the rest."""
+"""Fixtures with one real vLLM engine and one data plane for the whole folder, because starting an engine takes longer
+than all tests."""
 
 import asyncio
 import io
@@ -37,7 +38,7 @@ class Prompts:
     token_ids: tuple[int, ...]
 
     def request(self, image: int, *, num_samples: int = 4, max_tokens: int = 3, **settings: Any) -> GenerateRequest:
-        """The same number gives the same image and seeds."""
+        """Return a request. The same number `image` gives the same image and seeds."""
         patches = np.random.default_rng(image).integers(0, 256, (16, 1176), dtype=np.uint8)
         return GenerateRequest(
             prompt_token_ids=self.token_ids,
@@ -63,13 +64,14 @@ def prompts(tiny_dir: Path) -> Prompts:
 
 @pytest.fixture(scope="session")
 def run() -> Iterator[Run]:
-    """Runs a coroutine on the one event loop that the shared engine belongs to."""
+    """A function that runs a coroutine on the one event loop that the shared engine belongs to."""
     with asyncio.Runner() as runner:
         yield runner.run
 
 
 def engine_config(model_dir: Path, **changes: Any) -> EngineConfig:
-    """Small enough for every test; long enough for those that need a request in flight."""
+    """Return settings for an engine that is small enough for every test, with a context that is long enough for tests
+    that stop requests."""
     return EngineConfig(
         model_dir=str(model_dir),
         max_model_len=2048,
@@ -108,7 +110,7 @@ def reader(client: Client) -> Iterator[Reader]:
 
 @pytest.fixture(scope="session")
 def media(client: Client, tiny_dir: Path) -> tuple[Ref, ...]:
-    """Derived patches of a few random images."""
+    """The derived patches of a few random images."""
     sources = []
     for seed in range(6):
         pixels = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8)

@@ -1,4 +1,4 @@
-"""Tiny Qwen3-VL folders that vLLM can serve: random weights, the digits example's tokenizer, a processor."""
+"""Makes tiny Qwen3-VL folders that vLLM can serve: random weights, the digits example's tokenizer, and a processor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ EXPERTS = {
     "mlp_only_layers": [1],
     "norm_topk_prob": True,
 }
-"""Experts of a size that vLLM pads on the CPU."""
+"""The sizes of experts, which vLLM pads on the CPU."""
 VISION = {
     "depth": 3,
     "hidden_size": 96,
@@ -60,7 +60,7 @@ VISION = {
 
 
 def build_served_folder(directory: Path, seed: int, *, has_experts: bool = False) -> Path:
-    """Write a whole model folder; returns it. Experts are written as transformers does."""
+    """Write a whole model folder and return it. Experts are written in the form of transformers."""
     tokenizer = build_tokenizer()
     ids: dict[str, int] = tokenizer.get_vocab()
     tokens: dict[str, Any] = {

@@ -1,4 +1,5 @@
-"""A tiny InternVL folder that vLLM can serve: random weights, the digits example's words, a processor of tiles."""
+"""Makes a tiny InternVL folder that vLLM can serve: random weights, the digits example's words, and a processor of
+tiles."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ CHAT_TEMPLATE = (
     "{%- endfor -%}{{- '<|im_end|>\\n' -}}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{- '<|im_start|>assistant\\n' -}}{%- endif -%}"
 )
-"""An image is one placeholder and nothing else, as in the released ones."""
+"""A chat template in which an image is one placeholder and nothing else, as in the released models."""
 TEXT = {
     "model_type": "qwen2",
     "hidden_size": 128,
@@ -57,7 +58,7 @@ VISION = {
 
 
 def build_internvl_folder(directory: Path, seed: int) -> Path:
-    """Write a whole model folder; returns it."""
+    """Write a whole model folder and return it."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer().backend_tokenizer,
         eos_token="<|im_end|>",

@@ -1,4 +1,4 @@
-"""What transformers says of a response that an engine sampled."""
+"""Computes with transformers the log-probabilities of responses that an engine sampled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from tests.yatt_mm.rollout.conftest import GRID
 def of_transformers(
     folder: Path, prompt: Sequence[int], patches: np.ndarray, sampled: Sequence[Sequence[int]]
 ) -> list[list[float]]:
-    """[response][token] log-probabilities, each response in one pass over it and the prompt, which has one image."""
+    """Return [response][token] log-probabilities. Each response takes one pass over the prompt, which has one image,
+    and the response."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
     mean, std = (np.array(values)[:, None] for values in load_recipe(folder).pixel_affine(folder))
     pixels = (patches.reshape(len(patches), 3, -1) / 255 - mean) / std

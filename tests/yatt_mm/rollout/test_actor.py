@@ -1,4 +1,5 @@
-"""The actor's own part: meetings of controllers, and an end in the middle of a start. Its worker is a stand-in."""
+"""Tests of the actor's own part, with a fake worker: controllers that wait for each other, and a stop in the middle of
+a start."""
 
 import asyncio
 from collections.abc import Sequence
@@ -49,7 +50,7 @@ def group(slot: int) -> GroupRef:
 
 
 class StandIn:
-    """Answers batches after `seconds`, or fails."""
+    """A fake worker that answers batches after `seconds`, or fails."""
 
     def __init__(self, seconds: float = 0.0, error: Exception | None = None) -> None:
         self.seconds = seconds
@@ -58,7 +59,7 @@ class StandIn:
         self.engine = self
 
     async def sleep(self) -> None:
-        """It is told to when it has started."""
+        """Do nothing. The actor calls this when the worker has started."""
 
     async def generate_batch(self, tasks: Sequence[PromptTask], sampling: SamplingSettings) -> list[GroupRef]:
         self.batches.append([task.slot for task in tasks])

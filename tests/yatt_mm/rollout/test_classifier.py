@@ -1,4 +1,5 @@
-"""A discriminative reward model as a judge: scores are transformers', and it sleeps and resends as others do."""
+"""Tests of a discriminative reward model as a judge: its scores equal transformers', and it sleeps and resends like
+other judges."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def without_image(client: Client) -> GroupRef:
 
 
 def conversations(engine: VllmEngine, *, num_image_tokens: int) -> list[list[int]]:
-    """What the model is to be shown, spelled out."""
+    """Return the token ids of the conversations that the model must be shown."""
     image = f"<|vision_start|>{'<|image_pad|>' * num_image_tokens}<|vision_end|>" if num_image_tokens else ""
     return [
         engine.tokenizer(
@@ -69,7 +70,7 @@ def conversations(engine: VllmEngine, *, num_image_tokens: int) -> list[list[int
 def check_scores(
     judge: Judge, source: Path, folder: Path, group: GroupRef, reader: Reader, run: Run, *, label: int = 0
 ) -> None:
-    """Together with others and as a batch, the scores are a label's logits."""
+    """Check that the scores are the label's logits, for each group alone and for several together."""
     patches = reader.resolve(group.media)[0] if group.media else None
     prompts = conversations(judge.engine, num_image_tokens=4 if group.media else 0)
     wanted = [logits[label] for logits in logits_of_transformers(source, folder, prompts, patches)]

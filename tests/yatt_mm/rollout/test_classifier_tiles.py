@@ -1,4 +1,5 @@
-"""InternVL as a classifier: its head stands where vLLM does not look, and its text config has labels of its own."""
+"""Tests InternVL as a classifier: its head has a name that vLLM does not know, and its text config has labels of its
+own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Groups that are cut off and go on: nothing that was sampled is lost, and every token keeps its weights' numbers."""
+"""Tests of groups that are cut off and continued: no sampled token is lost, and each keeps the policy version that
+sampled it."""
 
 import asyncio
 import dataclasses
@@ -19,11 +20,12 @@ from yatt_mm.rollout.vllm_engine import VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 NUM_BEFORE = 5
-"""Tokens that every sample has at least when it is cut off."""
+"""The number of tokens that every sample has at least when its group is cut off."""
 
 
 async def have_begun(engine: VllmEngine, num_samples: int) -> None:
-    """Wait until so many samples were sent, and those under way have `NUM_BEFORE` tokens in the engine's own count."""
+    """Wait until `num_samples` samples were sent and each running one has `NUM_BEFORE` tokens, in the engine's own
+    count."""
     states = engine._llm.output_processor.request_states
     seen: set[str] = set()
 
@@ -37,7 +39,7 @@ async def have_begun(engine: VllmEngine, num_samples: int) -> None:
 
 
 async def cut_off(worker: RolloutWorker, task: PromptTask, sampling: SamplingSettings) -> GroupRef:
-    """The group as it is when `abort` ends it in the middle of all its samples."""
+    """Return a group that `abort` ended in the middle of all its samples."""
     call = asyncio.create_task(worker.generate(task, sampling))
     await have_begun(worker.engine, task.num_samples)
     await worker.abort(["another task", task.name])

@@ -1,4 +1,4 @@
-"""An engine comes and goes: what it started ends with it, whether it was well or not."""
+"""Tests that all processes and files of an engine end with it, whether the engine was healthy or not."""
 
 import asyncio
 import contextlib
@@ -24,7 +24,8 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[object]]]:
-    """Tells which processes, shared memory and temporary files of ours are new since the test began."""
+    """Return a function that tells which of our processes, shared memory and temporary files are new since the test
+    began."""
     with tempfile.TemporaryDirectory(prefix="yt-") as own_tmp_dir:
         monkeypatch.setattr(tempfile, "tempdir", own_tmp_dir)
         children_before, shared_memory_before = _children(), set(Path("/dev/shm").iterdir())
@@ -40,10 +41,10 @@ def _children() -> set[psutil.Process]:
 
 
 def _abandoned(shared_memory: set[Path]) -> set[Path]:
-    """What no living process maps: the rest belongs to others who are at work on this machine.
+    """Return the shared memory that no living process maps; the rest belongs to other work on this machine.
 
     A killed process's locks (sem.mp-*) are left out: multiprocessing's tracker, which the shared engine keeps alive,
-    removes them when it ends. So are the weights that runs publish (yatt-weights-*): no engine makes any.
+    removes them when it ends. The weights that runs publish (yatt-weights-*) are left out too: no engine makes any.
     """
     others = ("sem.mp-", "yatt-weights-")
     mapped: set[str] = set()

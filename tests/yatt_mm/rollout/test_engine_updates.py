@@ -1,4 +1,5 @@
-"""Weights replaced in a running engine: as good as a fresh one, and wrong if a cache were kept."""
+"""Tests of replacing the weights in a running engine: the engine equals a fresh one, and would be wrong if a cache were
+kept."""
 
 import asyncio
 import pickle
@@ -47,7 +48,8 @@ async def publish(engine: VllmEngine, path: Path, weights: dict[str, torch.Tenso
 
 
 async def update(engine: VllmEngine, path: Path, weights: dict[str, torch.Tensor]) -> None:
-    """Publish and load; then spoil what was published, for the engine must not look at it any more."""
+    """Publish the weights and load them. Then overwrite what was published, because the engine must not read it any
+    more."""
     await publish(engine, path, weights)
     write_segment(path, [(name, torch.full_like(weight, 1e3)) for name, weight in weights.items()], version=99)
 
@@ -60,7 +62,7 @@ def fresh(
     run: Run,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> list[list[Sampled]]:
-    """What an engine answers that was loaded from a folder with the other weights."""
+    """The responses of an engine that was loaded from a folder with the other weights."""
     folder = save_folder(tmp_path_factory.mktemp("fresh") / "model", tiny_dir, other_weights)
 
     async def answers() -> list[list[Sampled]]:
@@ -80,7 +82,7 @@ def answers(groups: list[list[Sampled]]) -> list[tuple[tuple[int, ...], tuple[fl
 def check_close(
     found: list[tuple[tuple[int, ...], tuple[float, ...]]], wanted: list[tuple[tuple[int, ...], tuple[float, ...]]]
 ) -> None:
-    """The same tokens, with the same log-probabilities but for how sums were split."""
+    """Check that the tokens are the same, and the log-probabilities too, except for rounding."""
     assert [tokens for tokens, _ in found] == [tokens for tokens, _ in wanted]
     for (_, logprobs), (_, wanted_logprobs) in zip(found, wanted, strict=True):
         assert logprobs == pytest.approx(wanted_logprobs, abs=1e-4)
@@ -147,7 +149,8 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_drop
     other_weights: dict[str, torch.Tensor],
     tmp_path: Path,
 ) -> None:
-    """What it reads is changed while it sleeps: its folder at first, and what was published after an update."""
+    """Test an engine whose files change while it sleeps: first its folder, and after an update the published
+    weights."""
     before = set(Path("/dev/shm").glob("vllm_dist_*"))
     folder = save_folder(tmp_path / "model", tiny_dir, weights)
     policy = tmp_path / "policy"
@@ -194,7 +197,7 @@ def test_with_a_kept_encoder_cache_the_answers_would_be_wrong(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def keep() -> None:
-        """Stands for a forgotten reset."""
+        """Keep the cache, as if its reset were forgotten."""
 
     run(engine.generate_batch(prompts.requests(IMAGES, max_tokens=8)))
     with monkeypatch.context() as patch:
@@ -244,7 +247,7 @@ def test_weights_may_be_replaced_while_the_engine_sleeps(
 
 
 class DeviceMemory:
-    """What an engine on a GPU would hold there, by vLLM's tags; the engine on the CPU goes on underneath."""
+    """The memory that an engine on a GPU would hold, by vLLM's tags. The engine itself runs on the CPU."""
 
     def __init__(self, engine: VllmEngine) -> None:
         self.awake = {"weights", "kv_cache"}

@@ -1,4 +1,4 @@
-"""Bounds on waits, on a real event loop with times of milliseconds."""
+"""Tests of the deadlines of waits, on a real event loop with times of milliseconds."""
 
 import asyncio
 import time

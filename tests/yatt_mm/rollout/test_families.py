@@ -1,4 +1,5 @@
-"""vLLM serves Qwen3-VL, dense and with experts: its numbers are transformers', also with weights from the trainer."""
+"""Tests that vLLM serves Qwen3-VL, dense and with experts, with the same numbers as transformers, also with weights
+from the trainer."""
 
 from __future__ import annotations
 
@@ -55,7 +56,7 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
 
 
 def released(folder: Path) -> Path:
-    """The same model with its experts in the form that vLLM reads."""
+    """Return a copy of the model with its experts in the form that vLLM reads."""
     copied = shutil.copytree(folder, folder.with_name(f"{folder.name}-released"))
     release_experts(copied / "model.safetensors")
     return copied

@@ -1,4 +1,5 @@
-"""InternVL, whose engine does not normalise: the frontend does, and all numbers are still transformers'."""
+"""Tests of InternVL, whose engine does not normalise pixels: the frontend does, and all numbers still equal
+transformers'."""
 
 from __future__ import annotations
 
@@ -31,7 +32,8 @@ from yatt_mm.rollout.vllm_engine import GenerateRequest, Medium, Sampled, VllmEn
 
 QUESTION = "Which number is written here?"
 IMAGES = [[(60, 60)], [(56, 112)], [(150, 70), (40, 40)], []]
-"""[prompt][image] heights and widths: of one tile, and of two and more with the whole image behind them."""
+"""The heights and widths of each [prompt][image]: images of one tile, and of two or more tiles with the whole image
+behind them."""
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +48,7 @@ def image_of(size: tuple[int, int]) -> Image.Image:
 
 @cache
 def medium_of(folder: Path, size: tuple[int, int]) -> tuple[Medium, int]:
-    """An image as the data plane derives it, and its number of tokens."""
+    """Return an image as the data plane derives it, and its number of tokens."""
     plan = parse_recipe(load_recipe(folder).patch_recipe(folder)).plan(image_of(size))
     out = np.empty(math.prod(plan.shape), np.uint8)
     plan.write(out)
@@ -71,7 +73,7 @@ def request_of(folder: Path, sizes: Sequence[tuple[int, int]]) -> GenerateReques
 
 @cache
 def processed(folder: Path, sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """What transformers makes of the same question and images."""
+    """Return what transformers makes of the same question and images."""
     processor = AutoProcessor.from_pretrained(folder)
     processor.image_processor = GotOcr2ImageProcessorPil.from_pretrained(folder)
     content: list[dict[str, str]] = [{"type": "image"}] * len(sizes) + [{"type": "text", "text": QUESTION}]
@@ -124,7 +126,7 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
 
 
 def of_transformers(model: Any, inputs: dict[str, Any], sampled: Sequence[int]) -> list[float]:
-    """Log-probabilities of the sampled tokens, in one pass over prompt and response."""
+    """Return log-probabilities of the sampled tokens, in one pass over prompt and response."""
     tokens = torch.cat([inputs["input_ids"], torch.tensor([list(sampled)])], 1)
     logits = model(input_ids=tokens, pixel_values=inputs.get("pixel_values")).logits
     distribution = logits[0, -len(sampled) - 1 : -1].log_softmax(-1)

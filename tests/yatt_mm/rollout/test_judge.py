@@ -1,4 +1,4 @@
-"""A judge on a real engine and a real data plane: what it is shown, what is made of its verdicts, and what it costs."""
+"""Tests of a judge on a real engine and a real data plane: its prompts, its scores, and its costs."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ NEVER = JudgeSpec(
     max_attempts=3,
     score_on_failure=0.25,
 )
-"""Nothing that the model says can be read."""
+"""A verdict that matches no text, so nothing that the model says can be read."""
 
 
 def make_group(
     client: Client, recipe: dict[str, object], *, side: int, texts: tuple[str, ...], number: int = 0
 ) -> GroupRef:
-    """A finished group about one random image."""
+    """Return a finished group about one random image."""
     pixels = np.random.default_rng((side, number)).integers(0, 256, (side, side, 3), dtype=np.uint8)
     png = io.BytesIO()
     Image.fromarray(pixels).save(png, format="PNG")
@@ -59,7 +59,7 @@ def make_group(
 
 
 def store_group(client: Client, media: tuple[Ref, ...], texts: tuple[str, ...], *, slot: int = 0) -> GroupRef:
-    """A finished group with these answers, under a name that no other test of the session has."""
+    """Store a finished group with these answers, under a name that no other test of the session has."""
     empty = np.empty(0)
     samples = tuple(
         group_record.SampleRecord(

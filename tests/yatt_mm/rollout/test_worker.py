@@ -1,4 +1,4 @@
-"""Prompt tasks in, stored groups out, through a real data plane and a real engine."""
+"""Tests that prompt tasks become stored groups, through a real data plane and a real engine."""
 
 import asyncio
 import dataclasses

@@ -1,4 +1,4 @@
-"""Devices that Ray reserves: their own names, not their places in the run."""
+"""Tests of the devices that Ray reserves: their own names, not their places in the run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from yatt_mm.runtime.cluster import Devices, reserved_devices
 
 @pytest.fixture
 def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
-    """A Ray that believes in GPUs; none is touched."""
+    """Make Ray believe that this machine has three GPUs. No GPU is used."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,GPU-7a")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:

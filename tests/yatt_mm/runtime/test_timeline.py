@@ -1,4 +1,4 @@
-"""The timeline is a JSON array that Perfetto reads, whole after every step."""
+"""Tests that the timeline is a JSON array that Perfetto reads, complete after every step."""
 
 from __future__ import annotations
 

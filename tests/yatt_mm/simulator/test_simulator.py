@@ -1,4 +1,5 @@
-"""The simulator against hand-worked numbers, conservation, the bound, and what is promised of the placement policy."""
+"""Tests of the simulator: numbers computed by hand, conservation, the bound, and the promises of the placement
+policy."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ CONFIGS = Path(__file__).parents[3] / "configs" / "simulate"
 
 
 def test_three_requests_on_two_devices_take_the_time_worked_out_by_hand_in_each_layout() -> None:
-    """A response takes 10 s, a verdict 4 s, a sample's update 10 s; engines and ranks take one at a time."""
+    """Test with responses of 10 s, verdicts of 4 s and updates of 10 s a sample; engines and ranks take one at a
+    time."""
     config = simulation()
     # All answer: two until 10 s, the third until 20 s. All judge: two until 24 s, the third until 28 s.
     # Then one device trains two samples, the other one.
@@ -112,7 +114,7 @@ def test_asynchronous_steps_take_as_long_as_the_slowest_of_the_three() -> None:
 
 
 def short(seed: int) -> dict[str, Any]:
-    """A random workload of three steps of 16 prompts."""
+    """Return a random workload of three steps of 16 prompts."""
     return override(plain(seed), run__steps=3, workload__prompts_per_step=16)
 
 
@@ -129,7 +131,8 @@ def awake_twice(result: LayoutResult) -> bool:
 
 
 def test_no_layout_has_two_awake_roles_on_a_device_and_every_request_ends_once() -> None:
-    """Both are asserted inside the simulator as well; `tail` and `replaces_groups` make aborts and replacements."""
+    """Test both rules, which the simulator asserts as well. `tail` and `replaces_groups` cause aborts and
+    replacements."""
     for tail in ("drop", "restart", "continue"):
         config = parse_simulation(
             short(3) | {"sampling": {"replaces_groups": True, "over_dispatch": 1.5, "tail": tail}}
@@ -170,7 +173,8 @@ def test_with_perfect_scaling_full_colocation_saves_at_most_the_bound_which_is_a
 
 
 def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
-    """Equal requests that divide evenly, nothing to switch, next to no training: as much work to judge as to answer."""
+    """Test with equal requests that divide evenly, no cost of switching, almost no training, and as much work to judge
+    as to answer."""
     config = simulation(
         devices={"num": 8, "per_cell": 1},
         workload__prompts_per_step=168,
@@ -186,13 +190,14 @@ def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
 
 
 def test_on_20_random_workloads_the_dynamic_split_is_within_5_percent_of_the_best_static_one() -> None:
-    """The best is found by trying all."""
+    """Test against the best static split, which is found by trying all."""
     ratios = {seed: measure("plain", seed)["ratio"] for seed in range(20)}
     assert max(ratios.values()) <= NEAR, ratios
 
 
 def test_where_groups_are_replaced_rollout_is_not_given_more_because_it_waits_for_verdicts() -> None:
-    """Its cells have a request or two most of the time there, however many cells there are."""
+    """Test that rollout gets no more cells although its cells have a request or two most of the time, however many
+    cells there are."""
     ratios = {seed: measure("replacing", seed)["ratio"] for seed in range(10)}
     assert mean(ratios.values()) <= 1.04 and max(ratios.values()) <= 1.15, ratios
 
@@ -289,7 +294,7 @@ def test_a_simulation_without_an_end_is_refused(
 
 
 def test_requests_end_however_late_the_clock_is() -> None:
-    """At 10^8 s the clock tells no less than 10^-8 s apart."""
+    """Test at a clock of 10^8 s, which cannot tell times apart that are closer than 10^-8 s."""
     speed = engine(decode_fixed_s=1e-6, wake_s=1e8)
     assert 0 < full(simulation(rollout=speed)).rollout_s == pytest.approx(2e-5 + 8, rel=1e-3)
 

@@ -1,4 +1,4 @@
-"""Model folders of the training tests."""
+"""Fixtures with the model folders of the training tests."""
 
 from __future__ import annotations
 

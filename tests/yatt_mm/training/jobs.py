@@ -1,4 +1,4 @@
-"""What tests run on ranks: each function builds an engine, does one thing and returns numpy."""
+"""The jobs that tests run on ranks. Each function builds an engine, does one task and returns numpy values."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from yatt_mm.weights.segment_publisher import SegmentPublisher
 from yatt_mm.weights.stream_publisher import Receivers, StreamPublisher
 
 OF_ENGINE = ("recompute", "freeze", "overlap_grad_reduce")
-"""Settings that are not the optimizer's."""
+"""The settings that are not the optimizer's."""
 GROUPS = ((0, 1, 6), (2,), (3, 4), (5, 7))
-"""Samples of four microbatches: images and a video, text alone, images, all kinds."""
+"""The samples of four microbatches: images and a video, text alone, images, all kinds."""
 TEXT_LAST = ((0, 1, 6), (2,), (3, 4, 7), (5,))
-"""The same with a last microbatch of text alone; the second of two replicas has no image at all."""
+"""The samples with a last microbatch of text alone, so that the second of two replicas has no image at all."""
 
 
 def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32", **settings: Any) -> TrainEngine:
-    """An engine without weight decay or clipping, unless told."""
+    """Return an engine. Without other `settings` it has no weight decay and no clipping."""
     defaults: dict[str, Any] = {"lr": 1e-2, "weight_decay": 0.0, "betas": (0.9, 0.95), "clip_grad": 0.0}
     of_engine = {
         name: settings.pop(name) for name in ("recompute", "freeze", "overlap_grad_reduce") if name in settings
@@ -45,28 +45,28 @@ def build_engine(model_dir: Path, parallel: Parallel, *, dtype: str = "float32",
 
 
 def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) -> list[list[TrainSample]]:
-    """This replica's microbatches, every dp-th group, with the patches of those images that this rank encodes."""
+    """Return this replica's microbatches, every dp-th group, with the patches of the images that this rank encodes."""
     samples = make_samples(form_of(engine))
     rank, size = parallel_state.get_data_parallel_rank(), parallel_state.get_data_parallel_world_size()
     return [own_part(engine, [samples[i] for i in group]) for group in groups[rank::size]]
 
 
 def form_of(engine: TrainEngine) -> Form:
-    """How the samples of the engine's model show their media."""
+    """Return the form in which the samples of the engine's model show their media."""
     if not engine._layout.has_mrope:
         return "tiles"
     return "frames" if engine._layout.tokens_per_second is None else "spans"
 
 
 def own_part(engine: TrainEngine, microbatch: Sequence[TrainSample]) -> list[TrainSample]:
-    """The microbatch as a worker would give it to this rank."""
+    """Return the microbatch as a worker would give it to this rank."""
     without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in microbatch]
     is_own = engine.own_media(without)
     return [with_patches_of(sample, own) for sample, own in zip(microbatch, is_own, strict=True)]
 
 
 def zero_gradients(engine: TrainEngine) -> None:
-    """Forget the gradients of an earlier backward pass."""
+    """Set the gradients to zero."""
     for chunk in engine._ddp:
         chunk.zero_grad_buffer()
 
@@ -74,7 +74,7 @@ def zero_gradients(engine: TrainEngine) -> None:
 def weighted_loss(
     logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Both outputs take part, so both backward passes are tested."""
+    """Return a loss to which both outputs contribute, so that both backward passes are tested."""
     loss = -(columns["weights"] * (logprobs + 0.3 * entropy)).sum()
     return loss, {"loss": loss.detach(), "entropy": (columns["weights"] * entropy).sum().detach()}
 
@@ -82,19 +82,19 @@ def weighted_loss(
 def zero_loss(
     logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """No loss; its metric carries the entropies' sum."""
+    """Return the loss 0, and a metric with the sum of the entropies."""
     return logprobs.sum() * 0, {"entropy": entropy.sum().detach()}
 
 
 def exported(engine: TrainEngine) -> dict[str, np.ndarray]:
-    """Every tensor of the model by its Hugging Face name."""
+    """Return every tensor of the model by its Hugging Face name."""
     return {name: tensor.float().clone().numpy() for name, tensor in engine.weights}
 
 
 def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
-    """(log-probabilities, entropies) of each of this replica's samples, after a backward pass over them.
+    """Return (log-probabilities, entropies) of each of this replica's samples, after a backward pass over them.
 
-    Empty on ranks that are not on the last stage. The forward pass alone must give the same bits.
+    The list is empty on ranks that are not on the last stage. The forward pass alone must give the same bits.
     """
     before = engine.logprobs(microbatches(engine))
     zero_gradients(engine)
@@ -117,7 +117,7 @@ def _keep_entropies(
 
 
 def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
-    """What is exported, and this replica's log-probabilities."""
+    """Return the exported tensors, and this replica's log-probabilities."""
     engine = build_engine(model_dir, parallel)
     return exported(engine), [values for part in engine.logprobs(microbatches(engine)) for values in part]
 
@@ -140,7 +140,7 @@ def stream(rank: int, model_dir: Path, parallel: Parallel, path: str, version: i
 
 
 def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Losses (summed over replicas), gradient norms and final weights of a few updates."""
+    """Return losses (summed over replicas), gradient norms and final weights of a few updates."""
     engine = build_engine(model_dir, parallel, **settings)
     return _steps(engine, num_steps) | {"weights": exported(engine)}
 
@@ -148,7 +148,7 @@ def train(rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settin
 def train_with_releases(
     rank: int, model_dir: Path, parallel: Parallel, num_steps: int, settings: dict[str, Any]
 ) -> dict[str, Any]:
-    """Do the same as `train`, with everything released between updates in the order of a colocated step."""
+    """Do the same as `train`, with all memory released between updates, in the order of a colocated step."""
     engine = build_engine(model_dir, parallel, **settings)
     memory = engine.memory
     losses, norms, host_bytes, left, refusals = [], [], [], [], []
@@ -186,7 +186,7 @@ def train_with_releases(
 def curves(
     rank: int, model_dir: Path, cases: dict[str, tuple[Parallel, dict[str, Any]]], num_steps: int
 ) -> dict[str, dict[str, list[float]]]:
-    """Losses and gradient norms of each case, one after the other."""
+    """Return losses and gradient norms of each case, one after the other."""
     return {
         name: _steps(build_engine(model_dir, layout, **its), num_steps, TEXT_LAST)
         for name, (layout, its) in cases.items()
@@ -196,7 +196,7 @@ def curves(
 def train_and_save(
     rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Two updates, a checkpoint and an exported folder, then two more updates."""
+    """Run two updates, save a checkpoint and an exported folder, then run two more updates."""
     engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
     _steps(engine, 2)
     engine.save(directory / "checkpoint")
@@ -207,7 +207,7 @@ def train_and_save(
 def save_both_ways(
     rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
 ) -> dict[str, Any]:
-    """Two updates, a checkpoint at once and one that is written only after the two updates that follow."""
+    """Run two updates, save one checkpoint at once and one that is written only after two more updates."""
     engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
     _steps(engine, 2)
     engine.save(directory / "at once")
@@ -231,7 +231,7 @@ def save_both_ways(
 def load_both(
     rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
 ) -> dict[str, dict[str, Any]]:
-    """Continue from each of the checkpoints of `save_both_ways`, one after the other, with two updates."""
+    """Continue from each checkpoint of `save_both_ways`, one after the other, with two updates."""
     engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
     found = {}
     for name in ("at once", "later"):
@@ -241,7 +241,7 @@ def load_both(
 
 
 def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> str:
-    """What `finish_save` says when a file's place is taken by a folder while the ranks train."""
+    """Return the error of `finish_save` if a folder takes the place of a file while the ranks train."""
     engine = build_engine(model_dir, parallel)
     trained = threading.Event()
     write = rank_checkpoint._write_buckets
@@ -265,7 +265,7 @@ def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directo
 
 
 def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: Path) -> dict[str, Any]:
-    """A checkpoint of the untrained model, then two updates."""
+    """Save a checkpoint of the untrained model, then run two updates."""
     engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1)
     engine.save(directory / "checkpoint")
     return _steps(engine, 2) | {"weights": exported(engine)}
@@ -292,7 +292,8 @@ def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] 
 
 
 def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
-    """Full gradients by Hugging Face name: replicas' shards gathered, then exported in the weights' place."""
+    """Return the full gradients by Hugging Face name: the replicas' shards are gathered, then exported instead of the
+    weights."""
     dense = parallel_state.get_data_parallel_group(with_context_parallel=True)
     experts = parallel_state.get_expert_data_parallel_group()
     for chunk in engine._ddp:
@@ -308,7 +309,7 @@ def gradients(engine: TrainEngine) -> dict[str, np.ndarray]:
 
 
 def tower_after_training(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
-    """This rank's own copy of the vision tower after two updates."""
+    """Return this rank's own copy of the vision tower after two updates."""
     engine = build_engine(model_dir, parallel)
     _steps(engine, 2)
     tower = engine._model[0].vision_model
@@ -317,7 +318,7 @@ def tower_after_training(rank: int, model_dir: Path, parallel: Parallel) -> dict
 
 
 def gradients_by_split(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, dict[str, np.ndarray]]:
-    """Gradients of the same samples, divided into microbatches in several ways."""
+    """Return the gradients of the same samples, divided into microbatches in several ways."""
     splits: dict[str, list[tuple[int, ...]]] = {
         "together": [(0, 1, 2, 3, 4, 5)],
         "one each": [(0,), (1,), (2,), (3,), (4,), (5,)],
@@ -328,12 +329,12 @@ def gradients_by_split(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
 
 
 def text_only_gradients(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, np.ndarray]:
-    """Gradients of a microbatch without any image."""
+    """Return the gradients of a microbatch without any image."""
     return _gradients_of(build_engine(model_dir, parallel), [(2, 5)])
 
 
 def logprobs_at(rank: int, model_dir: Path, temperatures: Sequence[float]) -> dict[float, np.ndarray]:
-    """All log-probabilities at each temperature."""
+    """Return all log-probabilities at each temperature."""
     engine = build_engine(model_dir, Parallel())
     return {
         temperature: np.concatenate(
@@ -344,7 +345,7 @@ def logprobs_at(rank: int, model_dir: Path, temperatures: Sequence[float]) -> di
 
 
 def learning_rates(rank: int, model_dir: Path) -> list[float]:
-    """Learning rate of each of five updates with four of warm-up."""
+    """Return the learning rate of each of five updates, four of which are warm-up."""
     engine = build_engine(model_dir, Parallel(), lr=1.0, warmup_steps=4)
     rates = []
     for _ in range(5):
@@ -354,7 +355,7 @@ def learning_rates(rank: int, model_dir: Path) -> list[float]:
 
 
 def refusal(rank: int, model_dir: Path, parallel: Parallel) -> str:
-    """What an engine says of a folder that it does not take."""
+    """Return the error of an engine for a folder that it refuses."""
     try:
         build_engine(model_dir, parallel)
     except ValueError as error:
@@ -363,7 +364,7 @@ def refusal(rank: int, model_dir: Path, parallel: Parallel) -> str:
 
 
 def place(rank: int, model_dir: Path, parallel: Parallel) -> tuple[int, bool, bool]:
-    """(replica, wants pixels, counts for the loss) of this rank."""
+    """Return (replica, wants pixels, counts for the loss) of this rank."""
     engine = build_engine(model_dir, parallel)
     return parallel_state.get_data_parallel_rank(), engine.needs_pixels, engine.is_loss_rank
 
@@ -375,7 +376,7 @@ def _gradients_of(engine: TrainEngine, groups: Sequence[Sequence[int]]) -> dict[
 
 
 def frozen_parts(rank: int, model_dir: Path, parallel: Parallel, parts: Sequence[Part]) -> dict[str, Any]:
-    """What a few updates leave of each part, and what the optimizer keeps of it."""
+    """Return each part of the model after a few updates, and what the optimizer keeps of it."""
     engine = build_engine(model_dir, parallel, freeze=parts)
     before = exported(engine)
     result = _steps(engine, 2)
@@ -386,19 +387,19 @@ def frozen_parts(rank: int, model_dir: Path, parallel: Parallel, parts: Sequence
 
 
 def owned_media(rank: int, model_dir: Path, parallel: Parallel) -> list[list[tuple[bool, ...]]]:
-    """[microbatch][sample][medium] what this rank asks for, told by keys and grids alone."""
+    """Return [microbatch][sample][medium] True for the media that this rank encodes, from keys and grids alone."""
     engine = build_engine(model_dir, parallel)
     without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]
     return [engine.own_media([without[i] for i in group]) for group in GROUPS]
 
 
 def logprobs_without_pixels(rank: int, model_dir: Path) -> None:
-    """What happens to a rank that was not given what it encodes."""
+    """Return the error of a rank that did not get the patches that it must encode."""
     engine = build_engine(model_dir, Parallel())
     engine.logprobs([[with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]])
 
 
 def logprobs_of(rank: int, model_dir: Path, parallel: Parallel, samples: Sequence[TrainSample]) -> list[np.ndarray]:
-    """[sample] log-probabilities of the sampled tokens."""
+    """Return the log-probabilities of each sample's sampled tokens."""
     engine = build_engine(model_dir, parallel)
     return engine.logprobs([samples])[0]

@@ -1,8 +1,8 @@
 """Real training ranks for tests: processes that are started once and run one job after another.
 
-Importing what a rank needs costs seconds (torch, transformers, megatron), so it is done once, in a server without
-threads from which ranks are forked. All tests of a session share the pool; every job has a process group of its own
-over the first `world_size` ranks.
+Importing what a rank needs takes seconds (torch, transformers, megatron). It is done once, in a server without threads
+from which ranks are forked. All tests of a session share the pool; every job has a process group of its own over the
+first `world_size` ranks.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from pathlib import Path
 from typing import Any
 
 DEADLINE_S = 300.0
-"""For a job, the start of its ranks included: eight at once take minutes on a busy machine."""
+"""The deadline of a job in seconds, including the start of its ranks: eight at once take minutes on a busy machine."""
 PRELOADED = ["tests.yatt_mm.training.jobs", "models.compat.megatron_core"]
 MAX_THREADS = 150
-"""The limit for one rank. Groups of some jobs are never collected, and each keeps waking its threads a hundred times a
-second. A rank with more threads is started again."""
+"""The maximum number of threads of one rank. Process groups of some jobs are never collected, and each wakes its
+threads a hundred times a second. A rank with more threads is started again."""
 GRACE_S = 5.0
-"""How long the other ranks may take to fail too, once one has."""
+"""The time in seconds that the other ranks may take to fail too, after one has failed."""
 
 
 class RankPool:
-    """Up to eight ranks, started when first needed, and again after a job that left some of them stuck or dead."""
+    """Up to eight ranks. They are started when they are first needed, and again after a job that left some of them
+    stuck or dead."""
 
     def __init__(self) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -36,9 +37,9 @@ class RankPool:
         self._ranks: list[tuple[Any, Connection]] = []
 
     def run(self, world_size: int, job: Callable[..., Any], *args: Any) -> list[Any]:
-        """`job(rank, *args)` on every rank of a new world; their results in the order of ranks.
+        """Run `job(rank, *args)` on every rank of a new world. Return the results in the order of ranks.
 
-        Raises AssertionError with what the ranks raised, soon after the first of them did.
+        Raises AssertionError with the errors of the ranks, soon after the first of them failed.
         """
         if any(len(list(Path(f"/proc/{process.pid}/task").iterdir())) > MAX_THREADS for process, _ in self._ranks):
             self.close()
@@ -62,7 +63,7 @@ class RankPool:
         return [outcomes[rank][1] for rank in range(world_size)]
 
     def close(self) -> None:
-        """End the processes, stuck ones too; `run` starts new ones."""
+        """End the processes, also stuck ones; `run` starts new ones."""
         for _, pipe in self._ranks:
             pipe.close()
         for process, _ in self._ranks:
@@ -74,7 +75,7 @@ class RankPool:
 
 
 def _collect(pipes: list[Connection]) -> dict[int, tuple[bool, Any]]:
-    """Rank -> (whether its job returned, its result or what it raised), of those that answer in time."""
+    """Return, by rank, (whether its job returned, its result or its error), of the ranks that answer in time."""
     outcomes: dict[int, tuple[bool, Any]] = {}
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     end = time.monotonic() + DEADLINE_S

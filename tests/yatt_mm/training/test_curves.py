@@ -1,4 +1,5 @@
-"""Training curves: the same losses and gradient norms however the work is divided, recomputed or partly frozen."""
+"""Tests of training curves: the same losses and gradient norms however the work is divided, recomputed or partly
+frozen."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "overlap": {"overlap_grad_reduce": True},
 }
 EVERY_VARIANT = ("tp1", "dp2", "tp2-cp2-sp", "pp2-vpp2")
-"""Layouts that run in all variants; the others run trained, and frozen as well."""
+"""The layouts that run in all variants. The others run with all parts trained, and with frozen parts."""
 
 CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
     f"{layout} {variant}": (parallel, SETTINGS | settings)

@@ -1,4 +1,4 @@
-"""What balancing counts with, against what torch counts while the real engine trains."""
+"""Tests of the counted operations that balancing uses, against torch's count while the real engine trains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VARIANTS: list[dict[str, Any]] = [
 
 
 def counted(rank: int, folder: Path) -> list[list[int]]:
-    """[variant][sample] operations of a forward and backward pass over each sample alone."""
+    """Return [variant][sample] operations of a forward and backward pass over each sample alone."""
     found = []
     for variant in VARIANTS:
         optim = AdamSettings(lr=1e-2, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)

@@ -1,4 +1,5 @@
-"""A rank that is killed in the middle of writing a checkpoint, while training goes on: the one before it holds."""
+"""Tests that a rank which is killed while it writes a checkpoint, during training, leaves the previous checkpoint
+usable."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ DEADLINE_S = 120.0
 
 
 def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
-    """Commit a checkpoint, train, begin another and train on; then rank 1 dies with half of its file written."""
+    """Commit a checkpoint, train, begin another one and continue training; then kill rank 1 when half of its file is
+    written."""
     engine = jobs.build_engine(model_dir, TP2)
     checkpoints = Checkpoints(root=run_dir / "checkpoints", keep=2)
     jobs._steps(engine, 1)

@@ -1,4 +1,4 @@
-"""The learning rate over a run, against hand-worked numbers."""
+"""Tests of the learning rate over a run, against numbers computed by hand."""
 
 import pytest
 

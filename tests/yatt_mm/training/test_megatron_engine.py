@@ -1,4 +1,4 @@
-"""Updates: the same numbers however the work is divided, and the traps that would change them silently."""
+"""Tests of updates: the same numbers however the work is divided, and faults that would change them silently."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Giving memory up between updates and taking it back: the same bits, nothing left behind, one host copy."""
+"""Tests of releasing memory between updates and taking it back: the same bits, nothing left behind, one host copy."""
 
 from __future__ import annotations
 

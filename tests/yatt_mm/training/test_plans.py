@@ -1,4 +1,5 @@
-"""How samples are spread, packed and cut into microbatches changes neither the loss nor a gradient."""
+"""Tests that neither the loss nor a gradient depends on how samples are distributed, packed and cut into
+microbatches."""
 
 from __future__ import annotations
 
@@ -21,7 +22,7 @@ from tests.yatt_mm.training.tiny import IMAGE_TOKEN, PATCH_VALUES, VOCAB_SIZE
 from yatt_mm.training.microbatches import Limits
 
 Plan = list[list[list[tuple[int, int]]]]
-"""[replica][microbatch] (prompt, row) of its samples."""
+"""The samples of each [replica][microbatch], as pairs (prompt, row)."""
 WHOLE, SMALL = Limits(max_tokens=10_000), Limits(max_tokens=240, max_patches=240, multiple_of=2)
 PROMPTS = draw(5, 4, shrink=24, seed=3)
 PLANS = {
@@ -32,13 +33,13 @@ PLANS = {
     "two replicas, groups torn": ("round_robin", 2, SMALL),
     "two replicas, verl's formula": ("verl", 2, SMALL),
 }
-"""How samples are spread, over how many replicas, and what a microbatch holds."""
+"""The plans by name: how samples are distributed over how many replicas, and what a microbatch holds."""
 
 
 def losses_and_gradients(
     rank: int, folder: Path, prompts: list[Prompt], plans: dict[str, Plan], dp: int
 ) -> dict[str, tuple[float, dict[str, np.ndarray]]]:
-    """Global loss and full gradients under each plan, before any update."""
+    """Return the global loss and full gradients under each plan, before any update."""
     groups = [
         to_samples(prompt, image_token=IMAGE_TOKEN, vocab_size=VOCAB_SIZE, patch_values=PATCH_VALUES)
         for prompt in prompts

@@ -1,4 +1,5 @@
-"""Stopping and continuing: bit for bit in the same layout, with the same losses in another, and folders for others."""
+"""Tests of stopping and continuing: bit for bit in the same layout, with the same losses in another layout, and the
+exported folders."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ MOVES = {
     "tp2 pp2 to dp2": (Parallel(tp=2, pp=2), DP2),
     "tp2 dp2 to tp2 pp2": (Parallel(tp=2, dp=2), Parallel(tp=2, pp=2)),
 }
-"""Where a checkpoint is saved, and where it is loaded."""
+"""The layouts in which a checkpoint is saved, and in which it is loaded."""
 EP2 = Parallel(ep=2, dp=2)
 EXPERT_MOVES = {
     "ep2 to ep2": (EP2, EP2),
@@ -38,11 +39,11 @@ EXPERT_MOVES = {
     "one rank to ep2": (Parallel(), EP2),
     "tp2 sp ep2 to dp2": (Parallel(tp=2, sp=True, ep=2), DP2),
 }
-"""The same for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
+"""The same layouts for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
 
 
 class Saves:
-    """Checkpoints by (model, layout, dtype), each saved once: at once and while training went on."""
+    """The checkpoints by (model, layout, dtype). Each is saved once: at once, and while training continues."""
 
     def __init__(self, ranks: RankPool, root: Path) -> None:
         self._ranks = ranks
@@ -50,7 +51,7 @@ class Saves:
         self._done: dict[tuple, tuple[Path, dict[str, Any]]] = {}
 
     def of(self, folder: Path, layout: Parallel, dtype: str = "float32") -> tuple[Path, dict[str, Any]]:
-        """(folder of both checkpoints, what the saving ranks did in the two updates after them)."""
+        """Return the folder of both checkpoints, and the results of the saving ranks in the two updates after them."""
         key = (folder, layout, dtype)
         if key not in self._done:
             directory = self._root / str(len(self._done))
@@ -161,7 +162,7 @@ def test_a_folder_with_tensors_that_the_model_lacks_is_refused_at_the_start_on_e
 
 
 def with_tensor(source: Path, folder: Path, name: str, *, like: str) -> Path:
-    """A copy of a model folder with one more tensor."""
+    """Return a copy of a model folder with one more tensor."""
     shutil.copytree(source, folder)
     weights = load_file(source / "model.safetensors")
     save_file(weights | {name: weights[like].copy()}, folder / "model.safetensors", metadata={"format": "pt"})

@@ -1,4 +1,4 @@
-"""The pool that the training tests run on: what it does when a rank fails."""
+"""Tests of the pool of ranks: what it does if a rank fails."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.yatt_mm.training.ranks import RankPool
 
 
 def fail_alone(rank: int) -> None:
-    """Rank 1 raises; rank 0 waits for it in a collective."""
+    """Raise on rank 1, while rank 0 waits for it in a collective."""
     if rank == 1:
         raise RuntimeError("rank 1 has had enough")
     dist.all_reduce(torch.ones(1))

@@ -1,4 +1,5 @@
-"""Tokens that an older policy sampled: weighed against that policy, and kept out of the comparison with the engine."""
+"""Tests of tokens that an older policy sampled: they are weighted against that policy, and left out of the comparison
+with the engine."""
 
 from __future__ import annotations
 
@@ -32,7 +33,7 @@ CLIP = 0.2
 
 
 def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any]:
-    """Steps of one and two updates at policy version 2, on a group of which three tokens are older."""
+    """Train steps of one and two updates at policy version 2, on a group in which three tokens are older."""
     dist.destroy_process_group()  # the worker makes its own
     spec = TrainSpec(
         model_dir=str(model_dir),

@@ -1,4 +1,5 @@
-"""Weights out of any layout: announced, iterated again and again, or copied by each rank into shared memory."""
+"""Tests of exporting weights from any layout: described, iterated several times, or copied by each rank into shared
+memory."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ LAYOUTS = {
 
 
 def read_weights(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
-    """What the source announces, what two passes in small buckets give, and what this rank alone would write."""
+    """Return the metadata of the source, the tensors of two passes in small buckets, and the parts that this rank alone
+    would write."""
     source = jobs.build_engine(model_dir, parallel).weights
     assert parallel.world_size == 1 or len(list(export_plan.buckets(source._planned))) > 10
     passes = [[(name, tensor.numpy().copy()) for name, tensor in source] for _ in range(2)]

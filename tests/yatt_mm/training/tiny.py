@@ -1,6 +1,7 @@
-"""Model folders of a few hundred kilobytes, one of each family, and samples; all weights are random, norms too.
+"""Makes model folders of a few hundred kilobytes, one of each family, and samples. All weights are random, also those
+of norms.
 
-Images cross the window borders of the vision tower, samples have none, one or two of them, and one is shared.
+Images cross the window borders of the vision tower. Samples have no image, one or two; one image is shared.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from yatt_mm.training.train_sample import TrainSample
 
 IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 6, 3, 4, 7
 VOCAB_SIZE = 202
-"""Not a multiple of anything, so that the padding of the vocabulary is tested."""
+"""The size of the vocabulary. It is a multiple of nothing, so that the padding of the vocabulary is tested."""
 PATCH_VALUES = 3 * 2 * 4 * 4
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 
 
 def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: bool = False) -> Path:
-    """Write config, weights and processor settings; returns the folder."""
+    """Write config, weights and processor settings. Return the folder."""
     model = (MODELS | DEEP)[family](is_head_tied).float()
     torch.manual_seed(0)
     with torch.no_grad():
@@ -63,7 +64,7 @@ def build_folder(directory: Path, family: str = "qwen2_5_vl", *, is_head_tied: b
 
 
 def release_experts(path: Path) -> None:
-    """Write experts as the released checkpoints have them, [num_experts, in, out]; vLLM takes no other form."""
+    """Write experts in the form of the released checkpoints, [num_experts, in, out]; vLLM reads no other form."""
     tensors = load_file(path)
     for name, tensor in tensors.items():
         if ".experts." in name:
@@ -81,7 +82,8 @@ def _qwen2_5_vl(is_head_tied: bool, num_layers: int = 2) -> PreTrainedModel:
 
 
 def _qwen3_vl(is_head_tied: bool) -> PreTrainedModel:
-    """Heads of a size of their own, a position table smaller than some images, features for two layers."""
+    """Return a Qwen3-VL model with its own head size, a position table smaller than some images, and features for two
+    layers."""
     text = TEXT | QWEN3_TEXT | {"tie_word_embeddings": is_head_tied}
     tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
     torch.manual_seed(0)
@@ -91,7 +93,7 @@ def _qwen3_vl(is_head_tied: bool) -> PreTrainedModel:
 
 
 def _qwen3_vl_moe(is_head_tied: bool) -> PreTrainedModel:
-    """Eight experts, two for each token, in all layers but one."""
+    """Return a Qwen3-VL-MoE model with eight experts, two for each token, in all layers but one."""
     text = TEXT | QWEN3_TEXT | {"tie_word_embeddings": is_head_tied}
     text |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24, "mlp_only_layers": [2]}
     tokens = TOKENS | {"tie_word_embeddings": is_head_tied}
@@ -102,7 +104,8 @@ def _qwen3_vl_moe(is_head_tied: bool) -> PreTrainedModel:
 
 
 def _internvl(is_head_tied: bool, decoder: str = "qwen2") -> PreTrainedModel:
-    """Four patches a token, in tiles of 4 x 4; the class token and both norms of a block are trained."""
+    """Return an InternVL model with four patches a token, in tiles of 4 x 4; the class token and both norms of a block
+    are trained."""
     text: dict[str, Any] = TEXT | {"model_type": decoder, "num_hidden_layers": 2, "tie_word_embeddings": is_head_tied}
     text |= {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}
     text |= {"head_dim": 24} if decoder == "qwen3" else {}
@@ -163,12 +166,12 @@ MODELS = {
     "qwen3_vl_moe": _qwen3_vl_moe,
     "internvl": _internvl,
 }
-"""model_type -> a random model, given whether its head is tied."""
+"""From model_type to a function that returns a random model; its argument says whether the head is tied."""
 DEEP = {
     "qwen2_5_vl_deep": partial(_qwen2_5_vl, num_layers=4),
     "internvl_qwen3": partial(_internvl, decoder="qwen3"),
 }
-"""Further ones, that parity with transformers needs not be held for in every layout."""
+"""Additional models, which need not equal transformers in every layout."""
 
 Form = Literal["spans", "frames", "tiles"]
 """How media become spans: a video is one span, or every frame is one span, or all media are images of tiles."""
@@ -178,13 +181,14 @@ FORMS: dict[str, Form] = {
     "qwen3_vl_moe": "frames",
     "internvl": "tiles",
 }
-"""By model_type."""
+"""The form of each model_type."""
 
 
 def make_samples(form: Form = "spans") -> list[TrainSample]:
-    """Images of several sizes, one shared by two samples; text alone (2 and 5); a video; a video between two images.
+    """Return samples with images of several sizes, one shared by two samples; text alone (2 and 5); a video; a video
+    between two images.
 
-    As tiles, images of one and of several tiles in their places.
+    For tiles, they have images of one and of several tiles in the same places.
     """
     random = np.random.default_rng(0)
     lengths = [13, 9, 17, 30, 5, 21, 11, 8]
@@ -221,11 +225,11 @@ class _Medium:
     grid: tuple[int, int, int]
     patches: np.ndarray | None = None
     seconds: float | None = None
-    """From one t to the next; None is an image."""
+    """The seconds from one t to the next; None for an image."""
 
 
 def with_patches_of(sample: TrainSample, is_own: Sequence[bool]) -> TrainSample:
-    """The sample as a rank is given it that encodes some of its images."""
+    """Return the sample as a rank gets it that encodes some of its images."""
     patches = tuple(array if own else None for array, own in zip(sample.patches, is_own, strict=True))
     return replace(sample, patches=patches)
 

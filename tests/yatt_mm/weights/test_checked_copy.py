@@ -1,4 +1,4 @@
-"""No value that is not finite gets past the copy, wherever it is and however it is spelled in bits."""
+"""Tests that the copy refuses every value that is not finite, wherever it is and whatever its bits are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Publishing in the memory of devices, with the calls to CUDA replaced: what is around them."""
+"""Tests of publishing in the memory of devices, with the calls to CUDA replaced by fakes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ HANDLE = (b"", 0, 0, b"", 0, b"", False)
 
 
 def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
-    """What an engine beside each rank reads, after a publish that was refused."""
+    """Return what an engine beside each rank reads, after a publish that was refused."""
     engine = jobs.build_engine(model_dir, parallel)
     shared: list[torch.Tensor] = []
 

@@ -1,4 +1,4 @@
-"""Training ranks publish into one segment: all of it, from every layout, and nothing that is spoilt."""
+"""Tests that training ranks publish into one segment: all tensors, from every layout, and none that is not finite."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from yatt_mm.weights.segment_publisher import SegmentPublisher
 
 
 def publish_often(rank: int, model_dir: Path, parallel: Parallel, directory: Path, hosts: int) -> list[str]:
-    """Publish to each of `hosts` hosts: good weights, spoilt ones, good ones again; returns what was raised."""
+    """Publish to each of `hosts` hosts: good weights, weights that are not finite, good ones again. Return the
+    errors."""
     engine = jobs.build_engine(model_dir, parallel)
     host = rank * hosts // parallel.world_size
     raised = []

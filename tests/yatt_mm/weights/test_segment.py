@@ -1,4 +1,4 @@
-"""A weight segment gives back what was written, whole or not at all."""
+"""Tests that a weight segment gives back what was written, whole or not at all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Weights broadcast to receivers that share no memory with the ranks, and what is said of those who are missing."""
+"""Tests of broadcasting weights to receivers that share no memory with the ranks, and of the errors that name missing
+receivers."""
 
 from __future__ import annotations
 
@@ -34,7 +35,7 @@ def taken(stream: WeightStream, name: str) -> dict[str, np.ndarray]:
 
 
 def send_twice(rank: int, model_dir: Path, parallel: Parallel) -> list[dict[str, np.ndarray]]:
-    """What two receivers beside the first rank got, the second time; buckets are smaller than most tensors."""
+    """Return what two receivers beside the first rank got the second time. Buckets are smaller than most tensors."""
     streams.BUCKET_BYTES = 4096
     engine, publisher = publisher_of(model_dir, parallel, num=2, deadline_s=60)
     first = next(engine._model.parameters()).data.view(-1)
