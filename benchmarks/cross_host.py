@@ -151,7 +151,8 @@ def cut_row(link: Link, path: str, mend_after_s: float | None, *, timeout_s: flo
 
 
 def put_objects(body: dict[str, Any]) -> list[dict[str, Any]]:
-    """Put objects of mixed sizes, 4 KiB to 1 MiB, with their digests in the meta. Runs in a process on host A."""
+    """Put objects of mixed sizes, 4 KiB to 1 MiB, with their digests in the meta. Return their refs as JSON. Runs in a
+    process on host A."""
     rng = np.random.default_rng(7)
     with Client(body["uri"]) as client:
         refs = []
@@ -164,7 +165,8 @@ def put_objects(body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def read_objects(body: dict[str, Any]) -> dict[str, Any]:
-    """Resolve objects in a random order, and compare every view with its digest. Runs in a process on host B."""
+    """Resolve objects in a random order, and compare every view with its digest. Return the counts. Runs in a process
+    on host B."""
     refs = [Ref.from_dict(ref) for ref in body["refs"]]
     order = np.random.default_rng(body["seed"]).permutation(len(refs))
     try:
@@ -178,7 +180,7 @@ def read_objects(body: dict[str, Any]) -> dict[str, Any]:
 
 
 def release_objects(body: dict[str, Any]) -> int:
-    """Release the objects. Runs in a process on host A."""
+    """Release the objects and return their number. Runs in a process on host A."""
     with Client(body["uri"]) as client:
         return client.release([Ref.from_dict(ref) for ref in body["refs"]])
 
@@ -216,7 +218,7 @@ def _node(link: Link, name: str, more: Sequence[str]) -> Iterator[None]:
 
 
 def _start(link: Link, host: str, verb: str, body: dict[str, Any]) -> "subprocess.Popen[str]":
-    """Start a process on a host that does one task."""
+    """Start a process on a host that does one task, and return it."""
     command = [*link.prefix(host), sys.executable, "-m", "benchmarks.cross_host", "--worker", verb]
     environ = os.environ | {"DATAPLANE_HOST_ID": link.host_ids[host]}
     process = subprocess.Popen(

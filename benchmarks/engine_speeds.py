@@ -147,7 +147,7 @@ def never_end() -> None:
 
 
 def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[int]) -> Iterator[PromptTask]:
-    """Return prompts that are in no cache yet."""
+    """Yield prompts that are in no cache yet."""
     recipe = load_recipe(model_dir).patch_recipe(model_dir)
     for number in itertools.islice(fresh, trial.num_groups):
         pixels = np.random.default_rng(number).integers(0, 256, (trial.side, trial.side, 3), dtype=np.uint8)

@@ -189,8 +189,8 @@ def run(side: Side, layout: str, num_steps: int, data: Path, console: Console) -
 
 
 def values_of(records: Sequence[dict[str, Any]]) -> Values:
-    """Return every value that is compared. A key that is left out has one entry, so that a key which only one side has
-    is found."""
+    """Return every value that is compared, by step and key. Of a key that is not compared (`LEFT_OUT`), only its
+    presence is, so a key that only one side has is found."""
     values: Values = {}
     for record in records:
         for key, value in record.items():

@@ -115,7 +115,7 @@ def check_disk(folder: Path, gib: float) -> None:
 
 
 def rates(folder: Path, pictures: list[bytes], num_images: int, console: Console) -> list[dict[str, Any]]:
-    """Measure plain processes and a node alternately, over new pictures in each round."""
+    """Measure plain processes and a node alternately, over new pictures in each round. Return one row for each path."""
     sizes = itertools.islice(itertools.cycle(len(picture) for picture in pictures), num_images)
     round_bytes = sum(sizes)
     for number in range(ROUNDS + 1):
@@ -199,7 +199,8 @@ def _timed(pids: Sequence[int], work: Callable[[], object]) -> tuple[float, floa
 
 
 def resident(folder: Path, pictures: list[bytes], total_bytes: int, console: Console) -> dict[str, Any]:
-    """Read a data set many times larger than the arena through a node, and measure the node's memory."""
+    """Read a data set many times larger than the arena through a node, and measure the node's memory. Return the
+    row."""
     with console.status(f"writing {total_bytes / 2**30:.1f} GiB of pictures"):
         count = write_shards(folder / "set", variants(pictures, -1), total_bytes)
     roots = {"set": [f"{folder}/set/*.tar"]}

@@ -74,8 +74,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def build_folder(directory: Path, num_params: int) -> Path:
-    """Make a random Qwen2.5-VL of about `num_params` parameters: layers of width 768 are added until there are
-    enough."""
+    """Make a random Qwen2.5-VL of about `num_params` parameters (layers of width 768 are added until there are enough),
+    and return its folder."""
     import torch
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
@@ -104,7 +104,7 @@ def build_folder(directory: Path, num_params: int) -> Path:
 def measure_in_ranks(
     model_dir: Path, segments: Path, *, dtype: str, num_ranks: int, rounds: int, clock: str
 ) -> list[Row]:
-    """Start the ranks, let them measure, and take the slowest of each round."""
+    """Start the ranks and let them measure. Return the rows, in which the slowest rank of each round counts."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.NamedTemporaryFile() as store:

@@ -1,6 +1,6 @@
-"""What the examples' `prepare` modules share: the stamp that says what a folder was made with, a bar, the command line.
+"""The code that the examples' `prepare` modules share: the stamp of a folder, a progress bar, the command line.
 
-Nothing heavy is imported here: a second call of a `prepare` only looks at its stamp.
+Nothing heavy is imported here: a second call of a `prepare` only reads its stamp.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ STAMP_NAME = "prepared.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stamp:
-    """What lies in a folder; examples add to it."""
+    """The stamp of a folder: how its files were made. Examples add fields."""
 
     version: int
     """The version of the example. Data of another version is made again."""
@@ -34,7 +34,8 @@ S = TypeVar("S", bound=Stamp)
 
 
 def read_stamp(directory: Path, kind: type[S], *, version: int, seed: int) -> S | None:
-    """What an earlier call made with this seed and this version of the example; None when there is no such thing."""
+    """Return the stamp that an earlier call wrote with this seed and this version of the example; None if there is
+    none."""
     path = directory / STAMP_NAME
     if not path.is_file():
         return None
@@ -46,12 +47,12 @@ def read_stamp(directory: Path, kind: type[S], *, version: int, seed: int) -> S 
 
 
 def write_stamp(directory: Path, stamp: Stamp) -> None:
-    """Last of all: with it everything is there."""
+    """Write the stamp. This is the last file, so a folder with a stamp is complete."""
     (directory / STAMP_NAME).write_text(json.dumps(asdict(stamp), indent=2) + "\n")
 
 
 def clear(directory: Path) -> None:
-    """Make the folder, or remove what an earlier call made in it, the stamp first; other files stay."""
+    """Make the folder, or remove what an earlier call made in it, the stamp first. Other files stay."""
     directory.mkdir(parents=True, exist_ok=True)
     (directory / STAMP_NAME).unlink(missing_ok=True)
     for pattern in ("train-*.tar", "eval-*.tar"):
@@ -62,7 +63,7 @@ def clear(directory: Path) -> None:
 
 @contextmanager
 def progress_bar(what: str, *, total: float, console: Console | None) -> Iterator[Callable[[float, str], None]]:
-    """Gives what shows how much is done, and where it is."""
+    """Show a progress bar during a `with` block, which gets a function to call with the number done and a text."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
         task = progress.add_task(what, total=total)
@@ -70,7 +71,7 @@ def progress_bar(what: str, *, total: float, console: Console | None) -> Iterato
 
 
 def command_line(name: str, doc: str | None, *, out: Path) -> argparse.ArgumentParser:
-    """Arguments that all of them take; `name`: of the example."""
+    """Return the parser with the arguments that all examples take. `name` is the name of the example."""
     parser = argparse.ArgumentParser(prog=f"python -m examples.{name}.prepare", description=doc)
     parser.add_argument("--out", type=Path, default=out, help="folder to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="decides the data and the weights (%(default)s)")
@@ -81,7 +82,7 @@ def command_line(name: str, doc: str | None, *, out: Path) -> argparse.ArgumentP
 def find_or_make(
     options: argparse.Namespace, find: Callable[[Path, int], S | None], make: Callable[[Path, int], S], console: Console
 ) -> S:
-    """What is there already, unless it is to be made again, or what is made now."""
+    """Return the stamp of the folder. Its files are made now if they are missing, or if the options say so."""
     start = time.monotonic()
     stamp = None if options.force else find(options.out, options.seed)
     if stamp is not None:

@@ -22,7 +22,8 @@ Grid = tuple[int, int, int]
 """(t, h, w) of an image or video, in patches."""
 
 HEAD_PASSES = 4
-"""Passes of the head: forward, the same again in the backward pass, and the gradients of hidden states and weight."""
+"""The number of passes of the head: forward, the same again in the backward pass, and the gradients of hidden states
+and weight."""
 ATTENTION_BACKWARD = 2.5
 """The backward pass of attention, relative to the forward pass. Fused kernels compute the scores again: five products
 where the forward pass has two."""

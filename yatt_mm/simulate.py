@@ -23,7 +23,7 @@ from yatt_mm.simulator.report import as_object, as_table, assumed_keys
 from yatt_mm.simulator.results import LayoutResult
 
 WIDTH_OF_FILES = 140
-"""Width in characters of a table that is written to a file or a pipe: wide enough that no table cell is cut or
+"""The width in characters of a table that is written to a file or a pipe: wide enough that no table cell is cut or
 wrapped."""
 EXAMPLES = """examples:
   python -m yatt_mm.simulate configs/simulate/yatt_paper.yaml

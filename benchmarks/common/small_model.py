@@ -15,7 +15,8 @@ PATCH_VALUES = 3 * 2 * PATCH_SIZE**2
 
 
 def build_folder(directory: Path, *, text: dict[str, Any], vision: dict[str, Any]) -> Path:
-    """Write config, weights and processor settings. `text` and `vision` override the defaults of the two configs."""
+    """Write config, weights and processor settings of a model, and return the folder. `text` and `vision` override the
+    defaults of the two configs."""
     config = Qwen2_5_VLConfig(
         text_config={"bos_token_id": 0, "eos_token_id": 1, "tie_word_embeddings": False} | text,
         vision_config={"patch_size": PATCH_SIZE, "spatial_merge_size": 2, "temporal_patch_size": 2} | vision,

@@ -153,7 +153,8 @@ class Worker:
         return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
     def _tcp(self, request: Request) -> tuple[str, str]:
-        """Send bytes on a bare connection; the node may answer, close, or wait for more."""
+        """Send bytes on a bare connection; the node may answer, close, or wait for more. Return the code and the text
+        of the end."""
         try:
             with self._connect() as connection:
                 connection.sendall(request.messages[0])

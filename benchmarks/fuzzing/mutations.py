@@ -89,7 +89,7 @@ VALUES: tuple[Any, ...] = (
 
 
 def mutate_bytes(rng: random.Random, data: bytes, other: bytes = b"") -> bytes:
-    """Make one to four small changes in bytes. Splices take their piece from `other`."""
+    """Return the bytes with one to four small changes. Splices take their piece from `other`."""
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         data = rng.choice(_BYTE_MUTATIONS)(rng, data, other)
     return data
@@ -234,7 +234,7 @@ def _mutate_value(rng: random.Random, body: Any, keys: tuple[str, ...]) -> Any:
 
 
 def _mutate_text(rng: random.Random, text: str) -> str:
-    """Put a duplicate key into the text, or a literal in the place of a value."""
+    """Return the text with a duplicate key, or with a literal in the place of a value."""
     at = text.find(": ", rng.randrange(len(text) + 1))
     if at < 0:
         return text + rng.choice(("]", "}", " {}", ",", "\x00"))

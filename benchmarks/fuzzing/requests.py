@@ -204,7 +204,7 @@ class Corpus:
         return json.dumps(mixed).encode("utf-8", "surrogatepass"), "a structure of hypothesis"
 
     def _next(self, rng: random.Random, verb: str) -> Iterator[tuple[str, Any]]:
-        """Return a message of a stream: mostly one of this verb, sometimes one of another verb."""
+        """Yield a message of a stream: mostly one of this verb, sometimes one of another verb."""
         return iter(rng.choice(STREAMS[verb if rng.random() < 0.9 else rng.choice(list(STREAMS))]).items())
 
     def _body(self, text: str) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def message(*fields: tuple[int, bytes | int]) -> bytes:
 
 
 def fields_of(data: bytes) -> Iterator[tuple[int, bytes]]:
-    """Return the bytes fields of a message that the node sent."""
+    """Yield the number and the bytes of each bytes field of a message that the node sent."""
     at = 0
     while at < len(data):
         tag, at = _read_varint(data, at)

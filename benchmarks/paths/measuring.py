@@ -89,7 +89,8 @@ def measure(
     clean: Callable[[Any], object] = lambda given: None,
     quick: bool = False,
 ) -> Measured:
-    """Time `work(given)`. Before it, `prepare` makes `given`; after it, `clean` removes it. Both are not timed.
+    """Time `work(given)` and return the row. Before each call, `prepare` makes `given`; after it, `clean` removes it.
+    Both are not timed.
 
     The first call is not counted: it opens connections and faults pages in.
     """
@@ -129,7 +130,7 @@ class Helper:
         return answer
 
     def stop(self) -> None:
-        """Stop this process, and no other one."""
+        """End the helper's process."""
         self.pipe.close()
         self._process.join(timeout=5)
         if self._process.is_alive():

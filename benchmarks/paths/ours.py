@@ -65,7 +65,7 @@ def produce(pipe: Connection) -> None:
 
 
 def rows(nodes: Nodes, case: Case, *, quick: bool) -> Iterator[Measured]:
-    """Return every row of the data plane for a case."""
+    """Yield every row of the data plane for a case."""
     yield from resolved(nodes, case, quick=quick)
     yield put(nodes, case, quick=quick)
     yield written(nodes, case, quick=quick)

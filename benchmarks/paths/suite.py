@@ -37,8 +37,8 @@ def cases(*, quick: bool) -> list[Case]:
 
 
 def run(*, quick: bool, console: Console) -> Iterator[Measured]:
-    """Return every row, all paths of one case before the next case. Starts the processes that it needs and stops
-    exactly those."""
+    """Yield every row, all paths of one case before the next case. Starts the processes that it needs and stops exactly
+    those."""
     keep_freed_memory()
     with ExitStack() as stack:
         nodes = stack.enter_context(ours.nodes(QUICK_NODE_BYTES if quick else NODE_BYTES))
@@ -55,7 +55,8 @@ def run(*, quick: bool, console: Console) -> Iterator[Measured]:
 
 
 def _ray_peers(stack: ExitStack, console: Console) -> list:
-    """Start Ray and TransferQueue. TransferQueue is left out if it is not installed."""
+    """Start Ray and TransferQueue, and return the functions that measure them. TransferQueue is left out if it is not
+    installed."""
     import torch
 
     from benchmarks.paths import ray_store

@@ -159,7 +159,8 @@ class Watcher:
             self._drop_one(self._rng.randrange(len(self._held)))
 
     def _resolved(self, refs: list[Ref]) -> list[list[tuple[Ref, np.ndarray]]]:
-        """Resolve all objects in one call. If one is missing, resolve them one by one to find out which."""
+        """Return the refs and views of all objects, resolved in one call. If one is missing, resolve them one by one to
+        find out which."""
         try:
             views = self._reader.resolve(refs)
         except MissingObjectError as error:

@@ -23,9 +23,9 @@ from dataplane.core.refs import BadMedia, Dataset, Ref
 from dataplane.core.units import format_bytes
 
 PROGRESS_EVERY_S = 0.5
-"""Seconds between two updates of the progress of `ingest`."""
+"""The seconds between two updates of the progress of `ingest`."""
 CHECK_AT_ONCE = 256
-"""Samples per request of `ingest --check`."""
+"""The number of samples per request of `ingest --check`."""
 
 
 def put(client: Client, args: argparse.Namespace) -> None:

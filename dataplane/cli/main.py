@@ -131,7 +131,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _add_client_command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
 ) -> argparse.ArgumentParser:
-    """Add a command that calls a node, with the options that all of these commands have."""
+    """Add the parser of a command that calls a node, with the options that all of these commands have, and return
+    it."""
     formatter = argparse.RawDescriptionHelpFormatter
     parser = commands.add_parser(name, help=text, description=text, epilog=_EXAMPLES, formatter_class=formatter)
     uri = os.environ.get("DATAPLANE_URI", DEFAULT_URI)

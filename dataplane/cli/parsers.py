@@ -18,7 +18,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_numa(text: str) -> NumaPolicy:
-    """Parse a NUMA policy: `interleave` or `bind:N`."""
+    """Return the NUMA policy in the text: `interleave` or `bind:N`."""
     try:
         return NumaPolicy.parse(text)
     except ValueError as error:
@@ -46,7 +46,7 @@ def parse_peer(text: str) -> tuple[str, str]:
 
 
 def parse_seconds(text: str) -> float:
-    """Parse a time to wait, in seconds: more than 0, at most a day."""
+    """Return the seconds in the text: a time to wait of more than 0, at most a day."""
     try:
         seconds = float(text)
     except ValueError:
@@ -59,21 +59,21 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_port(text: str) -> int:
-    """Parse a TCP port; 0 means any free one."""
+    """Return the TCP port in the text; 0 means any free one."""
     if not (text.isascii() and text.isdigit() and int(text) <= 65_535):
         raise argparse.ArgumentTypeError(f"{text!r} is not a port; wanted 0 to 65535")
     return int(text)
 
 
 def parse_workers(text: str) -> int:
-    """Parse a number of worker processes, 1 to 1024."""
+    """Return the number of worker processes in the text, 1 to 1024."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 1024):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of workers; wanted 1 to 1024")
     return int(text)
 
 
 def parse_count(text: str) -> int:
-    """Parse a number of samples, 1 to a billion."""
+    """Return the number of samples in the text, 1 to a billion."""
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 10**9):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of samples; wanted 1 to 1000000000")
     return int(text)

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 
 _CHUNK_BYTES = 16 << 20
-"""Bytes read between two updates of the bar."""
+"""The number of bytes read between two updates of the bar."""
 
 
 @contextmanager

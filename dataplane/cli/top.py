@@ -26,7 +26,7 @@ RATES = (
     ("received", "received_bytes"),
     ("sent", "sent_bytes"),
 )
-"""Title and `stat` key of each rate per second."""
+"""The title and `stat` key of each rate per second."""
 BARS = (
     ("memory", "used_bytes", "budget_bytes"),
     ("leased", "leased_bytes", "budget_bytes"),
@@ -34,7 +34,7 @@ BARS = (
     ("evictable", "evictable_bytes", "budget_bytes"),
     ("spill", "spilled_bytes", "spill_budget_bytes"),
 )
-"""Title of each bar, with the `stat` keys of its value and of its maximum."""
+"""The title of each bar, with the `stat` keys of its value and of its maximum."""
 
 
 def top(client: Client, console: Console, *, interval_s: float, is_once: bool) -> None:

@@ -65,13 +65,13 @@ class Call:
     """The options of a download: additional fields of the ticket, the deadline, and the watch for stalled streams."""
 
     ticket: Mapping[str, Any]
-    """Fields to add to each ticket."""
+    """The fields to add to each ticket."""
     deadline: float
     """The moment at which the download times out, in seconds of `time.monotonic`."""
     watch: StallWatch
     """The watch that cancels a stream on which no data comes."""
     grace_s: float = 0.0
-    """Seconds to wait beyond the deadline for the sender's own timeout error, which says more than Flight's."""
+    """The seconds to wait beyond the deadline for the sender's own timeout error, which says more than Flight's."""
 
     def remaining(self) -> float:
         """Return the seconds to the deadline, at least 0.05."""

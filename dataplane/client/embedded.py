@@ -21,15 +21,15 @@ from dataplane.core.errors import NodeUnavailableError
 from dataplane.core.hosts import new_node_id
 
 START_TIMEOUT_S = 120.0
-"""Seconds in which a started node must be ready."""
+"""The time in seconds within which a started node must be ready."""
 MAX_RESTARTS = 5
 """The maximum number of restarts within `RESTART_WINDOW_S`. A node that dies once more is not started again."""
 RESTART_WINDOW_S = 60.0
-"""Seconds in which restarts are counted."""
+"""The length in seconds of the time in which restarts are counted."""
 _WATCH_S = 0.1
-"""Seconds between two checks of the node's process."""
+"""The seconds between two checks of the node's process."""
 _RETRY_S = 0.5
-"""Seconds to wait after a restart that failed."""
+"""The seconds to wait after a restart that failed."""
 
 log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from dataplane.core.shared_files import open_segment
 TICK_S = 1.0
 """The maximum number of seconds between two checks of the streams for missed deadlines."""
 _GATHER_S = 0.01
-"""Seconds during which ended leases are collected, so that one call to the node returns many of them."""
+"""The seconds during which ended leases are collected, so that one call to the node returns many of them."""
 _MAX_RELEASES = 8192
 """The maximum number of ended leases that one call returns to the node."""
 
@@ -250,11 +250,10 @@ class LeaseSession:
     # -- private: the session's thread -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Return ended leases to the node and cancel overdue streams, until the session is lost, or is closed and has
+        """Report ended leases to the node and cancel overdue streams, until the session is lost, or is closed and has
         no leases.
 
-        Consumes: `ended`.
-        Produces: `end_leases` calls.
+        *Consumes* `ended`. *Produces* `end_leases` calls.
         """
         while True:
             leases, was_closed = self._collect()

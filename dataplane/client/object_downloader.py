@@ -17,7 +17,7 @@ from dataplane.core.refs import Ref
 from dataplane.core.stall_watch import StallWatch
 
 _ALIGN = 64
-"""Alignment of the arrays in bytes, the same as that of views in the arena."""
+"""The alignment of the arrays in bytes, the same as that of views in the arena."""
 
 
 class ObjectDownloader:

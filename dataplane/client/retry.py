@@ -16,16 +16,17 @@ from dataplane.core.errors import NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_flight
 
 FIRST_PAUSE_S = 0.05
-"""Seconds between the first attempt and the second; each later pause is twice as long."""
+"""The seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_PAUSE_S = 0.5
 """The longest pause between two attempts, in seconds."""
 MIN_ATTEMPT_S = 0.01
 """The minimum number of seconds that an attempt gets, even at the deadline."""
 GRACE_S = 3.0
-"""Seconds that the caller of a node waits beyond the deadline: the node's own timeout error says more than Flight's."""
+"""The seconds that the caller of a node waits beyond the deadline: the node's own timeout error says more than
+Flight's."""
 
 _SIGNS = ("Socket closed", "Connection reset", "Broken pipe", "Stream removed", "GOAWAY")
-"""Texts in gRPC errors of several status codes that mean that the connection to the other side is lost."""
+"""The texts in gRPC errors of several status codes that mean that the connection to the other side is lost."""
 
 T = TypeVar("T")
 

@@ -22,11 +22,11 @@ from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump, parse
 
 _CLOSE_S = 2.0
-"""Seconds that `close` waits for the watching thread."""
+"""The seconds that `close` waits for the watching thread."""
 _RETRY_S = 0.5
-"""Seconds between two attempts to open a broken stream again."""
+"""The seconds between two attempts to open a broken stream again."""
 _CONNECT_S = 5.0
-"""Timeout of one of these attempts, in seconds."""
+"""The timeout of one of these attempts, in seconds."""
 
 log = logging.getLogger(__name__)
 

@@ -117,7 +117,7 @@ class ByteConnections:
         return line
 
     def _connect(self, host: str, port: int, key: bytes, until: float) -> ByteSocket:
-        """Connect, show the key, and wait until the node accepts it."""
+        """Connect, show the key, and return the connection when the node has accepted the key."""
         wait_s = max(0.05, min(_CONNECT_S, until - time.monotonic()))
         line = ByteSocket(socket.create_connection((host, port), wait_s), f"the node at {host}:{port}", self._stall_s)
         with self._lock:

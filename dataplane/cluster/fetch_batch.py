@@ -100,7 +100,7 @@ class ArenaSink:
 
 
 def split_by_bytes(refs: Sequence[Ref], num_streams: int) -> list[list[Ref]]:
-    """Split the objects into groups of about equal bytes, one group per connection, because one connection uses one
+    """Return the objects in groups of about equal bytes, one group per connection, because one connection uses one
     core."""
     total = sum(ref.nbytes for ref in refs)
     lanes: list[list[Ref]] = [[] for _ in range(min(num_streams, os.cpu_count() or 1, total // _LANE_BYTES) or 1)]

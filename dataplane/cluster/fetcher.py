@@ -94,8 +94,8 @@ class PeerFetcher:
                 self._threads.submit(self._fetch, FetchBatch(part, land, is_makeable, deadline, lane))
 
     def is_at_home(self, ref: Ref, until: float) -> bool:
-        """Ask the ref's home whether it holds exactly this object now. Waits for the answer, until `until`
-        (monotonic)."""
+        """Return True if the ref's home answers that it holds exactly this object now. Waits for the answer, until
+        `until` (monotonic)."""
         uri = self._peers.find(ref.node)
         if uri is None:
             return False

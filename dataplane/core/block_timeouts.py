@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 _TICK_S = 0.1
-"""Seconds between two checks of the deadlines."""
+"""The seconds between two checks of the deadlines."""
 _IDLE_S = 5.0
 """The seconds after which the thread ends if it has no deadline to watch; the next block starts another thread."""
 

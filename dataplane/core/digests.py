@@ -10,9 +10,9 @@ from typing import Any
 from blake3 import blake3
 
 SOURCE_HEX = 32
-"""Number of hex digits of a content digest (128 bits)."""
+"""The number of hex digits of a content digest (128 bits)."""
 RECIPE_HEX = 16
-"""Number of hex digits of a recipe digest (64 bits)."""
+"""The number of hex digits of a recipe digest (64 bits)."""
 _MANY_THREADS_FROM = 1 << 22
 """The size in bytes from which all cores hash a buffer; for less, starting the threads costs more than it saves."""
 

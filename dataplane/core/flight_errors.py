@@ -71,8 +71,8 @@ def from_flight(error: pa.ArrowException, uri: str, what: str, timeout_s: float)
 
 
 def _clip(text: str) -> str:
-    """Shorten a message to `MAX_ERROR_BYTES`, so that it fits into gRPC's trailers, which hold 8 KiB and carry it three
-    times, escaped."""
+    """Return the message, shortened to `MAX_ERROR_BYTES`. It must fit into gRPC's trailers, which hold 8 KiB and carry
+    it three times, escaped."""
     text = text.encode("utf-8", "backslashreplace").decode()  # JSON may hold lone surrogates, gRPC takes none
     while len(json.dumps(text)) > MAX_ERROR_BYTES:
         text = text[: len(text) * 3 // 4] + "..."

@@ -28,7 +28,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "uint64": 8,
     "float64": 8,
 }
-"""Bytes per item of every dtype that an object may have, by numpy name."""
+"""The bytes per item of every dtype that an object may have, by numpy name."""
 
 
 LOCATORS = pa.schema(

@@ -65,7 +65,8 @@ class Catalog:
         self._indices: dict[str, _Index] = {}
 
     def ingest(self, name: str) -> Dataset:
-        """Index a dataset, again if its files changed. Raises DatasetError if no sample of it can be used."""
+        """Index a dataset, again if its files changed, and return its counts. Raises DatasetError if no sample of it
+        can be used."""
         self._check_registered(name)
         with self._ingesting[name]:
             found = find_dataset_files(name, self._roots[name])

@@ -51,11 +51,12 @@ class DecodePool:
         return self._queue
 
     def submit(self, task: Callable[..., Any], *args: Any) -> "Future[Any]":
-        """Run `task(*args)` in a pool thread. The task may call `run`."""
+        """Run `task(*args)` in a pool thread, and return the future of its result. The task may call `run`."""
         return self._queue.submit(lambda: task(*args))
 
     def run(self, job: Job, allocate: Allocate) -> Result:
-        """Run a job in this thread's worker. Waits for: the worker, `allocate`. Call it from a pool thread only."""
+        """Run a job in this thread's worker and return its result. Call it from a pool thread only. Waits for: the
+        worker, `allocate`."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
                 return self._worker().run(job, allocate, self._abort)

@@ -148,7 +148,8 @@ class Deriver:
         return made
 
     def _wait(self, ref: Ref, key: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
-        """Wait for an object. If the task failed because of another caller's deadline or ref, try again."""
+        """Return an object that is being made, or its bad medium. If the task failed because of another caller's
+        deadline or ref, try again."""
         while True:
             try:
                 made = future.result(timeout=max(0.0, deadline - time.monotonic()))

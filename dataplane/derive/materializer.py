@@ -156,7 +156,8 @@ class Materializer:
             raise
 
     def _run_on_resident_source(self, ref: Ref, place: MediumLocation | None, allocate: Allocate) -> Result:
-        """Run the job on a source in the arena, which a client stored or which was just fetched."""
+        """Return the result of a job whose source is in the arena, because a client stored it or it was just
+        fetched."""
         lineage = ref.lineage
         assert lineage is not None
         name = source_name(lineage.source)

@@ -71,7 +71,7 @@ def allowed_bytes(limits: MediaLimits) -> int:
 
 
 def map_segment(path: Path) -> np.ndarray:
-    """Map the node's arena, writable. The node that started this process names the file."""
+    """Return the node's arena, mapped writable. The node that started this process gives the path of the file."""
     fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     try:
         flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written

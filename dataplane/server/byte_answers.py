@@ -54,7 +54,7 @@ def answer(services: Services, body: Mapping[str, Any], line: ByteSocket) -> Non
 
 
 def _take_run(pending: deque[_Asked]) -> list[_Asked]:
-    """Take the next objects to send: up to `RUN_OBJECTS` and about `RUN_BYTES`, by the sizes in their refs."""
+    """Return the next objects to send: up to `RUN_OBJECTS` and about `RUN_BYTES`, by the sizes in their refs."""
     run, nbytes = [pending.popleft()], 0
     while pending and len(run) < RUN_OBJECTS:
         nbytes += run[-1][1].nbytes

@@ -72,7 +72,7 @@ class ByteBudget:
             self._num_taken += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Return bytes to the budget that `take` took."""
+        """Give back bytes that `take` took."""
         if nbytes >= self._least:
             with self._lock:
                 self._num_taken -= nbytes
@@ -113,6 +113,6 @@ class Slots:
             self._num_taken += 1
 
     def give_back(self) -> None:
-        """Return a slot that `take` took."""
+        """Give back a slot that `take` took."""
         with self._lock:
             self._num_taken -= 1

@@ -50,8 +50,8 @@ log = logging.getLogger(__name__)
 
 
 def _answers_errors(verb: Callable[P, R]) -> Callable[P, R]:
-    """Turn errors of the data plane into Flight errors. An unexpected error is logged and reported, and the node
-    continues."""
+    """Wrap a verb so that it raises errors of the data plane as Flight errors. An unexpected error is logged and
+    reported, and the node continues."""
 
     @functools.wraps(verb)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -132,7 +132,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
-        """Run an action: a JSON body in, a JSON body out."""
+        """Run an action, whose body is JSON, and return its answer as JSON."""
         verb = ACTIONS.get(action.type)
         with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
             if verb is None:
@@ -145,7 +145,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def do_get(self, context: fl.ServerCallContext, ticket: fl.Ticket) -> fl.RecordBatchStream:
-        """Stream an object as uint8 batches. Dtype, shape and meta are in the schema's metadata."""
+        """Return an object's stream of uint8 batches. Dtype, shape and meta are in the schema's metadata."""
         sending = _Sending(self._services.meter, self._calls)
         try:
             check_right(right_of(context), VERB_RIGHTS["do_get"], "DoGet")

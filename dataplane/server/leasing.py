@@ -37,7 +37,7 @@ class LeaseOptions:
 
     @classmethod
     def from_body(cls, body: Mapping[str, Any], what: str) -> Self:
-        """Read the options from `timeout_s`, `local` and `make` of a ticket."""
+        """Return the options that a ticket gives in `timeout_s`, `local` and `make`."""
         return cls(
             deadline=time.monotonic() + take_timeout_s(body, what),
             is_local=take(body, what, "local", bool, default=False),

@@ -68,7 +68,7 @@ class PutRequest:
 
     @classmethod
     def from_descriptor(cls, descriptor: fl.FlightDescriptor) -> "PutRequest":
-        """Read the request from a Flight descriptor: a path (its only part is the name) or a JSON command."""
+        """Return the request in a Flight descriptor: a path (its only part is the name) or a JSON command."""
         if descriptor.descriptor_type == fl.DescriptorType.PATH:
             if len(descriptor.path) != 1:
                 raise BadRequestError(f"a path of {len(descriptor.path)} parts; wanted one: the object's name")
@@ -245,7 +245,7 @@ def _publish_once(
 
 
 def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None) -> Entry | None:
-    """Do the same as `_publish_once`, with a new file or the existing object's file. An unused file is removed."""
+    """Publish like `_publish_once`, with a new file or the existing object's file. An unused file is removed."""
     if there is not None and there.is_durable:
         store.disk.keep([there], slab.scope)
         try:

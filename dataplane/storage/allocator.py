@@ -80,7 +80,7 @@ class Allocator:
 
     @property
     def free_ranges(self) -> list[tuple[int, int]]:
-        """Return start and end of every free range."""
+        """The start and end of every free range."""
         return [(start, start + size) for start, size in self._size_at.items()]
 
     def room_around(self, offset: int, nbytes: int) -> tuple[int, int]:

@@ -66,7 +66,7 @@ class Recovered:
     file: DiskFile
     is_held: bool
     scopes: tuple[Mapping[str, Any], ...] = field(default=())
-    """Name, quota_bytes, keep and owners of each scope that held the object."""
+    """The name, quota_bytes, keep and owners of each scope that held the object."""
 
 
 def charge_bytes(nbytes: int) -> int:
@@ -119,7 +119,8 @@ class DiskFiles:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     def write(self, ref: Ref, digest: str, data: np.ndarray) -> DiskFile:
-        """Write a file that ends with this node. OutOfSpaceError if the disk refuses it."""
+        """Write a file that ends with this node, and return its description. Raises OutOfSpaceError if the disk refuses
+        it."""
         return self._write(self._spill / f"{secrets.token_hex(8)}.arrow", ref, digest, data)
 
     def write_durable(self, ref: Ref, digest: str, data: np.ndarray, scope: Scope | None) -> DiskFile:

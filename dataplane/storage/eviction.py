@@ -8,9 +8,9 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 
 Range = tuple[int, int]
-"""Start and end of a range in the arena."""
+"""The start and end of a range in the arena."""
 _Item = tuple[int, int, int]
-"""Start, end, and place in the eviction order (-1 for a free range)."""
+"""The start, end, and place in the eviction order (-1 for a free range)."""
 
 
 def choose_victims(free: Sequence[Range], evictable: Sequence[Range], fits: Callable[[int, int], bool]) -> list[int]:

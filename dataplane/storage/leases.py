@@ -15,7 +15,7 @@ class Leases(Generic[T]):
 
     def __init__(self) -> None:
         self._leases: dict[int, tuple[T, str]] = {}
-        """Target and session of each lease, by number."""
+        """The target and session of each lease, by number."""
         self._by_session: dict[str, set[int]] = {}
         self._counts: dict[T, int] = {}
         self._next = 1

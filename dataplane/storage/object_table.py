@@ -56,7 +56,7 @@ class ObjectTable:
         self.allocator.free(slab.offset, slab.nbytes)
 
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
-        """Add a durable object of an earlier node."""
+        """Add a durable object of an earlier node and return its entry."""
         entry = self.entries[ref.name] = Entry(ref, None, is_held, digest, file=file)
         self.spill.used_bytes += file.charge_bytes
         for scope in scopes:
@@ -210,7 +210,8 @@ class ObjectTable:
         self._leave_arena(entry)
 
     def reserve_file(self, nbytes: int) -> bool:
-        """Reserve room in the spill budget for another file. The oldest files that may be lost make room."""
+        """Reserve room in the spill budget for another file; return False if there is none. The oldest files that may
+        be lost make room."""
         while not self.spill.reserve(nbytes):
             if not self.spill.losable:
                 return False

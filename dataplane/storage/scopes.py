@@ -57,7 +57,12 @@ class Scopes:
         return len(self._scopes)
 
     def open(self, name: str, quota_bytes: int | None, is_kept: bool, owner: str) -> Scope:
-        """Open a scope, or join one that is open with the same quota."""
+        """Open a scope and return it. If it is open with the same quota, `owner` joins it.
+
+        `is_kept`: True if the scope stays open without its clients. `owner`: the id of the client that opens it; empty
+        for none. `quota_bytes`: None sets no limit. Raises BadRequestError if the scope is open with another quota, or
+        if too many scopes are open.
+        """
         scope = self._scopes.get(name)
         if scope is None:
             if len(self._scopes) >= MAX_SCOPES:
@@ -84,7 +89,7 @@ class Scopes:
         return scope
 
     def close(self, name: str) -> Scope:
-        """Remove a scope from the table. The caller handles its objects."""
+        """Remove a scope from the table and return it. The caller handles its objects."""
         scope = self.find(name)
         del self._scopes[name]
         scope.is_open = False

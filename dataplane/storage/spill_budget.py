@@ -69,7 +69,7 @@ class SpillBudget:
         return f" or --spill-size (spilled_bytes={self.used_bytes} spill_budget_bytes={self.budget_bytes}){trouble}"
 
     def reserve(self, nbytes: int) -> bool:
-        """Count a file that will be written, if there is room for it."""
+        """Count a file that will be written, and return True, if there is room for it; otherwise return False."""
         if self.used_bytes + charge_bytes(nbytes) > self.budget_bytes:
             return False
         self.used_bytes += charge_bytes(nbytes)

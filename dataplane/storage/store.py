@@ -84,7 +84,8 @@ class Store:
         return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
 
     def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
-        """Publish many slabs like `seal`, each with its ref and its digest. If this raises, nothing is published."""
+        """Publish many slabs like `seal`, each with its ref and its digest, and return their entries. If this raises,
+        nothing is published."""
         with self._lock:
             for slab in slabs:
                 self._check_open(slab)
@@ -159,7 +160,7 @@ class Store:
         return data
 
     def lease(self, names: Sequence[str], session: str) -> list[Leased | None]:
-        """Lease the resident objects among `names`; the others are None."""
+        """Return leases on the resident objects among `names`; None for the others."""
         table = self._table
         with self._lock:
             if not table.leases.has_session(session):

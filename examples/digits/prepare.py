@@ -35,7 +35,8 @@ def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
 
 
 def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> Prepared:
-    """Make shards and a warmed-up model folder in `directory`. Files of an earlier call are replaced."""
+    """Make shards and a warmed-up model folder in `directory`, and return how they were made. Files of an earlier call
+    are replaced."""
     from transformers.utils import logging
 
     from examples.digits.data import make_split, write_shards

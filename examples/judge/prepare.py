@@ -36,7 +36,8 @@ def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
 
 
 def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> Prepared:
-    """Make the judge's model folder in `directory`. Files of an earlier call are replaced."""
+    """Make the judge's model folder in `directory`, and return how it was made. Files of an earlier call are
+    replaced."""
     from transformers.utils import logging
 
     from examples.digits.data import make_split

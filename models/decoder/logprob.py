@@ -128,7 +128,7 @@ def _logits(hidden: torch.Tensor, rows: torch.Tensor, head: Head) -> torch.Tenso
 
 
 def _scaled(values: torch.Tensor, head: Head) -> torch.Tensor:
-    """Divide by the temperature, in place."""
+    """Return the values, divided by the temperature in place."""
     return values if head.temperature == 1.0 else values.div_(head.temperature)
 
 

@@ -90,8 +90,8 @@ def pack(
     sample_multiple: int = 1,
     device: torch.device,
 ) -> PackedBatch:
-    """Pack samples one after another, and pad to a multiple of `multiple_of` tokens. Without samples the batch is
-    padding only.
+    """Return the batch of these samples, packed one after another and padded to a multiple of `multiple_of` tokens.
+    Without samples the batch is padding only.
 
     Each sample is padded to a multiple of `sample_multiple`, which must divide `multiple_of`. Media need no patches
     here: only a rank that encodes a medium must be given them.

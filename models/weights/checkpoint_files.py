@@ -46,7 +46,7 @@ class CheckpointFiles:
 
     @property
     def names(self) -> list[str]:
-        """Return every tensor name of the checkpoint."""
+        """Every tensor name of the checkpoint."""
         return list(self.file_of)
 
     def read(self, name: str) -> torch.Tensor:

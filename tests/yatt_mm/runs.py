@@ -120,7 +120,7 @@ def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess
 
 
 def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
-    """Wait for the end of a run, then look for what should be gone."""
+    """Wait for the end of a run and return its result, with everything that should be gone."""
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -134,7 +134,7 @@ def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporar
 
 
 def run(command: list[str]) -> Finished:
-    """Run the command to its end."""
+    """Run the command to its end and return the result."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
         with started(command, temporary=Path(temporary)) as (process, mark):

@@ -24,7 +24,7 @@ class PromptCursor:
     """The place in this epoch's permutation."""
     num_drawn: int = 0
     skipped: set[int] = field(default_factory=set)
-    """Samples whose media could not be decoded."""
+    """The samples whose media could not be decoded."""
     _order: list[int] = field(default_factory=list)
 
     def take(self, count: int) -> list[Slot]:
@@ -67,7 +67,7 @@ class PromptCursor:
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> PromptCursor:
-        """Restore the cursor from `state`."""
+        """Return the cursor that `state` describes."""
         return cls(**{**state, "skipped": set(state["skipped"])})
 
 

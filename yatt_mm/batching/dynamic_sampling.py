@@ -54,7 +54,7 @@ class SamplingRule:
     max_prompts: int
     """The most prompts that a step may use, carried-over ones included."""
     over_dispatch: float = 1.0
-    """Groups in flight per group that is still missing; 1 waits for the slowest."""
+    """The number of groups in flight per group that is still missing; 1 waits for the slowest."""
     tail: Tail = Tail.DROP
     deterministic: bool = False
 
@@ -76,15 +76,15 @@ class SamplingOutcome:
     accepted: tuple[int, ...]
     """The groups to train on."""
     fillers: tuple[int, ...]
-    """Groups without signal that keep the batch at its size when the bound was reached; their advantages are 0."""
+    """The groups without signal that keep the batch at its size when the bound was reached; their advantages are 0."""
     rejected: tuple[int, ...]
-    """Groups without signal that were replaced."""
+    """The groups without signal that were replaced."""
     lost: tuple[int, ...]
-    """Groups that failed."""
+    """The groups that failed."""
     dropped: tuple[int, ...]
-    """Groups that were not needed any more and whose prompts are not carried over."""
+    """The groups that were not needed any more and whose prompts are not carried over."""
     carried: tuple[int, ...]
-    """Groups with which the next step begins."""
+    """The groups with which the next step begins."""
     expected_signal_frac: float
     """The share of groups with signal that the next step should expect, from 0 to 1."""
 

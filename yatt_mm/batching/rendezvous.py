@@ -76,8 +76,8 @@ class Rendezvous:
         return await self._meet(key, controller, value, lambda values: values)
 
     async def draw(self, key: MeetingKey, controller: int, bad: list[int]) -> list[Slot]:
-        """Return further prompts for this controller. `bad`: sample numbers of its last share, which are skipped from
-        now on.
+        """Return further prompts for this controller: as many as its share of the round still needs. `bad` has the
+        sample numbers of its last share whose media failed; they are skipped from now on.
 
         Prompts are dealt to the controllers one after another, so a prompt's position does not depend on which
         controller asks first.

@@ -31,13 +31,13 @@ class RoundOutcome:
     is_full: bool
     """False when another round follows."""
     kept: tuple[int, ...] = ()
-    """Positions of the groups to train on, once the batch is full."""
+    """The positions of the groups to train on, once the batch is full."""
     num_prompts_used: int = 0
     """The number of prompts that the step has used."""
     num_rejected: int = 0
     """The number of groups without signal that were replaced."""
     carried: tuple[int, ...] = ()
-    """Positions of the groups with which the next stream begins."""
+    """The positions of the groups with which the next stream begins."""
 
 
 class StepBatches:
@@ -177,7 +177,8 @@ class StepBatches:
 
     @classmethod
     def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> StepBatches:
-        """Restore from `state`. Prompts that were carried over start again from their beginning."""
+        """Return the batches that `state` describes. Prompts that were carried over start again from their
+        beginning."""
         cursor = PromptCursor.from_state(state["cursor"])
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
         batches = cls(rule, cursor, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
@@ -187,7 +188,8 @@ class StepBatches:
 
 
 def _dealt_one_by_one(slots: Sequence[Slot], wanted: Sequence[int]) -> list[list[Slot]]:
-    """Deal prompts to the controllers one after another, until each has as many as it needs."""
+    """Return the prompts of each controller. They are given out one after another, until each controller has as many as
+    it needs."""
     left = list(wanted)
     shares: list[list[Slot]] = [[] for _ in left]
     coming = iter(slots)

@@ -36,7 +36,7 @@ class Checkpoints:
         return folder
 
     def commit(self, step: int, state: dict[str, Any]) -> Path:
-        """Make the checkpoint of `step` count, and drop all but the `keep` newest."""
+        """Make the checkpoint of `step` count, drop all but the `keep` newest, and return its folder."""
         partial, final = self._partial(step), self._final(step)
         with (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
@@ -58,7 +58,8 @@ class Checkpoints:
         return sorted(step for step in found if (self._final(step) / STATE_FILE).is_file())
 
     def set_aside_after(self, step: int) -> Path | None:
-        """Move checkpoints of later steps to another folder, because the run continues from `step` on another path."""
+        """Move checkpoints of later steps to another folder, because the run continues from `step` on another path.
+        Return that folder, or None if there are none."""
         later = [other for other in self.steps() if other > step]
         if not later:
             return None

@@ -10,7 +10,7 @@ from dataplane.media.kinds import MediaKind
 from models.recipes.media_recipes import MediaRecipes
 
 DERIVE_CHUNK = 64
-"""Media per call to the data plane, so that each call stays well within its deadline."""
+"""The number of media per call to the data plane, so that each call stays well within its deadline."""
 
 
 def kind_of(ref: Ref) -> MediaKind:

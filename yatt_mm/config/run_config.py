@@ -119,7 +119,7 @@ class Config(Section):
         return Engines(num=self.placement.num_devices // tp if self.is_partial else num, tp=tp)
 
     def division(self) -> CellDivision | None:
-        """How devices may be divided in partial colocation; None in full colocation."""
+        """The rules for dividing devices in partial colocation; None in full colocation."""
         section = self.placement
         if not self.is_partial:
             return None
@@ -145,7 +145,7 @@ class Config(Section):
         )
 
     def requests_per_engine(self) -> dict[str, int]:
-        """[pool of engines] the groups that an engine gets at once."""
+        """The number of groups that an engine gets at once, by pool of engines."""
         rollout, size = self.rollout, self.rollout.group_size
         rooms = {"rollout": rollout.max_groups_per_engine or max(1, rollout.max_num_seqs // size)}
         for name, judge in self.reward.judges.items():

@@ -30,7 +30,7 @@ class EnterPhase(Protocol):
     """Brings every role into its state of a phase, for a block."""
 
     def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[PhaseEntry]:
-        """`clock`: the metric that the block's time adds to."""
+        """Enter a phase on all devices for a `with` block. `clock` is the metric to which the block's time is added."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,7 +101,7 @@ class BatchFiller:
         )
 
     def _in_a_stream(self) -> FilledBatch:
-        """Let groups go from stage to stage, each at its own speed."""
+        """Fill the batch as a stream: groups go from stage to stage, each at its own speed."""
         with self._enter_phase(self._phase, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             context = self.context(entered, f"step {self._with.step}")
@@ -111,7 +111,7 @@ class BatchFiller:
         return FilledBatch(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
     def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
-        """Repeat rounds until the batch is full: sample all responses of a round, then judge them all."""
+        """Fill the batch in rounds until it is full: sample all responses of a round, then judge them all."""
         judged: list[ScoredGroup] = []
         for num_rounds in itertools.count(1):
             name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
@@ -145,7 +145,7 @@ class BatchFiller:
         return self._judged(works, name) if self._config.judges_in_turn else works
 
     def _judged(self, works: Sequence[GroupWork], name: str) -> list[GroupWork]:
-        """Judge groups while all devices judge."""
+        """Return the groups with their judges' scores. All devices judge during this call."""
         with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
             return judge(self.context(entered, name), works, self._meter)
 

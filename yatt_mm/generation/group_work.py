@@ -15,7 +15,7 @@ from yatt_mm.protocol.control import Prompt, ScoredGroup, Team
 from yatt_mm.protocol.rollout import GroupRef
 
 CHUNK_SIZE = 8
-"""Groups per call where no caller waits for single groups."""
+"""The number of groups per call where no caller waits for single groups."""
 
 
 @dataclass(slots=True, kw_only=True)

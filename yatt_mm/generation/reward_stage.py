@@ -41,7 +41,8 @@ class RewardStage:
             self._on_scored(list(works))
 
         def ask_again(error: WorkerError) -> bool:
-            """Ask again when the worker died, because Ray restarts it."""
+            """Give the groups to a worker again, and return True, if the worker died: Ray restarts it. For any other
+            error return False."""
             self._busy[worker] -= 1
             if not isinstance(error.__cause__, ray.exceptions.RayActorError) or num_attempts == MAX_ATTEMPTS:
                 return False

@@ -45,7 +45,7 @@ def judge(context: PhaseContext, works: Sequence[GroupWork], meter: StepMeter) -
 
 
 def in_order(works: Sequence[GroupWork]) -> list[GroupWork]:
-    """Sort groups by their place in the run's order of prompts."""
+    """Return the groups, sorted by their place in the run's order of prompts."""
     return sorted(works, key=lambda work: work.prompt.slot.position)
 
 

@@ -52,7 +52,7 @@ class Streaming:
         self._carried = carried
         self._works: dict[int, GroupWork] = {}
         self._answered: list[GroupWork] = []
-        """Groups with all responses that were not sent to the reward workers yet."""
+        """The groups with all responses that were not sent to the reward workers yet."""
         self._news: list[tuple[int, bool | None]] = []
         """Finished groups that were not yet reported to the rendezvous."""
         self._outcome: RoundOutcome | None = None

@@ -46,7 +46,7 @@ class _Vote:
     score: float | None = None
     num_asked: int = 0
     num_tokens: int = 0
-    """Tokens that the judge wrote, in all attempts together."""
+    """The number of tokens that the judge wrote, in all attempts together."""
     is_final: bool = False
     """True if the vote needs no other attempt: it has a score, was cut off, or would get the same verdict again."""
     is_cut_off: bool = False
@@ -185,9 +185,9 @@ class Judge:
         return prompt
 
     async def _media(self, refs: Sequence[Ref]) -> list[Ref | BadMedia]:
-        """Derive the same media for the judge's model.
+        """Return the same media, derived for the judge's model.
 
-        If both use the same recipe, these are the policy's own objects.
+        If both models use the same recipe, these are the policy's own objects.
         """
         return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 

@@ -33,9 +33,9 @@ from yatt_mm.rollout.continuation import sample_seed
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S = 0.5
-"""Seconds between the first attempt and the second; each later pause is twice as long."""
+"""The seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_ERROR_CHARS = 200
-"""Characters of a server's error that are logged."""
+"""The number of characters of a server's error that are logged."""
 MAX_REPORTED_TOKENS = 10**7
 """The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
 MIME_TYPES = (
@@ -150,7 +150,8 @@ class RemoteJudge:
         return list(await asyncio.gather(*votes))
 
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
-        """Ask for one verdict until it can be read, attempts are used up, or the deadline `by_s` is reached."""
+        """Ask for one verdict and return it. Ask again until it can be read, attempts are used up, or the deadline
+        `by_s` is reached."""
         num_asked = num_tokens = 0
         try:
             async with asyncio.timeout_at(by_s):
@@ -198,7 +199,7 @@ class RemoteJudge:
             return await response.text("utf-8", errors="replace")
 
     def _read(self, text: str) -> _Reply:
-        """Parse a reply. Raises _ReplyError if it is not a chat completion."""
+        """Return the content of a server's reply. Raises _ReplyError if it is not a chat completion."""
         try:
             chat = json.loads(text)
             return _Reply(score=self._score(chat["choices"][0]), num_tokens=_num_tokens(chat))

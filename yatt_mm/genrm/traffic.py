@@ -11,13 +11,13 @@ import struct
 from pathlib import Path
 
 _BYTES_ACKED = 120
-"""Offset in bytes of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h); `tcpi_bytes_received` follows it."""
+"""The offset in bytes of `tcpi_bytes_acked` in `struct tcp_info` (linux/tcp.h); `tcpi_bytes_received` follows it."""
 _COUNTS = struct.Struct("@QQ")
 """The two counts: bytes that were acknowledged, bytes that were received."""
 
 
 class Traffic:
-    """Bytes that this process sent and received over TCP connections."""
+    """The count of the bytes that this process sent and received over TCP connections."""
 
     def __init__(self) -> None:
         self._seen: dict[str, int] = {}

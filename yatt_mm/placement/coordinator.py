@@ -30,11 +30,11 @@ class PhaseEntry:
     """The reply that controllers get when a phase has begun."""
 
     number: int
-    """Number of the phase. Requests carry it, so that the coordinator can ignore requests of an earlier phase."""
+    """The number of the phase. Requests carry it, so that the coordinator can ignore requests of an earlier phase."""
     awake: Mapping[str, tuple[int, ...]]
     """[pool] Indices of the engines that take requests."""
     moved: tuple[Any, ...]
-    """Reports of the training ranks that moved memory when they changed their state
+    """The reports of the training ranks that moved memory when they changed their state
     (`yatt_mm.protocol.training.MovedMemory`)."""
 
 

@@ -24,7 +24,7 @@ class LedgerSpan:
     state: State
     """`weights_only` or `awake`; sleeping units have no spans."""
     start_s: float
-    """Seconds since the epoch."""
+    """The start of the span in seconds since the epoch."""
     end_s: float
 
 

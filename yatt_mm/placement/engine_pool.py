@@ -26,7 +26,7 @@ class EnginePool:
         self.requests_per_engine = requests_per_engine
         self.devices_per_engine = devices_per_engine
         self.num_ended = 0
-        """Requests that were finished since the start, without those that were cut off."""
+        """The number of requests that were finished since the start, without those that were cut off."""
         self._running = [0] * num_engines
         self._awake: set[int] = set()
         self._waiting: dict[int, int] = {}

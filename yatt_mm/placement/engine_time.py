@@ -17,15 +17,15 @@ class EngineTime:
     """
 
     any_active_s: float = 0.0
-    """Seconds of wall time in which at least one engine had a request."""
+    """The seconds of wall time in which at least one engine had a request."""
     active_s: float = 0.0
-    """Time of engines that had at least one request."""
+    """The time of engines that had at least one request."""
     filled_s: float = 0.0
-    """Time of engines weighted by how full they were: an engine with half of its requests counts half."""
+    """The time of engines weighted by how full they were: an engine with half of its requests counts half."""
     crowded_s: float = 0.0
-    """Time of all awake engines while requests waited for room."""
+    """The time of all awake engines while requests waited for room."""
     held_s: float = 0.0
-    """Time of engines that were awake."""
+    """The time of engines that were awake."""
 
     def since(self, before: EngineTime) -> EngineTime:
         """Return the times that were added since `before`."""

@@ -15,11 +15,12 @@ class JudgeIdle:
         self._decide_every_s = decide_every_s
         self._began_s = 0.0
         self._lead_s: float | None = None
-        """Seconds until GenRM had its first request in this phase; None while it has had none."""
+        """The seconds until GenRM had its first request in this phase; None while it has had none."""
         self._last_lead_s = 0.0
 
     def begin(self, now_s: float) -> None:
-        """Start a new phase: what was measured in the last one is now expected."""
+        """Start a new phase at `now_s` (the caller's clock). The wait of GenRM in the last phase is the expected wait
+        in this one."""
         self._began_s = now_s
         self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
 

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 FULL_SLOWDOWN = 1.25
-"""Factor: a cell counts as full when each of its requests takes this many times as long as it would take alone."""
+"""The slowdown of a full cell: a cell counts as full when each of its requests takes this many times as long as it
+would take alone."""
 
 
 class Moment(StrEnum):
@@ -57,12 +58,13 @@ class Bounds:
     """The splits that the config allows."""
 
     min_rollout: int = 0
-    """Cells that rollout always keeps. With 0 it may give away the last cell when all its responses are complete."""
+    """The number of cells that rollout always keeps. With 0 it may give away the last cell when all its responses are
+    complete."""
     max_rollout: int
     min_genrm: int = 0
     max_genrm: int
     min_gain_frac: float = 0.03
-    """Share of the predicted time that a new split must save, from 0 to 1."""
+    """The share of the predicted time that a new split must save, from 0 to 1."""
 
     def allows(self, split: Split) -> bool:
         """Return True if both roles are within their bounds."""
@@ -74,18 +76,18 @@ class RoleLoad:
     """The measured load of one role."""
 
     busy_frac: float
-    """Number from 0 to 1: the share of the role's cell time that was filled with work (see
+    """A number from 0 to 1: the share of the role's cell time that was filled with work (see
     `yatt_mm.placement.engine_time`), in the last phase (STEP) or so far in this phase (GENERATION)."""
     held_s: float
-    """Cell-seconds that the role had in that time, busy or not."""
+    """The cell-seconds that the role had in that time, busy or not."""
     num_running: int = 0
-    """Number of requests that cells work on now."""
+    """The number of requests that cells work on now."""
     num_waiting: int = 0
-    """Number of requests that no cell works on yet."""
+    """The number of requests that no cell works on yet."""
     requests_per_cell: float = 1.0
-    """Number of requests that fill a cell (see `FULL_SLOWDOWN`)."""
+    """The number of requests that fill a cell (see `FULL_SLOWDOWN`)."""
     request_s: float = 0.0
-    """Cell-seconds of work per request: measured busy time divided by the number of finished requests."""
+    """The cell-seconds of work per request: measured busy time divided by the number of finished requests."""
 
     @property
     def work_s(self) -> float:
@@ -116,7 +118,7 @@ class Observation:
     rollout: RoleLoad
     genrm: RoleLoad
     move_s: float = 0.0
-    """Seconds in which a cell does no work when it moves: one engine falls asleep, the other wakes up and gets
+    """The seconds in which a cell does no work when it moves: one engine falls asleep, the other wakes up and gets
     requests."""
     planned: Split | None = None
     """The split with which the phase began; None means the present split."""
@@ -198,7 +200,8 @@ def _divide(split: Split, options: list[Split], observation: Observation, bounds
 
 
 def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> Decision:
-    """Decide inside a phase: give lent cells back, or lend cells that are not filled, or keep the split."""
+    """Return the decision inside a phase: give lent cells back, or lend cells that are not filled, or keep the
+    split."""
     rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
     planned = observation.planned or split
     most_to_rollout = min(split.genrm - _least(bounds.min_genrm, genrm), bounds.max_rollout - split.rollout)
@@ -236,7 +239,8 @@ def _num_missing(load: RoleLoad, num_cells: int, num_planned: int) -> int:
 
 
 def _lend(split: Split, new: Split, observation: Observation) -> Decision:
-    """Decide whether rollout lends cells to GenRM, which already has some: only if the gain is above the costs."""
+    """Return the decision whether rollout lends cells to GenRM, which already has some: only if the gain is above the
+    costs."""
     rollout, genrm, move_s = observation.rollout, observation.genrm, observation.move_s
     work_s = genrm.num_present * genrm.request_s
     num_moved = new.genrm - split.genrm

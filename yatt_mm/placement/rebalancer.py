@@ -16,7 +16,7 @@ from yatt_mm.placement.policy import Bounds, Decision, Moment, Observation, Role
 from yatt_mm.protocol.placement_model import Role
 
 MOVE_MEMORY = 0.9
-"""Factor on the longest move time, per phase: a move that was slow by chance must not stop all later moves."""
+"""The factor on the longest move time, per phase: a move that was slow by chance must not stop all later moves."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class CellDivision:
     bounds: Bounds
     is_dynamic: bool = True
     decide_every_s: float = 0.5
-    """Seconds between decisions inside a generation phase."""
+    """The seconds between decisions inside a generation phase."""
     is_replacing: bool = False
     """True if groups without signal are replaced (see `yatt_mm.placement.engine_time.work_s`)."""
 

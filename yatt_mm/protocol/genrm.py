@@ -30,7 +30,7 @@ class JudgeSpec:
     max_attempts: int = 2
     """The largest number of requests for one verdict, while it cannot be read or the judge fails."""
     threshold: float | None = None
-    """Responses whose votes have at least this mean get 1, others 0. None gives the mean itself."""
+    """The threshold: responses whose votes have at least this mean get 1, others 0. None gives the mean itself."""
     score_on_failure: float = 0.0
     """The score of a response without a verdict."""
     video: VideoSampling = field(default_factory=VideoSampling)

@@ -129,7 +129,7 @@ class Engines:
 
     @property
     def num_devices(self) -> int:
-        """The devices of all engines."""
+        """The number of devices of all engines together."""
         return self.num * self.tp
 
 

@@ -19,7 +19,7 @@ class DeviceSegment:
     gpu: str
     """The UUID of the GPU."""
     index: bytes = field(repr=False)
-    """Names, dtypes, shapes and offsets, in the form of a segment file's index."""
+    """The names, dtypes, shapes and offsets, in the form of a segment file's index."""
     handle: tuple[bytes, int, int, bytes, int, bytes, bool] = field(repr=False)
     """What CUDA and torch's allocator need to map the memory; opaque here."""
 
@@ -38,7 +38,7 @@ class WeightStream:
     deadline_s: float
     """The deadline of every wait, in seconds."""
     index: bytes = field(repr=False)
-    """Names, dtypes, shapes and offsets, in the form of a segment file's index."""
+    """The names, dtypes, shapes and offsets, in the form of a segment file's index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,4 +26,4 @@ class GroupRewards:
     rewards: tuple[float, ...]
     """[G] finite."""
     num_errors: int
-    """Responses on which the reward function raised (scored 0)."""
+    """The number of responses on which the reward function raised (scored 0)."""

@@ -27,7 +27,7 @@ class PromptTask:
     """One prompt for which `num_samples` responses (a group) are sampled."""
 
     slot: int
-    """Position of the prompt in the run's global order; names the group within a step."""
+    """The position of the prompt in the run's global order; names the group within a step."""
     question: str
     """The user's text, put after the media by the model's chat template."""
     media: tuple[Ref, ...]
@@ -51,7 +51,7 @@ class GroupRef:
     """The plain object: the Arrow record of `yatt_mm.protocol.group_record`."""
     media: tuple[Ref, ...]
     num_prompt_tokens: int
-    """Length of the prompt with the placeholders of its media expanded."""
+    """The length of the prompt with the placeholders of its media expanded."""
     lengths: tuple[int, ...]
     """[G] sampled tokens per sample, over all attempts."""
     policy_versions: tuple[tuple[int, int], ...]
@@ -78,7 +78,7 @@ class EngineSpec:
     durable: bool
     """True if the engine's objects survive the death of the data plane's node."""
     tp: int = 1
-    """The devices over which its tensors are cut."""
+    """The number of devices over which the tensors of the model are cut."""
     num_labels: int | None = None
     """The number of labels of a sequence classifier; None for a model that generates."""
     cores: tuple[int, ...] = ()

@@ -30,7 +30,7 @@ class TrainSpec:
     timeout_s: float
     recompute: Recompute
     freeze: tuple[Part, ...]
-    """Parts of the model that are not trained."""
+    """The parts of the model that are not trained."""
     overlap_grad_reduce: bool
     """True sums gradients over replicas during the backward pass."""
     carrier: Carrier
@@ -69,7 +69,7 @@ class UpdateReport:
     """The number of tokens over which engine and trainer were compared: those sampled with the weights at the start of
     the step."""
     num_stale: int = 0
-    """Trained tokens that an older policy sampled."""
+    """The number of trained tokens that an older policy sampled."""
     resolved_bytes: int = 0
     """The bytes of patches that this rank resolved."""
     seconds: float = 0.0

@@ -21,7 +21,7 @@ class YesNo:
     """The score is p(yes) / (p(yes) + p(no)) for the first token. No text is read, and sampling has no influence."""
 
     yes: tuple[str, ...] = ("yes", "Yes", " yes", " Yes")
-    """Texts that mean yes. A text counts only if it is a single token of the judge's tokenizer."""
+    """The texts that mean yes. A text counts only if it is a single token of the judge's tokenizer."""
     no: tuple[str, ...] = ("no", "No", " no", " No")
 
     def __post_init__(self) -> None:

@@ -17,7 +17,8 @@ logger = logging.getLogger(__name__)
 
 
 class RewardWorker:
-    """Scores groups, one call at a time."""
+    """A worker that scores groups with the run's reward function. It handles one call at a time, for any number of
+    groups."""
 
     def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
         """`timeout_s` is for calls to the data plane, `deadline_s` for the function, per response."""

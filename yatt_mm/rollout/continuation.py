@@ -33,7 +33,7 @@ class Continuation:
     task: PromptTask
     sampling: SamplingSettings
     prompt: list[int]
-    """Token ids, with the placeholders of the media expanded."""
+    """The token ids, with the placeholders of the media expanded."""
     earlier: tuple[SampleRecord, ...]
     """[G] The samples of the last attempt; samples without a token if this is the first attempt."""
 

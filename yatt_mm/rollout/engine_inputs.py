@@ -43,7 +43,7 @@ class InputBuilder:
     """
 
     num_ipc_bytes: int
-    """Bytes of media that were handed over for sending to the engine process."""
+    """The number of bytes of media that were handed over for sending to the engine process."""
 
     def __init__(self, llm: AsyncLLM, config: EngineConfig) -> None:
         multimodal = llm.model_config.multimodal_config

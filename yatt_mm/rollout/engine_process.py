@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 MAX_TMP_DIR_LENGTH = 107 - 37
-"""Characters of the folder for sockets: a socket's path may have 107, and vLLM adds a slash and a UUID."""
+"""The number of characters of the folder for sockets: a socket's path may have 107, and vLLM adds a slash and a
+UUID."""
 VLLM_SEGMENTS = "/dev/shm/vllm_dist_"
-"""Prefix of the shared-memory files through which the workers of one engine communicate on the CPU. vLLM 0.32 does not
-remove them."""
+"""The prefix of the shared-memory files through which the workers of one engine communicate on the CPU. vLLM 0.32 does
+not remove them."""
 INTERRUPT_PERIOD_S = 0.1
-"""Seconds between attempts to interrupt a start that was given up."""
+"""The seconds between attempts to interrupt a start that was given up."""
 
 
 class EngineProcess:

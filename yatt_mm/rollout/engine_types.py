@@ -42,44 +42,44 @@ class EngineConfig:
     dtype: str = "float32"
     """The dtype of weights and activations, in vLLM's words."""
     max_model_len: int = 4096
-    """Tokens of a prompt and its response together, at most."""
+    """The maximum number of tokens of a prompt and its response together."""
     max_num_seqs: int = 256
-    """Number of samples that are computed at the same time, at most."""
+    """The maximum number of samples that are computed at the same time."""
     max_num_batched_tokens: int = 8192
-    """Tokens of one engine step, at most; this also limits the image tokens of one encoder call."""
+    """The maximum number of tokens of one engine step; this also limits the image tokens of one encoder call."""
     kv_cache_bytes: int = 2**28
-    """Size of the KV cache."""
+    """The size of the KV cache in bytes."""
     block_size: int = 32
-    """Tokens in one block of the KV cache, the unit that prefix caching shares. vLLM's CPU attention needs multiples of
-    32."""
+    """The number of tokens in one block of the KV cache, the unit that prefix caching shares. vLLM's CPU attention
+    needs multiples of 32."""
     max_images_per_prompt: int = 1
-    """Images that a prompt may have; the engine refuses requests with more."""
+    """The number of images that a prompt may have; the engine refuses requests with more."""
     max_videos_per_prompt: int = 0
-    """Videos that a prompt may have; the engine refuses requests with more."""
+    """The number of videos that a prompt may have; the engine refuses requests with more."""
     media_cache_bytes: int = 2**28
-    """Bytes of patches that the engine process keeps, so that they are not sent again for other samples and later
-    steps."""
+    """The number of bytes of patches that the engine process keeps, so that they are not sent again for other samples
+    and later steps."""
     num_threads: int = 1
-    """Number of threads that compute, on the CPU."""
+    """The number of threads that compute, on the CPU."""
     tensor_parallel_size: int = 1
-    """Number of processes, each with one device, among which the model is divided."""
+    """The number of processes, each with one device, among which the model is divided."""
     normalize_on_device: bool | None = None
     """None: vLLM decides whether its model normalises uint8 patches itself. False: the frontend normalises them."""
     num_labels: int | None = None
-    """Number of labels of a sequence classifier, which serves only requests with `max_tokens` 0. None: the model
+    """The number of labels of a sequence classifier, which serves only requests with `max_tokens` 0. None: the model
     generates."""
     policy_version: int = 0
-    """Version of the weights in `model_dir`."""
+    """The version of the weights in `model_dir`."""
     reload_on_wake: bool = False
     """True: read the weights again on every wake-up, even if the engine kept them while it was asleep, as on the
     CPU."""
     start_timeout_s: float = 300.0
-    """Timeout of the engine's start."""
+    """The timeout of the engine's start, in seconds."""
     answer_timeout_s: float = 600.0
-    """Seconds in which an engine with samples to compute must finish at least one; also the timeout of a weight
+    """The seconds in which an engine with samples to compute must finish at least one; also the timeout of a weight
     update."""
     shutdown_timeout_s: float = 20.0
-    """Timeout for ending the engine's processes."""
+    """The timeout for ending the engine's processes, in seconds."""
 
     @classmethod
     def of(cls, spec: EngineSpec, *, name: str = "rollout") -> EngineConfig:
@@ -104,15 +104,15 @@ class MediaTokens:
     """The tokens with which a model writes media into its prompts."""
 
     image: int
-    """Token id of the placeholder for one merged patch of an image."""
+    """The token id of the placeholder for one merged patch of an image."""
     video: int | None
-    """Token id of the placeholder for one merged patch of a video; None if the model takes no videos."""
+    """The token id of the placeholder for one merged patch of a video; None if the model takes no videos."""
     image_marks: tuple[str, ...] = ()
-    """Texts of the tokens before and after each image, if the chat template leaves them out: two or none."""
+    """The texts of the tokens before and after each image, if the chat template leaves them out: two or none."""
     start: int | None = None
-    """Id of the token that opens a span of vision tokens; needed if `has_spans_per_frame` is True."""
+    """The id of the token that opens a span of vision tokens; needed if `has_spans_per_frame` is True."""
     end: int | None = None
-    """Id of the token that closes a span of vision tokens."""
+    """The id of the token that closes a span of vision tokens."""
     has_spans_per_frame: bool = False
     """True if every temporal step of a video's grid has its own span, with its time as text before it."""
 
@@ -131,10 +131,10 @@ class Medium:
     patches: np.ndarray
     """[N, D] uint8 patches before rescaling and normalising, or [t, C, S, S] tiles; a read-only view is allowed."""
     grid_thw: tuple[int, int, int]
-    """Number of patches in time, height and width; N is their product. For tiles: the number of tiles, and the patches
-    of one tile in height and width."""
+    """The number of patches in time, height and width; N is their product. For tiles: the number of tiles, and the
+    patches of one tile in height and width."""
     seconds_per_grid: float = 1.0
-    """Seconds between two temporal steps of a video's grid; images do not use it."""
+    """The seconds between two temporal steps of a video's grid; images do not use it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,20 +142,20 @@ class GenerateRequest:
     """One prompt, and how its samples are drawn."""
 
     prompt_token_ids: Sequence[int]
-    """Token ids as the model will read them, with one placeholder per image or video token."""
+    """The token ids as the model will read them, with one placeholder per image or video token."""
     media: tuple[Medium, ...] = ()
     """The prompt's images and videos, in the order of their placeholders."""
     seeds: tuple[int, ...] = (0,)
     """One seed per sample of the group."""
     max_tokens: int
-    """Tokens of a response, at most. 0 is for classifiers: nothing is sampled, and the head reads the prompt's last
-    token."""
+    """The maximum number of tokens of a response. 0 is for classifiers: nothing is sampled, and the head reads the
+    prompt's last token."""
     temperature: float = 1.0
     """Divides the logits."""
     greedy: bool = False
     """True: take the most likely token; seed and temperature have no effect."""
     scored_token_ids: tuple[int, ...] = ()
-    """Ids of tokens whose log-probability as the first token of the response is returned, sampled or not; at most
+    """The ids of tokens whose log-probability as the first token of the response is returned, sampled or not; at most
     20."""
     begun: tuple[tuple[int, ...], ...] = ()
     """[sample] Response tokens that the sample continues; they count in `max_tokens`. Empty if no sample has any."""

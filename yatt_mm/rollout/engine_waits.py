@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 _MOMENT_S = 0.05
-"""Seconds that an event loop that was blocked gets to handle what was finished in the meantime."""
+"""The seconds that an event loop that was blocked gets to handle what was finished in the meantime."""
 
 
 class EngineWaits:

@@ -48,7 +48,7 @@ class InFlightGroups:
     def __init__(self, name: str, llm: "AsyncLLM", backend: Any, inputs: Any, *, is_usable: Callable[[], bool]) -> None:
         """`inputs`: the backend's InputBuilder. `is_usable`: returns True while the core still takes calls."""
         self.num_samples = 0
-        """Number of samples that were sent and not yet collected."""
+        """The number of samples that were sent and not yet collected."""
         self._name = name
         self._llm = llm
         self._backend = backend

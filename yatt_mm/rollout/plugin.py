@@ -4,10 +4,10 @@ vLLM calls `register` in each of its processes. Only names are registered: the p
 """
 
 BACKEND = "yatt_shm"
-"""Name of the weight-transfer engine that reads shared-memory segments."""
+"""The name of the weight-transfer engine that reads shared-memory segments."""
 
 CLASSIFIERS = ("InternVLForSequenceClassification", "Qwen2_5_VLForSequenceClassification")
-"""Names of the classes in `classifier_models`, which vLLM 0.32 does not have."""
+"""The names of the classes in `classifier_models`, which vLLM 0.32 does not have."""
 
 
 def register() -> None:

@@ -19,9 +19,9 @@ class MediumSize:
 
     kind: MediaKind = "image"
     num_tokens: int
-    """Number of placeholder tokens."""
+    """The number of placeholder tokens."""
     timestamps: tuple[float, ...] = ()
-    """Seconds, one per temporal step of a video's grid; empty for images."""
+    """The seconds, one per temporal step of a video's grid; empty for images."""
 
 
 class PromptTemplate:

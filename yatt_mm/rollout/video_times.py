@@ -7,7 +7,7 @@ and the trainer compute in float32, vLLM in float64. If a product is almost an i
 import numpy as np
 
 NEXT = 1e-15
-"""Relative step away from a bound: large enough that the rounding of two float64 products does not undo it."""
+"""The relative step away from a bound: large enough that the rounding of two float64 products does not undo it."""
 
 
 def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> float:

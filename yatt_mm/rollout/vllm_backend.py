@@ -35,8 +35,8 @@ __all__ = [
 ]
 
 FREE_FRAC = 0.01
-"""Share of a GPU's memory that must be free at the start, or vLLM fails. It is small, because `kv_cache_bytes` sets the
-size of the cache, and other roles hold memory on the same GPU."""
+"""The share of a GPU's memory that must be free at the start, or vLLM fails. It is small, because `kv_cache_bytes` sets
+the size of the cache, and other roles hold memory on the same GPU."""
 
 
 def is_cpu() -> bool:

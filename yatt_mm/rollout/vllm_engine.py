@@ -88,12 +88,12 @@ class VllmEngine:
 
     @property
     def num_ipc_bytes(self) -> int:
-        """Bytes of media that were sent to the core process since the start."""
+        """The number of bytes of media that were sent to the core process since the start."""
         return self._inputs.num_ipc_bytes
 
     @property
     def num_in_flight(self) -> int:
-        """Number of samples that are being computed or wait in the core."""
+        """The number of samples (single responses, not groups) that the engine computes now or that wait in it."""
         return self._flights.num_samples
 
     @property
@@ -299,7 +299,7 @@ class VllmEngine:
         self._waits.end_all()
 
     def _deadline(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Limit the block to `answer_timeout_s` by the clock."""
+        """Limit a `with` block to `answer_timeout_s` by the clock."""
         seconds = self.config.answer_timeout_s
         return self._bounded(self._waits.at_most(seconds), what, f"did not finish {what} within {seconds:g} s")
 

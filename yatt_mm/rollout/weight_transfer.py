@@ -40,9 +40,9 @@ class ShmUpdateInfo(WeightTransferUpdateInfo):
     path: str
     """A segment file (`yatt_mm.weights.segment`) or a model folder, which the processes of this host can read."""
     devices: list[dict[str, Any]]
-    """Fields of `DeviceSegment`s. If there are any, the segment of this GPU is read instead of `path`."""
+    """The fields of `DeviceSegment`s. If there are any, the segment of this GPU is read instead of `path`."""
     stream: dict[str, Any] | None
-    """Fields of a `WeightStream`. If it is given, the stream is received instead of everything else."""
+    """The fields of a `WeightStream`. If it is given, the stream is received instead of everything else."""
 
 
 class ShmWeightTransferEngine(WeightTransferEngine[ShmInitInfo, ShmUpdateInfo]):

@@ -35,7 +35,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 NUM_IO_THREADS = 8
-"""Number of calls to the data plane that may be under way at the same time."""
+"""The number of calls to the data plane that may be under way at the same time."""
 
 
 class RolloutWorker:
@@ -222,5 +222,5 @@ class RolloutWorker:
         return int(versions.min()), int(versions.max())
 
     async def _call(self, function: Callable[[], T]) -> T:
-        """Run a blocking call to the data plane in a thread."""
+        """Run a blocking call to the data plane in a thread, and return its result."""
         return await asyncio.get_running_loop().run_in_executor(self._io, function)

@@ -48,7 +48,7 @@ RECORDS_DEADLINE_S = 120.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch:
-    """Folders that end with the run."""
+    """The folders of a run that are removed when it ends."""
 
     files: Path
     """Logs, sockets, temporary files."""
@@ -81,7 +81,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
 def _run(
     stack: ExitStack, config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console
 ) -> Reporter:
-    """Start everything on `stack` and watch the run to its end."""
+    """Start everything on `stack`, watch the run to its end, and return its reporter."""
     started = time.perf_counter()
     stack.enter_context(run_dir.locked(config))
     scratch = stack.enter_context(_scratch())

@@ -19,7 +19,7 @@ from yatt_mm.runtime.report import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
 FREE_TO_CHANGE = ("run.dir", "run.name", "train.steps", "eval", "checkpoint", "dataplane", "ray", "controllers")
-"""Keys and sections that may change when a run is resumed, without a warning."""
+"""The keys and sections that may change when a run is resumed, without a warning."""
 
 
 @contextmanager

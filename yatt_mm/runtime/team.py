@@ -120,7 +120,7 @@ def _workers(
 
 
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
-    """Create one controller actor per `controllers.num`. They are idle until told to run."""
+    """Return one controller actor per `controllers.num`. They are idle until they are told to run."""
     return [
         _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
         for c in range(config.controllers.num)
@@ -187,7 +187,7 @@ def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
 
 
 def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
-    """Create the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
+    """Return the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
     config = site.config
     server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
     shared: dict[str, Any] = {

@@ -23,7 +23,7 @@ _END = "\n]\n"
 
 
 class Timeline:
-    """Appends to the file."""
+    """The timeline of a run: each call appends events to the file."""
 
     def __init__(self, path: Path, *, judges: Sequence[str], continues: bool) -> None:
         """`judges`: their names, in a fixed order. `continues`: keep what an earlier part of the run wrote."""

@@ -114,7 +114,8 @@ class GenerationPhase:
         self._draw()
 
     def end(self) -> SamplingOutcome:
-        """Close the step's batch. The groups of its tail are aborted, or stay if they continue."""
+        """Close the step's batch and return its outcome. The groups of its tail are aborted, or stay if they
+        continue."""
         outcome = self.sampling.outcome()
         self._is_open = False
         for position in (*outcome.accepted, *outcome.fillers, *outcome.rejected):

@@ -62,9 +62,9 @@ class Request:
     sample: int
     """The number of the response in its group."""
     num_left: float
-    """Tokens still to be sampled."""
+    """The number of tokens still to be sampled."""
     num_done: float = 0.0
-    """Tokens sampled before it was cut off at another engine; they are prefilled again."""
+    """The number of tokens sampled before the request was cut off at another engine; they are prefilled again."""
     prefixes: tuple[tuple[Hashable, float, float], ...]
     """(name, tokens, patches) of its prompt's parts. An engine that holds a part does not compute it again."""
     is_over: bool = False
@@ -83,7 +83,7 @@ class ModelledEngine:
     clock_s: float = 0.0
     """The time up to which its state is known."""
     active_s: float = 0.0
-    """Seconds with at least one request, so far."""
+    """The seconds with at least one request, so far."""
     filled_s: float = 0.0
     """The same seconds, where decoding fewer sequences than the knee counts in proportion."""
     version: int = 0
@@ -152,7 +152,7 @@ class ModelledEngine:
         return ended
 
     def drain(self, now_s: float) -> list[Request]:
-        """Cut off all sequences; they keep their tokens."""
+        """Cut off all sequences, and return their requests. The sequences keep their tokens."""
         self.advance(now_s)
         cut = []
         for end, _, request in sorted(self._heap, key=lambda entry: entry[1]):

@@ -18,7 +18,7 @@ class StepTimes:
     train_s: float
     num_prompts_used: int
     num_groups: int
-    """Groups that were trained on."""
+    """The number of groups that were trained on."""
     imbalance: float
 
 
@@ -33,12 +33,12 @@ class LayoutResult:
     busy_frac: float
     """The share of all devices' time in which a request or an update was at work on them."""
     num_moves: int
-    """Changes of a cell's role inside generation phases."""
+    """The number of changes of a cell's role inside generation phases."""
     decisions: tuple[str, ...]
     """The reasons of the placement policy when it moved cells."""
     spans: tuple[Span, ...]
     policy_times: tuple[float, float] = (0.0, 0.0)
-    """Cell-seconds of work of rollout and of GenRM, for layouts that divide cells by it."""
+    """The cell-seconds of work of rollout and of GenRM, for layouts that divide cells by it."""
 
     @property
     def step_s(self) -> float:

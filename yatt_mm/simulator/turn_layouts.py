@@ -13,25 +13,26 @@ from yatt_mm.simulator.training import update_time
 from yatt_mm.simulator.workload import Workload
 
 NUM_MEETINGS = 4
-"""Meetings of all controllers in a step: prompts, plan, update, publish."""
+"""The number of meetings of all controllers in a step: prompts, plan, update, publish."""
 
 
 def full(config: SimulationConfig) -> LayoutResult:
-    """Run the layout in which every role uses every device, in turns."""
+    """Simulate the layout in which every role uses every device, in turns. Return its result."""
     run = _Run(config, num_external=0)
     run.mover = Turns(run.generation, run.hands, config.num_cells)
     return run.result("full", f"all {config.devices.num} devices in turns")
 
 
 def partial_static(config: SimulationConfig, num_rollout: int) -> LayoutResult:
-    """Run rollout and GenRM at the same time on fixed cells, and training on all."""
+    """Simulate the layout in which rollout and GenRM run at the same time on fixed cells, and training on all devices.
+    Return its result."""
     run = _Run(config, num_external=0)
     run.mover = Fixed(Split(rollout=num_rollout, genrm=config.num_cells - num_rollout))
     return run.result("partial_static", _split_text(config, num_rollout))
 
 
 def partial_dynamic(config: SimulationConfig) -> LayoutResult:
-    """Run the same with cells that the placement policy moves."""
+    """Simulate the same layout with cells that the placement policy moves. Return its result."""
     run = _Run(config, num_external=0)
     mover = ByPolicy(
         config,
@@ -45,7 +46,8 @@ def partial_dynamic(config: SimulationConfig) -> LayoutResult:
 
 
 def external(config: SimulationConfig, num_rollout: int, name: str) -> LayoutResult:
-    """Run GenRM on its own devices, always awake, and rollout and training in turns on the others."""
+    """Simulate the layout in which GenRM has its own devices and is always awake, and rollout and training take turns
+    on the others. Return its result."""
     num_external = config.num_cells - num_rollout
     run = _Run(config, num_external=num_external)
     run.mover = Fixed(Split(rollout=num_rollout, genrm=num_external))

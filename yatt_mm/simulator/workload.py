@@ -13,7 +13,7 @@ from yatt_mm.simulator.config import SimulationConfig
 from yatt_mm.simulator.lengths import draw_lengths
 
 BLOCK = 256
-"""Prompts that are drawn together."""
+"""The number of prompts that are drawn together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,7 +29,7 @@ class SimulatedPrompt:
 
 
 class Workload:
-    """Prompts by position."""
+    """The simulated prompts, by their position in the run's order."""
 
     def __init__(self, config: SimulationConfig) -> None:
         self._work = config.workload
@@ -38,7 +38,7 @@ class Workload:
         self._blocks: dict[int, list[SimulatedPrompt]] = {}
 
     def prompt(self, position: int) -> SimulatedPrompt:
-        """The prompt at a place of the run's order."""
+        """Return the prompt at a place of the run's order."""
         block = position // BLOCK
         if block not in self._blocks:
             self._blocks[block] = self._draw(block)

@@ -47,16 +47,17 @@ class TrainActor:
         self._worker.start(store_address, self._listener)
 
     def set_state(self, state: State) -> StateReport:
-        """Put the rank to sleep, let it hold weights only, or wake it up."""
+        """Put the rank to sleep, let it hold weights only, or wake it up. Return the memory that it holds then."""
         moved = self._started().set_state(state)
         return StateReport(held_bytes=held_bytes(), moved=moved)
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
-        """Train one step."""
+        """Train one step and return its report."""
         return self._started().update(plan)
 
     def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
-        """Make the weights readable for the engines."""
+        """Make the weights readable for the engines. Return what engines need besides the path; None if the path is
+        enough."""
         return self._started().publish(path, version)
 
     def save(self, directory: str, asynchronous: bool) -> None:

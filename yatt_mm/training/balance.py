@@ -138,7 +138,7 @@ def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: li
 
 
 def _offers(giver: _Replica, taker: _Replica, limits: Limits) -> list[_Offer]:
-    """Yield every piece as a whole, and every row of a piece with several rows."""
+    """Return every piece as a whole, and every row of a piece with several rows."""
     offers = []
     for piece in giver.pieces:
         parts = [piece]

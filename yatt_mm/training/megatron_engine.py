@@ -50,7 +50,7 @@ class StepResult:
     """The result of one update."""
 
     loss_metrics: dict[str, float]
-    """Sums over this rank's microbatches; empty if this rank is not on the last pipeline stage."""
+    """The sums over this rank's microbatches; empty if this rank is not on the last pipeline stage."""
     grad_norm: float
     """The norm of the global gradient, before clipping."""
     logprobs: list[list[np.ndarray]]
@@ -139,7 +139,8 @@ class TrainEngine:
         return own_media(microbatch, rank=encoders.rank(), num_ranks=encoders.size())
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
-        """Do one optimizer update. Every replica gives the same number of microbatches; an empty one adds nothing."""
+        """Do one optimizer update and return its results. Every replica gives the same number of microbatches; an empty
+        one adds nothing."""
         self.memory.require(EVERYTHING, "update")
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
@@ -161,8 +162,8 @@ class TrainEngine:
 
     @property
     def weights(self) -> ShardedWeights:
-        """Return an iterable of (name, full tensor) under the checkpoint's names. Gathering is collective: every rank
-        must iterate to the end."""
+        """The weights as an iterable of (name, full tensor) under the checkpoint's names. Gathering is collective: all
+        ranks iterate to the end."""
         self.memory.require([Holding.WEIGHTS], "export")
         return self._weights
 

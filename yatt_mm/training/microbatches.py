@@ -33,7 +33,7 @@ class WorkGroup:
     num_tokens: tuple[int, ...]
     """[G] prompt and response, image placeholders expanded."""
     num_patches: int
-    """Rows that the vision tower reads for the prompt's media."""
+    """The number of rows that the vision tower reads for the prompt's media."""
     row_costs: tuple[int, ...]
     """[G] the work of each row alone."""
     shared_cost: int

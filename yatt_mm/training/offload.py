@@ -46,7 +46,7 @@ class TrainMemory:
 
     @property
     def host_bytes(self) -> int:
-        """Return the bytes of host memory that this rank uses to keep its released state. The memory is reused, so the
+        """The bytes of host memory that this rank uses to keep its released state. The memory is reused, so the
         value never shrinks."""
         return sum(copy.numel() for copy in self._host.values())
 

@@ -76,7 +76,7 @@ def plan_step(
     limits: Limits,
     replicas: Sequence[int],
 ) -> StepPlan:
-    """Plan what `replicas` train in a step: the samples of all controllers, spread over all replicas.
+    """Return the plan of what `replicas` train in a step: the samples of all controllers, spread over all replicas.
 
     Minibatches take whole prompts in the run's order. The plan depends on the groups alone, not on the order in which
     controllers reported them.

@@ -19,7 +19,7 @@ class TrainSample:
     grid_thw: tuple[tuple[int, int, int], ...]
     """(t, h, w) in patches, one per image or video, in the order of the tokens."""
     seconds_per_grid: tuple[float, ...] = ()
-    """Seconds from one t of a video to the next, one per medium (any number for images); () means one for all."""
+    """The seconds from one t of a video to the next, one per medium (any number for images); () means one for all."""
     patches: tuple[np.ndarray | None, ...]
     """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
     that need no pixels."""

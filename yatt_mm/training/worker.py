@@ -102,7 +102,7 @@ class TrainWorker:
         return moved
 
     def update(self, plan: UpdatePlan) -> UpdateReport:
-        """Train one step: every minibatch of the plan in order."""
+        """Train one step, every minibatch of the plan in order, and return its report."""
         self._require(State.AWAKE, "update")
         started = time.perf_counter()
         step = self._resolve(plan)

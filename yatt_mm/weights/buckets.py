@@ -15,7 +15,7 @@ from yatt_mm.weights.segment import Row, view_of
 from yatt_mm.weights.stream_group import StreamGroup, connect_store
 
 BUCKET_BYTES = 64 * 2**20
-"""Size of a bucket, whose tensors are broadcast together; a larger tensor gets a separate bucket."""
+"""The size of a bucket in bytes, whose tensors are broadcast together; a larger tensor gets a separate bucket."""
 
 
 def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[tuple[str, torch.Tensor]]:

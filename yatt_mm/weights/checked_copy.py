@@ -11,7 +11,8 @@ from collections.abc import Iterable
 import torch
 
 CHUNK_BYTES = 256 * 2**10
-"""Bytes that are copied and then checked: small enough that they are still in the processor's cache for the check."""
+"""The number of bytes that are copied and then checked: small enough that they are still in the processor's cache for
+the check."""
 
 
 class NonFiniteWeightsError(FloatingPointError):

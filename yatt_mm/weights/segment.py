@@ -77,7 +77,7 @@ class Header(NamedTuple):
     sequence: int
     """Odd while the tensors are being written, and after a writer died in the middle of a write."""
     version: int
-    """Policy version of the tensors."""
+    """The policy version of the tensors."""
     index_offset: int
     index_length: int
 
@@ -94,7 +94,7 @@ class Row(NamedTuple):
     dtype: str
     shape: Sequence[int]
     offset: int
-    """Bytes from the start of the first tensor."""
+    """The number of bytes from the start of the first tensor."""
 
     @property
     def num_bytes(self) -> int:
@@ -109,7 +109,7 @@ class Layout:
     index: bytes
     """JSON list of `Row`s."""
     num_bytes: int
-    """Size of the file."""
+    """The size of the file in bytes."""
 
     @classmethod
     def of(cls, metas: Sequence[TensorMeta]) -> Layout:

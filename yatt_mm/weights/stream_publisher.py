@@ -31,9 +31,9 @@ class Receivers:
     host: str
     """The address of the training rank's host, as the receivers reach it."""
     num: int
-    """Number of processes that hold an engine's model, or a part of it."""
+    """The number of processes that hold an engine's model, or a part of it."""
     deadline_s: float
-    """Timeout of every wait for the receivers."""
+    """The timeout of every wait for the receivers, in seconds."""
 
 
 class StreamPublisher:

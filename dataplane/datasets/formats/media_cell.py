@@ -24,6 +24,6 @@ class Cell:
 
     @property
     def formats(self) -> tuple[str, ...]:
-        """Return the formats that the file's name promises. For bytes in a table this is empty, because the path beside
-        them promises nothing."""
+        """The formats that the file's name promises. For bytes in a table this is empty, because the path beside them
+        promises nothing."""
         return MEDIA_FORMATS.get(extension_of(self.file.path), ()) if self.file and self.is_path else ()

@@ -113,7 +113,7 @@ class BufferedRanges:
 
 
 def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -> bytes:
-    """Read from a local file with `pread`; fewer bytes at its end. Raises OSError like `open_local`."""
+    """Return bytes of a local file, read with `pread`; fewer bytes at its end. Raises OSError like `open_local`."""
     fd = open_local(path, no_links=no_links)
     try:
         parts, done = [], 0

@@ -34,7 +34,7 @@ def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
 
 
 def media_and_flaws(row: int, key: str, cells: Sequence[Cell]) -> tuple[tuple[Medium, ...], tuple[Flaw, ...]]:
-    """Split the cells of a row into media that can be served and flaws."""
+    """Return the cells of a row in two parts: media that can be served, and flaws."""
     media = tuple(Medium(row, cell.part, cell.nbytes, cell.digest, cell.kind) for cell in cells if not cell.reason)
     flaws = tuple(Flaw(row, f"{key} {cell.part}", cell.reason) for cell in cells if cell.reason)
     return media, flaws

@@ -104,7 +104,8 @@ class Shard(Protocol):
         ...
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """Return the place of a medium; None unless the arguments are exactly those of a medium in this shard."""
+        """Return the place of a medium; None unless the arguments are exactly those of a medium in this shard.
+        `offset`, `part` and `nbytes` are those of its `Medium`."""
         ...
 
 

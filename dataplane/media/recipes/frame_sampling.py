@@ -114,8 +114,8 @@ def sample(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, 
 
 
 def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float, multiple: int) -> list[int]:
-    """Sample like Qwen2VLVideoProcessor.sample_frames. If that fails because there are too few frames, take all of
-    them."""
+    """Return the indices that Qwen2VLVideoProcessor.sample_frames would choose. If that fails because there are too few
+    frames, return all indices."""
     if isinstance(sampling, SampleByCount):
         wanted = round(sampling.num_frames / multiple) * multiple
     else:
@@ -127,7 +127,7 @@ def _sample_qwen2_vl(sampling: SampleByFps | SampleByCount, total: int, video_fp
 
 
 def _sample_qwen3_vl(sampling: SampleByFps | SampleByCount, total: int, video_fps: float) -> list[int]:
-    """Sample like Qwen3VLVideoProcessor.sample_frames."""
+    """Return the indices that Qwen3VLVideoProcessor.sample_frames would choose."""
     if isinstance(sampling, SampleByCount):
         num_frames = sampling.num_frames
     else:

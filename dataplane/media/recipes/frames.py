@@ -13,7 +13,7 @@ from dataplane.media.videos import Video
 
 
 class Frames(Recipe):
-    """The recipe; unknown fields and values out of range are refused."""
+    """The recipe of the kernel `frames`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "video"
 

@@ -19,7 +19,7 @@ from dataplane.media.recipes.resizing import check_bounds, resize_image
 
 
 class QwenVLPatches(Recipe):
-    """The recipe; unknown fields and values out of range are refused."""
+    """The recipe of the kernel `qwen_vl_patches`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 

@@ -24,7 +24,7 @@ MAX_VIDEO_PIXELS = 1 << 30
 
 
 class QwenVLVideoPatches(Recipe):
-    """The recipe; unknown fields and values out of range are refused."""
+    """The recipe of the kernel `qwen_vl_video_patches`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "video"
 

@@ -13,7 +13,7 @@ MAX_SIDE = 1 << 16
 
 
 class Rgb(Recipe):
-    """The recipe; unknown fields and values out of range are refused."""
+    """The recipe of the kernel `rgb`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 

@@ -22,7 +22,7 @@ MAX_TILES = 64
 
 
 class Tiles(Recipe):
-    """The recipe; unknown fields and values out of range are refused."""
+    """The recipe of the kernel `tiles`. Unknown fields and values out of range are refused."""
 
     medium: ClassVar[Medium] = "image"
 

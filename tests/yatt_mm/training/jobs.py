@@ -394,7 +394,7 @@ def owned_media(rank: int, model_dir: Path, parallel: Parallel) -> list[list[tup
 
 
 def logprobs_without_pixels(rank: int, model_dir: Path) -> None:
-    """Return the error of a rank that did not get the patches that it must encode."""
+    """Fail, because this rank does not get the patches that it must encode."""
     engine = build_engine(model_dir, Parallel())
     engine.logprobs([[with_patches_of(sample, [False] * len(sample.patches)) for sample in make_samples()]])
 
