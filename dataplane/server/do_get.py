@@ -138,7 +138,7 @@ def _piece(at: int, start: int, info: str, data: pa.Buffer) -> pa.RecordBatch:
 
 
 def _ends(size: int) -> pa.Buffer:
-    """Return the offsets of a column with one value."""
+    """Return the offsets buffer of an Arrow column with one value of `size` bytes."""
     return pa.py_buffer(struct.pack("=ii", 0, size))
 
 

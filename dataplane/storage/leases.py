@@ -33,7 +33,7 @@ class Leases(Generic[T]):
         return self._counts.keys()
 
     def open_session(self, session: str) -> None:
-        """Begin a session."""
+        """Open a session, to which leases can then belong."""
         self._by_session[session] = set()
 
     def has_session(self, session: str) -> bool:

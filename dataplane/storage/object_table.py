@@ -71,7 +71,7 @@ class ObjectTable:
         self.update_eviction(entry)
 
     def unhold(self, entry: Entry) -> None:
-        """Undo `hold`."""
+        """Undo `hold`: the object may be evicted again."""
         entry.is_held = False
         self.spill.unmark(entry, None)
         self.update_eviction(entry)

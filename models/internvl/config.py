@@ -13,7 +13,7 @@ from models.decoder.config import decoder_config
 from models.layout.parallel import Parallel
 
 DECODERS = ("qwen2", "qwen3")
-"""The decoders of InternVL3 and InternVL3.5."""
+"""The `model_type`s of the decoders of InternVL3 and InternVL3.5."""
 
 DROPOUTS = ("hidden_dropout_prob", "attention_dropout", "projection_dropout")
 

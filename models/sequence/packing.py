@@ -58,7 +58,7 @@ class PackedBatch:
     """One microbatch on one rank. T tokens, K scored tokens, V visual tokens."""
 
     token_ids: torch.Tensor
-    """[T] int64."""
+    """[T] int64 token ids of all samples, one after another."""
     position_ids: torch.Tensor
     """[3, 1, T] M-RoPE positions; the three are equal if the family has no M-RoPE."""
     segments: Segments

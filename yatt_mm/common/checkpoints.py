@@ -70,7 +70,7 @@ class Checkpoints:
         return aside
 
     def clear_partial(self) -> None:
-        """Remove what an interrupted run left incomplete."""
+        """Remove the folders of checkpoints that an interrupted run did not complete."""
         if self.root.is_dir():
             for path in self.root.glob(".partial_step_*"):
                 shutil.rmtree(path)

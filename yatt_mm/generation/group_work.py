@@ -20,11 +20,11 @@ CHUNK_SIZE = 8
 
 @dataclass(slots=True, kw_only=True)
 class GroupWork:
-    """One group on its way through the stages."""
+    """One group on its way through the stages of a generation phase."""
 
     prompt: Prompt
     group: GroupRef | None = None
-    """The responses so far."""
+    """The record of the responses so far; None before the first are sampled."""
     num_parts: int = 0
     """The number of attempts that sampled its responses: the first one and each continuation."""
     rewards: list[float] = field(default_factory=list)

@@ -210,7 +210,7 @@ class Judge:
         return [sampled for (sampled,) in groups]
 
     async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
-        """Return what the judge wrote for one vote, computed together with other requests of the engine."""
+        """Return what the judge wrote for one vote; None if the engine did not answer in time."""
         try:
             try:
                 (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())

@@ -35,7 +35,7 @@ MEMORY = (State.ASLEEP, State.WEIGHTS_ONLY, State.AWAKE)
 
 
 class Phase(StrEnum):
-    """A part of a step."""
+    """A part of a training step, in which each role has one state on its devices."""
 
     ROLLOUT = "rollout"
     """All devices sample responses."""

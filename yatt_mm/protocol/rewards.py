@@ -24,6 +24,6 @@ class GroupRewards:
     """The rewards of one group."""
 
     rewards: tuple[float, ...]
-    """[G] finite."""
+    """[G] the finite reward of each response."""
     num_errors: int
     """The number of responses on which the reward function raised (scored 0)."""

@@ -70,7 +70,8 @@ class Continuation:
         return len(self.earlier[sample].token_ids) >= self.sampling.max_tokens
 
     def _closed(self, index: int) -> SampleRecord:
-        """Return a sample that does not continue; if it was cut off at the limit, its finish reason is "length"."""
+        """Return an earlier sample that is not continued. If it was cut off at the limit, its finish reason is
+        "length"."""
         sample = self.earlier[index]
         return dataclasses.replace(sample, finish_reason="length") if sample.finish_reason == "abort" else sample
 

@@ -40,7 +40,7 @@ class EngineConfig:
     name: str = "rollout"
     """The engine's name in logs and errors."""
     dtype: str = "float32"
-    """The dtype of weights and activations, in vLLM's words."""
+    """The dtype of weights and activations, by the names that vLLM uses."""
     max_model_len: int = 4096
     """The maximum number of tokens of a prompt and its response together."""
     max_num_seqs: int = 256
@@ -151,7 +151,7 @@ class GenerateRequest:
     """The maximum number of tokens of a response. 0 is for classifiers: nothing is sampled, and the head reads the
     prompt's last token."""
     temperature: float = 1.0
-    """Divides the logits."""
+    """The temperature by which logits are divided."""
     greedy: bool = False
     """True: take the most likely token; seed and temperature have no effect."""
     scored_token_ids: tuple[int, ...] = ()

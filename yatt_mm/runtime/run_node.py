@@ -23,7 +23,7 @@ MAX_ID_CHARS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunNode:
-    """The run's data plane."""
+    """The data-plane node that a run uses: its own, or one that the config names."""
 
     uri: str
     scope: str

@@ -34,7 +34,7 @@ class Sourced(Section, Generic[Number]):
     """A number and its source. A plain number in YAML becomes a number without a source."""
 
     value: Number
-    """The number."""
+    """The number that the simulation uses."""
     source: str
     """The source: a paper, a data sheet, a measurement, or the word assumed and why."""
 

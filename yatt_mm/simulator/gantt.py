@@ -22,7 +22,7 @@ MAX_CELLS = 32
 
 
 def draw(results: Sequence[LayoutResult], path: str) -> None:
-    """Write the picture. Its format follows from the file's name.
+    """Write a Gantt chart of the layouts' phases. Its format follows from the file's name.
 
     Raises:
         ConfigError: matplotlib is not installed, or the format is not known.

@@ -77,11 +77,11 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class ModelledEngine:
-    """One awake engine."""
+    """The model of one awake engine: which sequences it computes, and when each ends."""
 
     speed: Speed
     clock_s: float = 0.0
-    """The time up to which its state is known."""
+    """The simulated time in seconds up to which the state of the engine is computed."""
     active_s: float = 0.0
     """The seconds with at least one request, so far."""
     filled_s: float = 0.0

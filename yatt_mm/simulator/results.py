@@ -10,7 +10,7 @@ from yatt_mm.simulator.cells import Span
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """One training step."""
+    """The simulated times and counts of one training step."""
 
     step_s: float
     rollout_s: float

@@ -55,7 +55,7 @@ def external(config: SimulationConfig, num_rollout: int, name: str) -> LayoutRes
 
 
 class _Run:
-    """One layout's run."""
+    """The simulation of one layout, step by step."""
 
     def __init__(self, config: SimulationConfig, *, num_external: int) -> None:
         self.config = config

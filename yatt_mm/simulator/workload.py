@@ -22,7 +22,7 @@ class SimulatedPrompt:
 
     position: int
     response_lengths: tuple[int, ...]
-    """[G]"""
+    """[G] the number of tokens of each response."""
     verdict_lengths: tuple[tuple[int, ...], ...]
     """[G][verdicts per response] before drift."""
     has_signal: bool

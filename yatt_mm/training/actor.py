@@ -61,7 +61,8 @@ class TrainActor:
         return self._started().publish(path, version)
 
     def save(self, directory: str, asynchronous: bool) -> None:
-        """Write a checkpoint."""
+        """Write this rank's part of a checkpoint into `directory`; if `asynchronous`, a thread writes it while
+        training continues."""
         self._started().save(directory, asynchronous)
 
     def finish_save(self) -> None:

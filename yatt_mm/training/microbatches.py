@@ -54,7 +54,7 @@ class Piece:
 
     @property
     def cost(self) -> int:
-        """The work of its rows, and one encoding."""
+        """The operations of the piece: those of its rows, and of encoding the media once."""
         return self.group.shared_cost + sum(self.group.row_costs[row] for row in self.rows)
 
 

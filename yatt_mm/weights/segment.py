@@ -107,7 +107,7 @@ class Layout:
     """The places of index and tensors in the file of a model. The same tensors always give the same layout."""
 
     index: bytes
-    """JSON list of `Row`s."""
+    """The index of the tensors, as a JSON list of `Row`s."""
     num_bytes: int
     """The size of the file in bytes."""
 
