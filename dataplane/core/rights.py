@@ -1,4 +1,8 @@
-"""The three rights that a client's token can have, and the check that each verb makes."""
+"""The three rights that a client's token can have, and the check that each verb makes.
+
+`read` allows listing and reading, `write` also storing, making and releasing objects, `admin` everything. The right
+that a verb needs stands in the tables of `server/flight_server.py`, `server/actions.py` and `server/do_exchange.py`.
+"""
 
 from enum import IntEnum
 

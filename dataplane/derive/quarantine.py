@@ -1,8 +1,8 @@
 """The quarantine table: media that could not be decoded. They are not tried again, or only after a while. The table is
 bounded.
 
-A failure that the machine may have caused (a worker killed for its memory, a decode that took too long) is tried again
-after `EXPIRY_S`. A failure that the bytes cause stays.
+A failure that the bytes cause stays: they cannot be decoded, or the decoder crashed on them twice. A failure that the
+machine may have caused (a worker killed for its memory, a decode that took too long) is tried again after `EXPIRY_S`.
 """
 
 import threading

@@ -2,7 +2,8 @@
 more.
 
 DoPut stores, DoGet streams, DoAction does the rest; the DoExchange streams are in `do_exchange.py`. An invalid request
-gets a Flight error that explains it, and the node stays up.
+gets a Flight error that explains it, and the node stays up. Every call is checked against the right of its token:
+`VERB_RIGHTS` here, and the tables of `actions.py` and `do_exchange.py`, say which right a verb needs.
 """
 
 import functools

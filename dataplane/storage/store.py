@@ -4,7 +4,8 @@ when there is no room.
 Thread-safe. The store moves no bytes itself: a writer allocates a slab, writes into it, and seals it under a name. An
 object that can be made again (its lineage names a dataset, or it is derived) is evicted when room is needed, least
 recently used first, if it has no lease and is in no open scope. A *held* object (a plain object, or a source that a
-client put) stays until it is released. A plain object in scopes stays until the last of them closes.
+client put) stays until it is released, and a plain object in scopes until the last of them closes: in the arena, or on
+disk if the node has a disk.
 """
 
 import secrets
