@@ -130,7 +130,8 @@ class BadMedia:
     """The name of the data set; empty for a source that a client stored with `put_source`."""
     shard: str
     key: str
-    """The key of the sample in its shard, in a table followed by the medium's part; empty if it is not known."""
+    """The key of the sample in its shard; empty if it is not known. In a table, the medium's part (`images/1`)
+    follows."""
     reason: str
     """The reason why the medium cannot be used, as text for people."""
     name: str = ""

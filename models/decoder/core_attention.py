@@ -25,7 +25,7 @@ from models.compat.megatron_core import (
     parallel_state,
     tensor_parallel,
 )
-from models.layout.context_parallel import Run
+from models.layout.context_parallel import TokenRange
 from models.sequence.attention import Segments, packed_attention, varlen_attention
 from models.sequence.packing import ContextShare
 
@@ -117,7 +117,7 @@ def _by_keys(
     group = parallel_state.get_context_parallel_group()
     both = _gather_tokens(torch.cat((key, value), 1), group).index_select(0, share.places)
     k, v = both.chunk(2, 1)
-    return prefix_attention(query, k, v, share.runs, scale=scale)
+    return prefix_attention(query, k, v, share.ranges, scale=scale)
 
 
 def _gather_tokens(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
@@ -129,20 +129,22 @@ def _gather_tokens(local: torch.Tensor, group: dist.ProcessGroup) -> torch.Tenso
 
 
 def prefix_attention(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, runs: list[Run], *, scale: float
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ranges: list[TokenRange], *, scale: float
 ) -> torch.Tensor:
-    """Return [t, H, D] attention of runs of tokens over their sequences up to themselves. key, value: [T, G, D]."""
+    """Return [t, H, D] attention of ranges of tokens over their sequences up to themselves. key, value: [T, G, D]."""
     if query.is_cuda and query.dtype in (torch.float16, torch.bfloat16):
-        keys, values = (torch.cat([tensor[run.first : run.end] for run in runs]) for tensor in (key, value))
-        of_queries = _bounds([run.end - run.begin for run in runs], query.device)
-        of_keys = _bounds([run.end - run.first for run in runs], query.device)
+        keys, values = (torch.cat([tensor[one.first : one.end] for one in ranges]) for tensor in (key, value))
+        of_queries = _bounds([one.end - one.begin for one in ranges], query.device)
+        of_keys = _bounds([one.end - one.first for one in ranges], query.device)
         return varlen_attention(query, keys, values, of_queries, of_keys, scale, causal=True)
-    lengths = [run.end - run.begin for run in runs]
-    parts = zip(runs, query.split(lengths), strict=True)
-    return torch.cat([_one_run(q, key[run.first : run.end], value[run.first : run.end], scale) for run, q in parts])
+    lengths = [one.end - one.begin for one in ranges]
+    parts = zip(ranges, query.split(lengths), strict=True)
+    return torch.cat(
+        [_attend_range(q, key[one.first : one.end], value[one.first : one.end], scale) for one, q in parts]
+    )
 
 
-def _one_run(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
+def _attend_range(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float) -> torch.Tensor:
     """Return [n, H, D] attention of the last n tokens of a sequence, given the keys of the whole sequence."""
     q, k, v = (tensor.transpose(0, 1)[None] for tensor in (query, key, value))
     num_queries, num_keys = len(query), len(key)

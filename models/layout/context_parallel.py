@@ -40,26 +40,26 @@ class ContextParallel:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class TokenRange:
     """Neighbouring tokens of one sequence that a rank holds."""
 
     first: int
-    """The first token of the run's sequence, as a position in the stream. It is the first key of the run."""
+    """The first token of the range's sequence, as a position in the stream. It is the first key of the range."""
     begin: int
-    """The first token of the run, as a position in the stream."""
+    """The first token of the range, as a position in the stream."""
     end: int
-    """The end of the run, as a position in the stream: behind its last token, which is also the last key that the run
-    may attend to."""
+    """The end of the range, as a position in the stream: behind its last token, which is also the last key of the
+    range."""
 
 
-def runs_of(bounds: Sequence[int], context: ContextParallel) -> list[Run]:
-    """Return the runs of this rank, in order. `bounds`: 0, the end of the first sequence, ..., T."""
-    return [run for first, end in pairwise(bounds) for run in _runs_of_sequence(first, end, bounds[-1], context)]
+def ranges_of(bounds: Sequence[int], context: ContextParallel) -> list[TokenRange]:
+    """Return the ranges of this rank, in order. `bounds`: 0, the end of the first sequence, ..., T."""
+    return [one for first, end in pairwise(bounds) for one in _ranges_of_sequence(first, end, bounds[-1], context)]
 
 
 def tokens_of(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
     """Return [t] the positions in the stream of the tokens that this rank holds."""
-    return np.concatenate([np.arange(run.begin, run.end) for run in runs_of(bounds, context)])
+    return np.concatenate([np.arange(one.begin, one.end) for one in ranges_of(bounds, context)])
 
 
 def places(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
@@ -72,7 +72,7 @@ def places(bounds: Sequence[int], context: ContextParallel) -> np.ndarray:
     return np.argsort(np.concatenate(shares))
 
 
-def _runs_of_sequence(first: int, end: int, num_tokens: int, context: ContextParallel) -> list[Run]:
+def _ranges_of_sequence(first: int, end: int, num_tokens: int, context: ContextParallel) -> list[TokenRange]:
     size, rank = context.size, context.rank
     if context.order == "contiguous" or size == 1:
         share = num_tokens // size
@@ -80,4 +80,4 @@ def _runs_of_sequence(first: int, end: int, num_tokens: int, context: ContextPar
     else:
         chunk = (end - first) // (2 * size)
         held = [(first + number * chunk, first + (number + 1) * chunk) for number in (rank, 2 * size - 1 - rank)]
-    return [Run(first, begin, stop) for begin, stop in held if begin < stop]
+    return [TokenRange(first, begin, stop) for begin, stop in held if begin < stop]

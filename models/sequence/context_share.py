@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import torch
 
-from models.layout.context_parallel import ContextParallel, places, runs_of, tokens_of
+from models.layout.context_parallel import ContextParallel, places, ranges_of, tokens_of
 from models.sequence.packing import ContextShare, PackedBatch
 
 
@@ -31,7 +31,7 @@ def cut(batch: PackedBatch, context: ContextParallel) -> PackedBatch:
     is_scored, is_visual = scorer == context.rank, slot // num_tokens == context.rank
     share = ContextShare(
         context=context,
-        runs=runs_of(bounds, context),
+        ranges=ranges_of(bounds, context),
         places=place,
         stream=torch.argsort(place),
         num_scores=torch.bincount(scorer, minlength=context.size).tolist(),

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from models.layout.context_parallel import ContextParallel, Run
+from models.layout.context_parallel import ContextParallel, TokenRange
 from models.sequence.attention import Segments
 from models.sequence.distinct_media import DistinctMedia, HasMedia, distinct_media
 from models.sequence.media_tokens import TokenLayout, media_spans
@@ -41,8 +41,8 @@ class ContextShare:
     """The data that attention and the loss need if a batch is cut over context-parallel ranks."""
 
     context: ContextParallel
-    runs: list[Run]
-    """This rank's tokens, as runs of the stream."""
+    ranges: list[TokenRange]
+    """This rank's tokens, as ranges of the stream."""
     places: torch.Tensor
     """[T] the place of each token of the stream, if the ranks' tokens are concatenated."""
     stream: torch.Tensor

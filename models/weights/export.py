@@ -118,7 +118,7 @@ class _Transfer:
 
     bucket: list[Shards]
     gathered: torch.Tensor
-    """[positions, elements of a shard] of the bucket, filled by the all-gather."""
+    """[number of owners of a parameter, elements of a shard] of the bucket, filled by the all-gather."""
     works: list[dist.Work]
 
 
@@ -131,7 +131,7 @@ class _Buffers:
         self._was_read = torch.cuda.Event() if device.type == "cuda" else None
 
     def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
-        """Return [positions, elements of a shard of the bucket] of the next buffer, in the bucket's dtype."""
+        """Return [number of owners of a parameter, elements of a shard] of the next buffer, in the bucket's dtype."""
         self._flat.reverse()
         num_positions = len(bucket[0].owners)
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)

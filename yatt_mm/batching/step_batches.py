@@ -46,7 +46,8 @@ class StepBatches:
     def __init__(
         self, rule: SamplingRule, cursor: PromptCursor, *, in_turns: bool = False, expected_signal_frac: float = 1.0
     ) -> None:
-        """`in_turns`: streams fill rounds; otherwise they fill steps."""
+        """`in_turns`: True if each stream of prompts fills one round of a step; False if it fills the whole step.
+        `expected_signal_frac`: the share of groups, 0 to 1, that is expected to have signal."""
         self.cursor = cursor
         self.outcome: RoundOutcome | None = None
         """How the last stream was filled; None while it runs."""

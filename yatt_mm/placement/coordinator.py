@@ -235,7 +235,7 @@ class Coordinator:
                     waiting.set_exception(error)
 
     async def _decide(self) -> None:
-        """Ask the policy once, and move cells if it wants another split."""
+        """Ask the placement policy once, and move cells if it wants another split."""
         assert self._mover is not None
         num_rollout, num_cells = len(self._rollout_cells), len(self._placement.cells)
         now = Split(rollout=num_rollout, genrm=num_cells - num_rollout)

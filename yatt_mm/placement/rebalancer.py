@@ -93,7 +93,7 @@ class Rebalancer:
     def note_move(self, seconds: float) -> None:
         """Note that a cell did no work for `seconds` while it moved.
 
-        The policy gets the longest recent time (`MOVE_MEMORY`).
+        The placement policy gets the longest recent time (`MOVE_MEMORY`).
         """
         self._move_s = max(self._move_s, seconds)
 

@@ -89,7 +89,7 @@ class Usage:
         return report
 
     def _end_phase(self, now_s: float) -> None:
-        """Add the times of the phase that ends to the totals, if it counts."""
+        """End the present phase: add its times to the totals, if it is a phase whose metrics are wanted (`begin`)."""
         if self._phase is None:
             return
         for role, before in self._before.items():

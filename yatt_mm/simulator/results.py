@@ -24,7 +24,7 @@ class StepTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayoutResult:
-    """One layout over all steps."""
+    """The result of one layout (a way to divide the devices among the roles), as means over all steps."""
 
     name: str
     split: str

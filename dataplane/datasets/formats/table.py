@@ -234,7 +234,7 @@ class _CellSource:
 
     @property
     def no_links(self) -> bool:
-        """False: the owner named the table."""
+        """False: the path of the table may have links, because the owner of the node registered it."""
         return False
 
     def read(self, offset: int, nbytes: int) -> bytes:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from models.decoder.core_attention import prefix_attention
-from models.layout.context_parallel import ContextParallel, places, runs_of, tokens_of
+from models.layout.context_parallel import ContextParallel, places, ranges_of, tokens_of
 from models.layout.parallel import Order
 from models.sequence.attention import Segments, packed_attention
 
@@ -63,7 +63,7 @@ def test_in_the_zigzag_order_causal_attention_costs_every_rank_the_same(lengths:
     group = group_of(size, "zigzag")
     bounds = padded_bounds(lengths, group[0])
     pairs = [
-        sum(sum(range(run.begin - run.first + 1, run.end - run.first + 1)) for run in runs_of(bounds, context))
+        sum(sum(range(one.begin - one.first + 1, one.end - one.first + 1)) for one in ranges_of(bounds, context))
         for context in group
     ]
     assert max(pairs) == min(pairs)
@@ -77,7 +77,7 @@ def test_attention_of_a_share_equals_its_part_of_the_whole(order: Order) -> None
     whole = packed_attention(query, key, value, Segments(bounds, CPU), scale=0.3, causal=True)
     for context in group:
         tokens = torch.from_numpy(tokens_of(bounds, context))
-        runs = runs_of(bounds, context)
-        assert all(begin.end <= end.begin for begin, end in pairwise(runs))
-        found = prefix_attention(query[tokens], key, value, runs, scale=0.3)
+        ranges = ranges_of(bounds, context)
+        assert all(begin.end <= end.begin for begin, end in pairwise(ranges))
+        found = prefix_attention(query[tokens], key, value, ranges, scale=0.3)
         assert torch.allclose(found, whole[tokens], atol=1e-6)
