@@ -55,7 +55,7 @@ class StepBatches:
         self._in_turns = in_turns
         self._expected_signal_frac = expected_signal_frac
         self._step: StepSampling | None = None
-        """The step that rounds fill."""
+        """The batch of the present step, which several rounds fill; None between steps."""
         self._stream: StepSampling | None = None
         self._round: dict[int, int] = {}
         """[position] the sample number of each prompt of this round."""
@@ -138,7 +138,7 @@ class StepBatches:
         return slots
 
     def _open_step(self) -> StepSampling:
-        """Return the step that rounds fill. It is refilled only between rounds."""
+        """Return the batch of the present step. A new one begins only between rounds."""
         if self._step is None:
             in_rounds = replace(self._rule, deterministic=True, tail=Tail.DROP)
             self._step = StepSampling(in_rounds, expected_signal_frac=self._expected_signal_frac)

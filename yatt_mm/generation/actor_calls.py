@@ -19,7 +19,7 @@ class ActorCalls:
         self.step = 0
         """The step of the run, for errors and meetings."""
         self.phase = "start"
-        """What the controller is doing, for errors and meetings."""
+        """The part of the step that the controller is in, for errors and meetings."""
         self._index = index
         self._team = team
         self._deadline_s = config.controllers.deadline_s

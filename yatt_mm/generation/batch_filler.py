@@ -127,7 +127,7 @@ class BatchFiller:
         return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
 
     def _in_turn(self, name: str) -> list[GroupWork]:
-        """Return a round's groups: the first groups with all responses, judged afterwards."""
+        """Return a round's groups: a stream samples responses until there are enough groups, then these are judged."""
         with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
             slots = self._with.meet_for("open_stream")
             stream = Streaming(self.context(entered, name), self._sampling, self._load, self._carried)
@@ -136,7 +136,7 @@ class BatchFiller:
         return self._judged(works, name)
 
     def _all_at_once(self, name: str) -> list[GroupWork]:
-        """Return a round's groups: all its prompts are answered first, and then judged."""
+        """Return a round's groups: the responses to all prompts are sampled first, then all groups are judged."""
         prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
             works = answer(self.context(entered, name), prompts, self._sampling, num_samples=num_samples)

@@ -22,7 +22,7 @@ NAMES = (
 )
 
 MIN_ASYNC_CELLS = 3
-"""Rollout, judge and training have separate cells in the asynchronous layout."""
+"""The minimum number of cells for the asynchronous layout, in which rollout, judge and training have separate cells."""
 
 
 def compare(config: SimulationConfig) -> Iterator[LayoutResult]:

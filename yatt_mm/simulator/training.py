@@ -21,7 +21,7 @@ class UpdateTime:
 
 
 def update_time(config: SimulationConfig, prompts: Sequence[SimulatedPrompt], num_devices: int) -> UpdateTime:
-    """Return the time of a batch's update on some devices."""
+    """Return the time that the update of a batch takes on `num_devices` devices."""
     training, work = config.training, config.workload
     groups = [_work(config, prompt) for prompt in prompts]
     replicas = spread(

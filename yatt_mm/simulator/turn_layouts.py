@@ -193,4 +193,4 @@ def _split_text(config: SimulationConfig, num_rollout: int) -> str:
 
 
 def _nothing() -> None:
-    """Do nothing: no fleet needs the news."""
+    """Do nothing. Fleets call this when a request ends, but in this layout no cell moves."""
