@@ -48,7 +48,8 @@ def keep_open(
 
 
 def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `open_scope`: open a scope that is kept, or one that lives as long as the stream of `owner`."""
+    """Action `open_scope`: open a scope that is kept, or one that ends when the `scopes` stream of its client has
+    ended. The key `owner` of the body names the client."""
     name = check_plain_name(take(body, "open_scope", "name", str))
     quota_bytes = take(body, "open_scope", "quota_bytes", int, type(None), default=None)
     if quota_bytes is not None and quota_bytes <= 0:

@@ -141,7 +141,8 @@ class ObjectTable:
     # -- eviction --------------------------------------------------------------------------------------------------
 
     def queue_for_eviction(self, entry: Entry) -> None:
-        """Put an entry at the young end of the eviction order (or of the order of files), if it may be evicted."""
+        """Make an entry the last to be evicted, if it may be evicted. If its bytes are on disk only, make its file the
+        last to be removed."""
         name = entry.ref.name
         if self._is_evictable(entry):
             if name not in self._evictable:

@@ -28,8 +28,8 @@ class Decoder(GPTModel):
     """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head only to scored tokens."""
 
     def add_deepstack(self, num_layers: int) -> None:
-        """Let the first layers add their slice of the block's `context` [T, 1, num_layers * h] to the hidden states, if
-        it is given."""
+        """Let the first `num_layers` layers add features of the vision tower to their outputs. The features are the
+        argument `context` [T, 1, num_layers * h] of megatron's decoder, one slice per layer; None adds nothing."""
         assert len(self.decoder.layers) >= num_layers
         for number, layer in enumerate(self.decoder.layers[:num_layers]):
             layer.register_forward_hook(_AddSlice(number, self.config.hidden_size), with_kwargs=True)

@@ -135,7 +135,9 @@ def _scaled(values: torch.Tensor, head: Head) -> torch.Tensor:
 def _label_columns(
     labels: torch.Tensor, weight: torch.Tensor, rows: torch.Tensor, head: Head
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ([C, 1] the clamped column of each label on this rank, [C] True if the label is on this rank)."""
+    """Return, for the C labels of a chunk, ([C, 1] the label's column in this rank's `rows`, [C] True if it is there).
+
+    A label of another rank gets a column of this one, which the caller masks."""
     column = labels - _first_row(weight, head)
     mine = (column >= 0) & (column < len(rows))
     return column.clamp(0, len(rows) - 1)[:, None], mine

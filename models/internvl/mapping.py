@@ -9,7 +9,7 @@ from models.weights.load import Rule
 from models.weights.rules import Prefixes, end_rules, layer_rules
 
 TOWER_PREFIXES = ("model.", "")
-"""The text before `vision_tower` and `multi_modal_projector`, which are one module here."""
+"""The prefixes that the names of the vision tower's and the projector's tensors may have in a checkpoint."""
 
 
 def rules(hf_config: InternVLConfig, files: CheckpointFiles) -> list[Rule]:

@@ -70,7 +70,7 @@ class PendingCalls:
 
     @property
     def is_empty(self) -> bool:
-        """True when every answer has been handled."""
+        """True when the results of all calls have been handled."""
         return not self._calls
 
     def run(self, is_over: Callable[[], bool], *, on_late: Callable[[], bool] = lambda: False) -> None:

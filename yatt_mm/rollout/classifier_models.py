@@ -15,12 +15,12 @@ _INSIDE = WeightsMapper(orig_to_new_prefix={"score.": "language_model.score."})
 
 
 class Qwen2_5_VLForSequenceClassification(Qwen2_5_VLForConditionalGeneration):
-    """Qwen2.5-VL as a classifier: loads the head that a folder stores at the top level."""
+    """Qwen2.5-VL as a classifier: loads the head, which a model folder stores under the name `score.weight`."""
 
     hf_to_vllm_mapper = Qwen2_5_VLForConditionalGeneration.hf_to_vllm_mapper | _INSIDE
 
 
 class InternVLForSequenceClassification(InternS1ForConditionalGeneration):
-    """InternVL as a classifier: loads the head that a folder stores at the top level."""
+    """InternVL as a classifier: loads the head, which a model folder stores under the name `score.weight`."""
 
     hf_to_vllm_mapper = InternS1ForConditionalGeneration.hf_to_vllm_mapper | _INSIDE

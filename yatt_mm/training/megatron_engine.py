@@ -59,7 +59,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class _Scored:
-    """The values of one microbatch that the last pipeline stage keeps."""
+    """The log-probabilities and loss metrics of one microbatch, which the last pipeline stage keeps."""
 
     logprobs: torch.Tensor
     num_scored: tuple[int, ...]

@@ -39,7 +39,8 @@ class QwenVLVideoPatches(Recipe):
     min_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_pixels: int = Field(ge=1, le=MAX_VIDEO_PIXELS)
     max_video_tokens: int | None = Field(default=None, ge=1, le=1 << 24)
-    """The same setting as `max_video_tokens` of the processors, with cap_pixels_per_frame. None means no limit."""
+    """The limit for the visual tokens of the whole video. It is the setting of this name of transformers' processors,
+    with cap_pixels_per_frame. None means no limit."""
     resample: Resample
 
     @model_validator(mode="after")

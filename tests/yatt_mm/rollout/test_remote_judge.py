@@ -130,8 +130,8 @@ def test_a_servers_key_goes_with_every_request_and_into_no_text(client: Client, 
 def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
     client: Client, task: JudgeTask, run: Run
 ) -> None:
-    """Test that the image is sent once per answer, as base64, to a server that ends every connection with its
-    answer."""
+    """Test that the image is sent once per request, as base64, to a server that closes every connection after its
+    reply."""
     traffic = Traffic()
     traffic.take_bytes()
 
