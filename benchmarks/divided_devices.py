@@ -1,7 +1,7 @@
 """Seconds per step of one run in three placements: in turns, divided for good, divided as the policy moves devices.
 
-The judge is slow on purpose: it writes `--judge-tokens` tokens on every answer, whose first digit is its score. What is
-learned is worth nothing; what is measured is where the time goes. Every device is pinned to a core of its own.
+The judge is slow on purpose: it writes `--judge-tokens` tokens on every response, whose first digit is its score. What
+is learned is worth nothing; what is measured is where the time goes. Every device is pinned to a core of its own.
 
     python -m benchmarks.divided_devices [--json] [--steps 8] [--judge-tokens 48] [key=value ...]
 

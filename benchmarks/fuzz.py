@@ -43,11 +43,11 @@ from tests.dataplane.shards import RECIPE, wait_until
 
 MAX_GROWTH_BYTES = 20 << 20
 WARM_UP_FRAC = 0.1
-"""The share of the requests after whose answers the node's growth is measured."""
+"""The share of the requests after whose replies the node's growth is measured."""
 NUM_WORKERS = 2
 MAX_SHOWN = 20
 STALL_S = 120.0
-"""The time in seconds without any answer that counts as a hang of node or client."""
+"""The time in seconds without any reply that counts as a hang of node or client."""
 
 
 def known_of(uri: str) -> Known:

@@ -1,6 +1,6 @@
-"""Sends malformed requests over bare gRPC or TCP and judges the answers. It runs in a process of its own.
+"""Sends malformed requests over bare gRPC or TCP and judges the replies. It runs in a process of its own.
 
-A good answer is a success or a Flight error with a message. Findings are: a bug in the node, its death, and a call that
+A good reply is a success or a Flight error with a message. Findings are: a bug in the node, its death, and a call that
 outlives its deadline. Everything that the node may have kept is given back at the end.
 """
 
@@ -56,7 +56,7 @@ class Tally:
     """One error text for each (method, code, first words), for people to read."""
 
     def add(self, request: Request, code: str, text: str, seconds: float) -> None:
-        """Count an answer, and keep it if it is a finding."""
+        """Count a reply, and keep it if it is a finding."""
         self.num_sent += 1
         self.codes[code] = self.codes.get(code, 0) + 1
         if seconds > self.slowest_s:
@@ -189,7 +189,7 @@ def _act(channel: grpc.Channel, verb: str, body: dict[str, Any]) -> None:
 
 
 def _why(code: str, text: str, seconds: float) -> str:
-    """Return what is wrong with an answer; empty if nothing is. The node itself may say that a deadline has passed."""
+    """Return what is wrong with a reply; empty if nothing is. The node itself may say that a deadline has passed."""
     if code == "DEADLINE_EXCEEDED" and seconds >= DEADLINE_S:
         return f"no answer in {DEADLINE_S:g} s"
     if code == "UNAVAILABLE":
@@ -200,7 +200,7 @@ def _why(code: str, text: str, seconds: float) -> str:
 
 
 def _names_in(answer: bytes) -> set[str]:
-    """Return the name of a ref that the node gave. DoPut answers in field 1, a put stream in field 3."""
+    """Return the name of a ref that the node gave. DoPut replies in field 1, a put stream in field 3."""
     found = set()
     with contextlib.suppress(ValueError, IndexError):
         for _, value in fields_of(answer):

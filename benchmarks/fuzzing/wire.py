@@ -11,7 +11,7 @@ from typing import Literal
 import pyarrow as pa
 
 Ending = Literal["close", "cancel", "drop"]
-"""How a call ends: half-close and read on; cancel after the last message; cancel after the first answer."""
+"""How a call ends: half-close and read on; cancel after the last message; cancel after the first reply."""
 
 SERVICE = "/arrow.flight.protocol.FlightService/"
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -26,7 +26,7 @@ def limits(case: Case, *, quick: bool) -> Iterator[Measured]:
 
 
 def send_arrays(pipe: Connection) -> None:
-    """Answer each case with its arrays, pickled one by one. This is the main function of the helper process."""
+    """Reply to each case with its arrays, pickled one by one. This is the main function of the helper process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     payloads: list[np.ndarray] = []
     for verb, *args in requests(pipe):

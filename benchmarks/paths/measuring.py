@@ -122,7 +122,7 @@ class Helper:
         theirs.close()
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Send a verb to the helper and return its answer."""
+        """Send a verb to the helper and return its reply."""
         self.pipe.send((verb, *args))
         answer = self.pipe.recv()
         if isinstance(answer, Exception):

@@ -34,7 +34,7 @@ class Client:
     """The client of one node, at `uri`. It is thread-safe; asyncio code calls it through `asyncio.to_thread`.
 
     Every call ends within `timeout_s` seconds or raises NodeTimeoutError. The first call fails at once if no node
-    answers. If a node answered before and then stops, each call waits up to `timeout_s` and is sent again to the node
+    replies. If a node replied before and then stops, each call waits up to `timeout_s` and is sent again to the node
     that starts on the same address; so the same call may arrive at a node twice. Objects without a lineage are lost
     when their node stops, unless they are durable.
     """

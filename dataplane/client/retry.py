@@ -1,6 +1,6 @@
 """Retry calls to a node that went away, until it is back on its address or the call's deadline passes.
 
-If the node never answered, a call fails at once, because the address may be wrong. If it answered before, the call
+If the node never replied, a call fails at once, because the address may be wrong. If it replied before, the call
 waits for it and is sent again; so every verb may arrive at a node twice.
 """
 
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 def is_gone(error: pa.ArrowException) -> bool:
-    """Return whether an error means that no node answered or the connection broke.
+    """Return whether an error means that no node replied or the connection broke.
 
     It is False for an error that the node itself sent, and for a timeout.
     """
@@ -51,7 +51,7 @@ class NodeRetry:
     def __init__(self, uri: str) -> None:
         self.uri = uri
         self.was_reached = False
-        """True once the node has answered. From then on, calls wait for the node while it is away."""
+        """True once the node has replied. From then on, calls wait for the node while it is away."""
 
     def call(self, what: str, attempt: Callable[[float], T], timeout_s: float) -> T:
         """Call `attempt` with the seconds that are left, and return its result. `what` names the call in errors.

@@ -55,7 +55,7 @@ class ScopeHeartbeat:
             self._stream[1].cancel()
 
     def open(self, body: Mapping[str, Any], timeout_s: float) -> None:
-        """Open a scope that closes when this process is gone. Raises ArrowException if no node answers."""
+        """Open a scope that closes when this process is gone. Raises ArrowException if no node replies."""
         with self._lock:
             if self._stream is None:
                 self._stream = self._connect(timeout_s)

@@ -36,7 +36,7 @@ from dataplane.core.stall_watch import StallWatch
 from dataplane.storage.store import Store
 
 DOWN_S = 30.0
-"""For this time, in seconds, a node that did not answer is not asked for objects that can also be made here."""
+"""For this time, in seconds, a node that did not reply is not asked for objects that can also be made here."""
 _BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _MAX_WRONG = 3
@@ -94,7 +94,7 @@ class PeerFetcher:
                 self._threads.submit(self._fetch, FetchBatch(part, land, is_makeable, deadline, lane))
 
     def is_at_home(self, ref: Ref, until: float) -> bool:
-        """Return True if the ref's home answers that it holds exactly this object now. Waits for the answer, until
+        """Return True if the ref's home replies that it holds exactly this object now. Waits for the reply, until
         `until` (monotonic)."""
         uri = self._peers.find(ref.node)
         if uri is None:

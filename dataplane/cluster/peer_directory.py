@@ -2,7 +2,7 @@
 
 A request never brings an address: a ref names a node id, and this directory gives its address. Each node writes
 `ID.json` into the directory when it starts and removes it when it stops. An entry is read again when an id is unknown
-or its node does not answer, because addresses may change between runs.
+or its node does not reply, because addresses may change between runs.
 """
 
 import contextlib
@@ -89,7 +89,7 @@ class PeerDirectory:
         return found if found is not None else self.find_again(node_id)
 
     def find_again(self, node_id: str) -> str | None:
-        """Read the directory again and return the node's address. Use this for a node that did not answer at the
+        """Read the directory again and return the node's address. Use this for a node that did not reply at the
         address from `find`."""
         told = self._static.get(node_id)
         if told is not None or self._directory is None:

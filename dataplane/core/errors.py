@@ -33,7 +33,7 @@ class ChecksumError(DataPlaneError, ValueError):
 
 
 class NodeTimeoutError(DataPlaneError, TimeoutError):
-    """A node did not answer, or did not finish the call, before the deadline."""
+    """A node did not reply, or did not finish the call, before the deadline."""
 
 
 class NodeUnavailableError(DataPlaneError, ConnectionError):

@@ -69,7 +69,7 @@ class RemoteObjects:
         """Drop copies of other nodes' objects if the ref says, and their home confirms, that the home has written
         another object since.
 
-        Waits for: those homes, a few seconds. A copy stays while its home does not answer.
+        Waits for: those homes, a few seconds. A copy stays while its home does not reply.
         """
         until = time.monotonic() + _CONFIRM_S
         for ref in refs:

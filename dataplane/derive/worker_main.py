@@ -1,7 +1,7 @@
 """The main program of a decode worker: it decodes one medium at a time and writes the result straight into the node's
 arena.
 
-It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It answers on the socket FD with JSON
+It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It replies on the socket FD with JSON
 frames: for a job `read`, `need` (the number of bytes; it waits for the offset and writes) and `done`; or `bad` (the
 medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends when the socket closes.
 """

@@ -1,4 +1,4 @@
-"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, and answers
+"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, and replies
 JSON."""
 
 import time

@@ -42,7 +42,7 @@ class CallLimits:
 
 
 class ByteBudget:
-    """A budget for the bytes of requests that are being answered. Thread-safe. Small requests are not counted."""
+    """A budget for the bytes of requests that are being served. Thread-safe. Small requests are not counted."""
 
     def __init__(self, limit: int, least: int) -> None:
         self._limit = limit

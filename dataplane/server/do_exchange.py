@@ -2,7 +2,7 @@
 `do_exchange_put.py`.
 
 Leases and unsealed slabs belong to a stream. They end with it: when its client closes it, or when the kernel closes the
-connection of a process that died. Requests and answers are JSON in the metadata of a message. Locators are a record
+connection of a process that died. Requests and replies are JSON in the metadata of a message. Locators are a record
 batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
 """
 
@@ -62,11 +62,11 @@ def resolve(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Answer `{"names": [...]}` or `{"refs": [...]}` with locators, one row each. With `"as": "json"` the locators are
-    JSON.
+    """Reply to `{"names": [...]}` or `{"refs": [...]}` with locators, one row each. With `"as": "json"` the locators
+    are JSON.
 
     A name that is not resident gets offset -1. Refs are made resident first, all or none. The leases belong to the
-    session that the descriptor names, or without a name to this stream. `{"end": [leases]}` ends leases. If the answer
+    session that the descriptor names, or without a name to this stream. `{"end": [leases]}` ends leases. If the reply
     may not have arrived (writing it failed, or the stream broke before the next message), its leases end here.
     """
     own = take(body, "resolve", "session", str, default="")

@@ -28,7 +28,7 @@ def put(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Answer `{"allocate": nbytes}` with a slab, and `{"seal": {...}}` by publishing a written slab. Lists do many at
+    """Reply to `{"allocate": nbytes}` with a slab, and `{"seal": {...}}` by publishing a written slab. Lists do many at
     once.
 
     `{"written": nbytes}`, counted over all slabs in their order, lets the node hash these bytes already. It has no

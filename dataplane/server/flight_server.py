@@ -33,7 +33,7 @@ from dataplane.server.meter import Meter, error_kind
 from dataplane.server.services import Services
 
 REUSE_CONNECTION = "arrow-flight-reuse-connection://?"
-"""The address that, in Flight, means the connection over which the answer came."""
+"""The address that, in Flight, means the connection over which the reply came."""
 VERB_RIGHTS: Mapping[str, Right] = {
     "list_actions": Right.READ,
     "list_flights": Right.READ,
@@ -109,7 +109,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def list_actions(self, context: fl.ServerCallContext) -> list[tuple[str, str]]:
-        """Return every action with its body and answer."""
+        """Return every action with its body and its reply."""
         with self._call(context, "ListActions", VERB_RIGHTS["list_actions"]):
             return [(name, action.text) for name, action in ACTIONS.items()]
 
@@ -133,7 +133,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
-        """Run an action, whose body is JSON, and return its answer as JSON."""
+        """Run an action, whose body is JSON, and return its reply as JSON."""
         verb = ACTIONS.get(action.type)
         with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
             if verb is None:
@@ -177,7 +177,7 @@ class FlightServer(fl.FlightServerBase):
         reader: fl.MetadataRecordBatchReader,
         writer: fl.MetadataRecordBatchWriter,
     ) -> None:
-        """Run a stream of requests and answers. The descriptor names its verb: session, resolve, put or scopes."""
+        """Run a stream of requests and replies. The descriptor names its verb: session, resolve, put or scopes."""
         body, verb = self._asked_stream(context, descriptor)
         with self._services.meter.stream(verb):
             check_right(right_of(context), EXCHANGES[verb].right, verb)

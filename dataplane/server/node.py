@@ -102,7 +102,7 @@ class Node:
     # -- private: construction --------------------------------------------------------------------------------------
 
     def _make_services(self, config: NodeConfig, segment: Segment) -> Services:
-        """Return all parts from which the servers answer. Only the socket of the byte port listens already."""
+        """Return all parts that the servers need. Only the socket of the byte port listens already."""
         store = Store(segment, self._disk)
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():

@@ -35,7 +35,7 @@ class RequestStream:
         more."""
         self._held_bytes = 0
         self.unconfirmed: list[int] = []
-        """The leases of the last answer, until a message or the orderly end of the stream shows that the answer
+        """The leases of the last reply, until a message or the orderly end of the stream shows that the reply
         arrived."""
         self._reader = reader
         self._context = context
@@ -53,7 +53,7 @@ class RequestStream:
         return self
 
     def refusal(self, error: DataPlaneError) -> dict[str, Any]:
-        """Return the answer that carries an error. The stream continues after it."""
+        """Return the reply that carries an error. The stream continues after it."""
         self._error = type(error).__name__
         return {"error": self._error, "message": str(error)}
 

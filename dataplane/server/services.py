@@ -1,4 +1,4 @@
-"""The services of a node: the parts from which its verbs answer, such as the store, the datasets and the deriver.
+"""The services of a node: the parts that its verbs use, such as the store, the datasets and the deriver.
 
 The node makes these once, before its servers start. Every handler gets them as its first argument.
 """

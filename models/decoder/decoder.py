@@ -25,7 +25,8 @@ from models.decoder.core_attention import PackedCoreAttention
 
 
 class Decoder(GPTModel):
-    """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head only to scored tokens."""
+    """A GPTModel that stops before the head, because `VisionLanguageModel` applies the head only to scored tokens (see
+    `models.sequence.packing`)."""
 
     def add_deepstack(self, num_layers: int) -> None:
         """Let the first `num_layers` layers add features of the vision tower to their outputs. The features are the

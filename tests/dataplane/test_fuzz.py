@@ -1,4 +1,4 @@
-"""Tests with malformed requests that no Flight client would send: the node answers, stays up and keeps nothing."""
+"""Tests with malformed requests that no Flight client would send: the node replies, stays up and keeps nothing."""
 
 import re
 from collections.abc import Iterator

@@ -28,7 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
     """A run of three steps with a stream of prompts, more requests than needed, and a tail that is carried over.
 
-    Answers are fast and verdicts are slow, so the devices move to the judge when all is answered.
+    Responses are fast and verdicts are slow, so the devices move to the judge when all responses are there.
     """
     overrides = (
         "train.steps=3",

@@ -20,7 +20,7 @@ class PlacementError(YattError, RuntimeError):
 
 
 class WorkerError(YattError, RuntimeError):
-    """A worker process failed or did not answer in time; the message names it and what it was doing."""
+    """A worker process failed or did not reply in time; the message names it and what it was doing."""
 
 
 class DataError(YattError, ValueError):

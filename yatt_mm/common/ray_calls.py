@@ -16,7 +16,7 @@ def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_
     """Return the results of `(worker name, call)` pairs, in order. The first failure ends the wait for all.
 
     Raises:
-        WorkerError: a worker raised, died, or did not answer in `deadline_s` seconds.
+        WorkerError: a worker raised, died, or did not reply in `deadline_s` seconds.
     """
     pending = {call: name for name, call in calls}
     left = list(pending)
@@ -45,7 +45,7 @@ async def answer_of(call: ray.ObjectRef, *, name: str, what: str, deadline_s: fl
     """Return the result of a call, inside an asyncio actor.
 
     Raises:
-        WorkerError: the worker raised, died, or did not answer in `deadline_s` seconds.
+        WorkerError: the worker raised, died, or did not reply in `deadline_s` seconds.
     """
     try:
         return await asyncio.wait_for(call, deadline_s)

@@ -111,7 +111,7 @@ class Controller:
 
     def generate(self) -> list[ScoredGroup]:
         """Return this controller's share of a full batch: prompts drawn, `group_size` responses sampled for each, and
-        scored.
+        their rewards.
 
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """

@@ -33,7 +33,7 @@ class ActorCalls:
         self._my_judges = judges[index::num]
 
     def on_my_ranks(self, method: str, *arguments: object) -> list[Any]:
-        """Return the answers of all ranks of my replicas."""
+        """Return what all ranks of my replicas return."""
         calls = [
             (name, getattr(rank, method).remote(*arguments))
             for replica in self.my_replicas
@@ -42,14 +42,14 @@ class ActorCalls:
         return self.wait(calls, method)
 
     def on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
-        """Return the answers of engines of the policy."""
+        """Return what engines of the policy return."""
         calls = [
             (self._team.engine_name(e), getattr(self._team.engines[e], method).remote(*arguments)) for e in engines
         ]
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
     def on_my_judges(self, method: str, *arguments: object) -> list[Any]:
-        """Return the answers of my share of the judges' engines."""
+        """Return what my share of the judges' engines returns."""
         calls = [
             (self._team.judge_name(judge, e), getattr(self._team.judges[judge][e], method).remote(*arguments))
             for judge, e in self._my_judges
@@ -57,7 +57,7 @@ class ActorCalls:
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
     def wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
-        """Return the answers to `(worker's name, call)` pairs."""
+        """Return what the calls return, given as `(worker's name, call)` pairs."""
         return wait_all(calls, what=f"{what} of step {self.step}", deadline_s=self._deadline_s)
 
     def meet(self, value: Any) -> list[Any]:
@@ -73,11 +73,11 @@ class ActorCalls:
         return self.ask(method, key, self._index, *values)
 
     def ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the rendezvous and return its answer."""
+        """Call a method of the rendezvous and return its result."""
         return self._ask("the rendezvous", self._team.rendezvous, method, *arguments)
 
     def ask_coordinator(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the coordinator and return its answer."""
+        """Call a method of the coordinator and return its result."""
         return self._ask("the coordinator", self._team.coordinator, method, *arguments)
 
     def _ask(self, name: str, actor: Any, method: str, *arguments: Any) -> Any:

@@ -29,11 +29,11 @@ class _Call:
 class PendingCalls:
     """Waits for many calls at once.
 
-    Waits for: any of the calls.  Unblocked by: its answer, its failure, or `deadline_s` without a single answer.
+    Waits for: any of the calls.  Unblocked by: its result, its failure, or `deadline_s` without a single result.
     """
 
     def __init__(self, *, deadline_s: float, on_progress: Callable[[], object]) -> None:
-        """`on_progress` is called while answers arrive, though not for each one: it is a sign of life."""
+        """`on_progress` is called while results arrive, though not for each one: it is a sign of life."""
         self._deadline_s = deadline_s
         self._on_progress = on_progress
         self._told_s = float("-inf")
@@ -51,10 +51,10 @@ class PendingCalls:
         handle_loss: Callable[[WorkerError], bool] | None = None,
         is_progress: bool = True,
     ) -> None:
-        """Call `handle` with the answer of `name` once it is there.
+        """Call `handle` with the result of `name` once it is there.
 
         If the call fails, `handle_loss` is called first; True if it handled the failure. Without `is_progress` the call
-        has its own time limit, and its answer does not extend the deadline of the others.
+        has its own time limit, and its result does not extend the deadline of the others.
         """
         if is_progress and not self._is_working:
             self._last_s = time.monotonic()
@@ -74,7 +74,7 @@ class PendingCalls:
         return not self._calls
 
     def run(self, is_over: Callable[[], bool], *, on_late: Callable[[], bool] = lambda: False) -> None:
-        """Handle answers until `is_over`.
+        """Handle results until `is_over`.
 
         `on_late` is called when nothing has ended for too long; True if it did something about it.
 

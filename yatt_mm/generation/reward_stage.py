@@ -58,7 +58,7 @@ class RewardStage:
         )
 
     def restart_late(self) -> bool:
-        """End workers that do not answer. Their calls fail, and are asked again. Return False when there are none."""
+        """End workers that do not reply. Their calls fail, and are asked again. Return False when there are none."""
         late = [worker for worker, num_calls in self._busy.items() if num_calls]
         for worker in late:
             ray.kill(self._context.team.reward_workers[worker], no_restart=False)

@@ -210,7 +210,7 @@ class Judge:
         return [sampled for (sampled,) in groups]
 
     async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
-        """Return what the judge wrote for one vote; None if the engine did not answer in time."""
+        """Return what the judge wrote for one vote; None if the engine did not reply in time."""
         try:
             try:
                 (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
@@ -248,7 +248,7 @@ class Judge:
         ]
 
     def _read(self, sampled: Sampled) -> float | None:
-        """Return the score of what the judge wrote or labelled; None if it contains no verdict."""
+        """Return the score of one vote, from its text or its logits; None if it contains no verdict."""
         verdict = self._spec.verdict
         if isinstance(verdict, YesNo):
             num_yes = len(self._yes)

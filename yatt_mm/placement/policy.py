@@ -1,7 +1,7 @@
 """The placement policy: how many cells rollout and GenRM get, decided from measured load. Pure arithmetic.
 
 A *cell* is the devices of the largest engine; it holds whole engines of both roles. Moving a cell means waking up the
-other role's engines there. `decide` answers two questions:
+other role's engines there. `decide` decides two things:
 
 * `Moment.STEP`, before a generation phase. Nothing is awake, so moving is free. The cells are divided so that the work
   of the last phase would have ended soonest. With a and b cell-seconds of work, a split (r, g) takes max(a / r, b / g)

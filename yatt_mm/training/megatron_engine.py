@@ -205,7 +205,8 @@ class TrainEngine:
             dist.barrier()
 
     def _run(self, microbatches: Microbatches, temperature: float, loss_fn: LossFunction | None) -> list[_Scored]:
-        """Run forward, and backward with a loss; return what the last stage scored, per microbatch."""
+        """Run forward, and backward with a loss; return what the last stage computed for the scored
+        tokens, per microbatch."""
 
         def forward_step(iterator: Iterator[Sequence[TrainSample]], model: Any) -> tuple[torch.Tensor, Any]:
             samples = next(iterator)

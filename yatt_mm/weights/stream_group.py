@@ -82,7 +82,7 @@ class StreamGroup:
 
 
 def connect_store(stream: WeightStream) -> dist.Store:
-    """Connect to the sender's store. Raises StreamError if it does not answer in time."""
+    """Connect to the sender's store. Raises StreamError if it does not reply in time."""
     try:
         return dist.TCPStore(
             stream.host,

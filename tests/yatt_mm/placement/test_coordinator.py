@@ -46,7 +46,7 @@ class Method:
 
 
 class Worker:
-    """A fake worker that records its states. A `late` worker never answers."""
+    """A fake worker that records its states. A `late` worker never replies."""
 
     def __init__(self, log: list[tuple[str, State]], unit: Unit, *, late: bool = False) -> None:
         async def set_state(state: State) -> StateReport:

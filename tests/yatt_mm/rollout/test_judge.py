@@ -59,7 +59,7 @@ def make_group(
 
 
 def store_group(client: Client, media: tuple[Ref, ...], texts: tuple[str, ...], *, slot: int = 0) -> GroupRef:
-    """Store a finished group with these answers, under a name that no other test of the session has."""
+    """Store a finished group with these responses, under a name that no other test of the session has."""
     empty = np.empty(0)
     samples = tuple(
         group_record.SampleRecord(

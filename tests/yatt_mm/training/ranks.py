@@ -75,7 +75,7 @@ class RankPool:
 
 
 def _collect(pipes: list[Connection]) -> dict[int, tuple[bool, Any]]:
-    """Return, by rank, (whether its job returned, its result or its error), of the ranks that answer in time."""
+    """Return, by rank, (whether its job returned, its result or its error), of the ranks that reply in time."""
     outcomes: dict[int, tuple[bool, Any]] = {}
     waiting = {pipe: rank for rank, pipe in enumerate(pipes)}
     end = time.monotonic() + DEADLINE_S
