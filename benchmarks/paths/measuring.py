@@ -121,6 +121,11 @@ class Helper:
         self._process.start()
         theirs.close()
 
+    @property
+    def pid(self) -> int:
+        """The id of the helper's process."""
+        return self._process.pid or 0
+
     def ask(self, verb: str, *args: Any) -> Any:
         """Send a verb to the helper and return its reply."""
         self.pipe.send((verb, *args))

@@ -35,7 +35,9 @@ class Nodes:
     """A node of this host, a node that counts as another host's, and the process that puts objects into them."""
 
     uri: str
+    pid: int
     far_uri: str
+    far_pid: int
     producer: Helper
 
 
@@ -47,7 +49,7 @@ def nodes(memory_bytes: int) -> Iterator[Nodes]:
         EmbeddedNode(memory_bytes=memory_bytes, roots={}, peers={"bench-far": far.uri}) as near,
         helper(produce) as producer,
     ):
-        yield Nodes(uri=near.uri, far_uri=far.uri, producer=producer)
+        yield Nodes(uri=near.uri, pid=near.pid, far_uri=far.uri, far_pid=far.pid, producer=producer)
 
 
 def produce(pipe: Connection) -> None:
