@@ -119,7 +119,7 @@ def guard(options: argparse.Namespace, folder: Path, console: Console) -> tuple[
 
 @contextmanager
 def checked_out(name: str, commit: str, folder: Path) -> Iterator[Side]:
-    """Check the commit out into a git worktree, which is removed at the end of the `with` block."""
+    """Check the commit out into a git worktree, yield it as a `Side`, and remove it at the end of the `with` block."""
     side = Side(name=name, folder=folder, checkout=folder / "checkout", python=folder / "env" / "bin" / "python")
     try:
         _ask(ROOT, "git", "worktree", "add", "--detach", str(side.checkout), commit)

@@ -25,7 +25,8 @@ def cpu_s(pids: Sequence[int]) -> float:
 
 @contextmanager
 def watched(pid: int) -> Iterator[dict[str, int]]:
-    """Measure the largest memory of a node during a `with` block, in bytes: `all` with its workers, `node` alone."""
+    """Measure the largest memory of a node during a `with` block. Yield a dictionary that is kept up to date, in
+    bytes: `all` with the node's workers, `node` alone."""
     peak = {"all": 0, "node": 0}
     ended = threading.Event()
 

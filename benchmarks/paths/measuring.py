@@ -112,7 +112,7 @@ def measure(
 
 
 class Helper:
-    """A process that serves verbs one after the other. It ends when its owner closes it or dies."""
+    """A process that serves requests one after the other. It ends when its owner closes it or dies."""
 
     def __init__(self, serve: Callable[[Connection], None], *args: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -127,7 +127,7 @@ class Helper:
         return self._process.pid or 0
 
     def ask(self, verb: str, *args: Any) -> Any:
-        """Send a verb to the helper and return its reply."""
+        """Send a request to the helper and return its reply."""
         self.pipe.send((verb, *args))
         answer = self.pipe.recv()
         if isinstance(answer, Exception):
@@ -145,7 +145,8 @@ class Helper:
 
 @contextmanager
 def helper(serve: Callable[..., None], *args: Any) -> Iterator[Helper]:
-    """Run a helper during a `with` block."""
+    """Run a helper process during a `with` block, and yield its `Helper`. `serve` is its main function, with a pipe and
+    `args`."""
     running = Helper(serve, *args)
     try:
         yield running

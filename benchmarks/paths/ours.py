@@ -43,7 +43,7 @@ class Nodes:
 
 @contextmanager
 def nodes(memory_bytes: int) -> Iterator[Nodes]:
-    """Run these nodes during a `with` block."""
+    """Run two nodes and a producer during a `with` block; each node has `memory_bytes` of arena."""
     with (
         EmbeddedNode(memory_bytes=memory_bytes, roots={}, node_id="bench-far", host_id="elsewhere") as far,
         EmbeddedNode(memory_bytes=memory_bytes, roots={}, peers={"bench-far": far.uri}) as near,

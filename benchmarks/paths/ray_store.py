@@ -36,7 +36,8 @@ class Putter:
 
 @contextmanager
 def local_ray() -> Iterator[Any]:
-    """Run a Ray with one actor during a `with` block. Its files are removed at the end."""
+    """Run a Ray with one actor during a `with` block, and yield the actor's handle. Ray's files are removed at the
+    end."""
     on_sigterm = signal.getsignal(signal.SIGTERM)
     with tempfile.TemporaryDirectory(prefix="yatt-") as folder:
         ray.init(

@@ -39,7 +39,8 @@ class QueuePutter:
 
 @contextmanager
 def local_queue() -> Iterator[Any]:
-    """Start TransferQueue on the running Ray, and an actor that puts."""
+    """Run TransferQueue on the running Ray during a `with` block. Yield the handle of a `QueuePutter`, an actor that
+    puts objects into it."""
     logging.getLogger("transfer_queue").setLevel(logging.ERROR)
     transfer_queue.init()
     try:

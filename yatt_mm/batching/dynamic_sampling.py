@@ -112,7 +112,8 @@ class StepSampling:
 
     @property
     def num_wanted(self) -> int:
-        """The number of prompts to start now; 0 when enough are in flight or the bound is reached."""
+        """The number of prompts to start now; 0 when enough are in flight, or when `num_used` has
+        reached `rule.max_prompts`."""
         if self.is_full or (self.rule.deterministic and self._flying):
             return 0
         missing = self.rule.num_groups - len(self._with_signal)
@@ -128,7 +129,7 @@ class StepSampling:
 
     @property
     def num_used(self) -> int:
-        """The number of prompts that count toward the bound."""
+        """The number of prompts of this step so far, with those that `spend` added; `rule.max_prompts` is its limit."""
         return self._num_used
 
     def spend(self, count: int) -> None:

@@ -31,7 +31,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def owned_folder(parent: Path, prefix: str) -> Iterator[Path]:
-    """Create a folder `parent/prefix...`. Folders of dead owners with this prefix are removed first."""
+    """Create a folder `parent/prefix...`, yield its path, and remove it at the end of the `with` block. Folders of dead
+    owners with this prefix are removed first."""
     remove_orphans(parent, prefix)
     folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
     try:

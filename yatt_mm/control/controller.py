@@ -1,4 +1,5 @@
-"""The controller: the verbs of the training loop, on this controller's share of the prompts. All controllers are equal.
+"""The controller: the calls of which the training loop is made, on this controller's share of the prompts. All
+controllers are equal.
 
 Consumes: samples and refs from the data plane, drawn through the rendezvous.
 Produces: calls to engines, reward workers and training ranks; a share of each step's metrics.
@@ -41,7 +42,7 @@ from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
 
 
 class Controller:
-    """One controller, with its state between the verbs."""
+    """One controller: its methods are the calls of the training loop, and it keeps what they share."""
 
     def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
         self.index = index
@@ -107,7 +108,7 @@ class Controller:
             self._with.meet(None)
         self._phases.append((name, started_s, time.time()))
 
-    # ------------------------------------------------------------------ the loop's verbs
+    # ------------------------------------------------------------------ the calls of the loop
 
     def generate(self) -> list[ScoredGroup]:
         """Return this controller's share of a full batch: prompts drawn, `group_size` responses sampled for each, and

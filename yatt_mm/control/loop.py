@@ -1,6 +1,6 @@
-"""The training loop, in verbs. Every controller runs it on its own share of the prompts.
+"""The training loop, as a list of calls. Every controller runs it on its own share of the prompts.
 
-What each verb does is in `yatt_mm.control.controller`. Which role is awake in a phase is in
+What each call does is in `yatt_mm.control.controller`. Which role is awake in a phase is in
 `yatt_mm.protocol.placement_model`.
 """
 

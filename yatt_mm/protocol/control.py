@@ -1,4 +1,4 @@
-"""The start values of a controller, and the values that its verbs pass to each other. No torch."""
+"""The start values of a controller, and the values that its methods pass to each other. No torch."""
 
 from __future__ import annotations
 

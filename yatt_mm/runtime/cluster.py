@@ -111,7 +111,7 @@ class Devices:
 
 @contextmanager
 def reserved_devices(num_devices: int, *, deadline_s: float) -> Iterator[Devices]:
-    """Reserve GPUs for a block, or CPU slots where the cluster has none.
+    """Reserve GPUs for a `with` block, or CPU slots where the cluster has none; yield which they are.
 
     Raises:
         WorkerError: the cluster does not have them free in time.
