@@ -2,36 +2,22 @@
 two hosts."""
 
 import contextlib
-import json
 import socket
 import struct
 import threading
-
-import pyarrow.flight as fl
 
 _BYTES_RECEIVED = 128
 """The offset of `tcpi_bytes_received` in the kernel's tcp_info."""
 
 
-_HOST = "127.0.0.2"
-"""A second loopback address, at which the port number of the node's byte port is free."""
-
-
 class Proxy:
-    """A TCP proxy that counts the bytes it forwards, and breaks every connection after a given number of bytes.
+    """A TCP proxy that counts the bytes it forwards, and breaks every connection after a given number of bytes."""
 
-    It also forwards the node's byte port, unless `has_bytes` is false: then nothing listens there, as behind a
-    firewall.
-    """
-
-    def __init__(self, uri: str, *, has_bytes: bool = True) -> None:
-        port = int(uri.rsplit(":", 1)[1])
-        listener = socket.create_server((_HOST, 0))
-        self.uri = f"grpc://{_HOST}:{listener.getsockname()[1]}"
-        self._listeners = {port: listener}
-        if has_bytes:
-            byte_port = _byte_port(uri)
-            self._listeners[byte_port] = socket.create_server((_HOST, byte_port))
+    def __init__(self, uri: str) -> None:
+        host, port = uri.removeprefix("grpc://").rsplit(":", 1)
+        self._target = (host, int(port))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.uri = f"grpc://127.0.0.1:{self._listener.getsockname()[1]}"
         self.num_bytes = 0
         self.num_cuts = 0
         self.cut_after: int | None = None
@@ -41,17 +27,15 @@ class Proxy:
         self._to_target: set[socket.socket] = set()
         self._num_connections = 0
         self._ended_bytes = 0
-        for target, one in self._listeners.items():
-            threading.Thread(target=self._accept, args=(one, ("127.0.0.1", target)), daemon=True).start()
+        threading.Thread(target=self._accept, daemon=True).start()
 
     def __enter__(self) -> "Proxy":
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for one in self._listeners.values():
-            with contextlib.suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-            one.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        self._listener.close()
         self.cut()
 
     @property
@@ -72,16 +56,16 @@ class Proxy:
             with contextlib.suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self, listener: socket.socket, target: tuple[str, int]) -> None:
+    def _accept(self) -> None:
         while True:
             try:
-                theirs, _ = listener.accept()
+                theirs, _ = self._listener.accept()
             except OSError:
                 return
             if self.is_refusing:
                 theirs.close()
                 continue
-            ours = socket.create_connection(target)
+            ours = socket.create_connection(self._target)
             with self._lock:
                 self._open |= {ours, theirs}
                 self._to_target.add(ours)
@@ -118,13 +102,6 @@ class Proxy:
             self.cut_after = None
             self.num_cuts += 1
             return True
-
-
-def _byte_port(uri: str) -> int:
-    """Return the byte port of a node, as the node itself reports it."""
-    with fl.FlightClient(uri) as flight:
-        (result,) = flight.do_action(fl.Action("bytes", b"{}"))
-    return int(json.loads(result.body.to_pybytes())["port"])
 
 
 def _received(one: socket.socket) -> int:

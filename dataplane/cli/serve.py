@@ -75,7 +75,6 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         memory_bytes=args.memory,
         host=args.host,
         port=args.port,
-        peer_port=args.peer_port,
         roots=dict(roots),
         media_roots=args.media_root,
         num_workers=args.workers,

@@ -179,13 +179,6 @@ def _add_hosts(group: "argparse._ArgumentGroup") -> None:
         "--peer-token-file", type=Path, metavar="FILE", help="the token that this node sends to other nodes"
     )
     group.add_argument(
-        "--peer-port",
-        type=parse_port,
-        default=0,
-        metavar="P",
-        help="other nodes read bytes at this additional port; default 0, any free one; none with --tls-cert",
-    )
-    group.add_argument(
         "--peer-streams",
         type=int,
         default=NUM_STREAMS,

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow.flight as fl
 
+from dataplane.client.arrivals import Whole
 from dataplane.client.connect import Credentials, connect
-from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, Whole, receive_many, receive_ranges
+from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.refs import Ref
 from dataplane.core.stall_watch import StallWatch

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dataplane.client.download import Whole
+from dataplane.client.arrivals import Whole
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.lineage import check_claim
 from dataplane.core.refs import Ref

@@ -16,11 +16,8 @@ import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
 from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
-from dataplane.cluster import byte_fetch, byte_fetch_ranges
-from dataplane.cluster.byte_connections import ByteConnections
 from dataplane.cluster.fetch_batch import ArenaSink, FetchBatch, Land, split_by_bytes
 from dataplane.cluster.peer_directory import PeerDirectory
-from dataplane.core.byte_socket import STALL_S
 from dataplane.core.errors import (
     BadRequestError,
     ChecksumError,
@@ -37,6 +34,8 @@ from dataplane.storage.store import Store
 
 DOWN_S = 30.0
 """For this time, in seconds, a node that did not reply is not asked for objects that can also be made here."""
+STALL_S = 20.0
+"""The seconds after which a stream on which no data comes is cancelled."""
 _BACKOFF_S = 0.1
 _MAX_BACKOFF_S = 2.0
 _MAX_WRONG = 3
@@ -66,12 +65,10 @@ class PeerFetcher:
         self._credentials = credentials
         self._num_streams = num_streams
         self._watch = StallWatch(stall_s)
-        self._bytes = ByteConnections(stall_s)
         self._lock = threading.Lock()
         self._flights: dict[str, list[fl.FlightClient]] = {}
         self._down: dict[str, float] = {}
         self._threads = ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="fetch")
-        self._hashers = ThreadPoolExecutor(_MAX_STREAMS, thread_name_prefix="hash")
         self._is_closed = False
 
     def can_fetch(self, ref: Ref) -> bool:
@@ -122,8 +119,6 @@ class PeerFetcher:
         self._is_closed = True
         self._watch.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._bytes.close()
-        self._hashers.shutdown(wait=False)
         with self._lock:
             flights, self._flights = [one for many in self._flights.values() for one in many], {}
         for flight in flights:
@@ -188,16 +183,10 @@ class PeerFetcher:
         sink = ArenaSink(self._store, batch, until, self._count)
         call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, watch=self._watch)
         refs = sink.refs
-        is_big = len(refs) == 1 and refs[0].nbytes >= RANGES_FROM
-        with self._bytes.borrowed(uri, flights[0], self._num_streams if is_big else 1, until) as lines:
-            if lines and is_big:
-                byte_fetch_ranges.receive_ranges(lines, refs[0], sink, call, self._hashers)
-            elif lines:
-                byte_fetch.receive_many(lines[0], refs, sink, call, self._hashers)
-            elif is_big:
-                receive_ranges(flights, refs[0], sink, call)
-            else:
-                receive_many(flights[batch.lane % len(flights)], refs, sink, call)
+        if len(refs) == 1 and refs[0].nbytes >= RANGES_FROM:
+            receive_ranges(flights, refs[0], sink, call)
+        else:
+            receive_many(flights[batch.lane % len(flights)], refs, sink, call)
 
     def _count(self, num_fetched: int, fetched_bytes: int) -> None:
         with self._lock:
@@ -215,7 +204,6 @@ class PeerFetcher:
     def _forget(self, uri: str) -> None:
         """Open a new connection for the next request, because a broken connection may look intact for minutes. Other
         callers may still use the old one."""
-        self._bytes.forget(uri)
         with self._lock:
             self._flights.pop(uri, None)
 

@@ -51,14 +51,19 @@ PIECES = pa.schema(
         ("object", pa.int32()),
         ("start", pa.int64()),
         ("info", pa.string()),
-        ("data", pa.binary()),
+        ("data", pa.binary_view()),
     ]
 )
 """The schema of a DoGet of many objects. Each row is one piece of an object: the object's position among the requested
 refs, the piece's start in bytes, and its bytes.
 
-`info` is set in the first row of each object: JSON {"ref", "checksum"}, or {"error", "message"} instead of bytes.
+`info` is set in the first row of each object: JSON {"checksum"}, with "ref" if the object's ref differs from the
+requested one; or {"error", "message"} instead of bytes. The column of bytes is a view column, so that a batch of many
+objects is sent without copying them together.
 """
+
+INLINE_BYTES = 12
+"""The length in bytes up to which Arrow keeps a value of a view column inside its view."""
 
 
 def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:

@@ -70,10 +70,6 @@ def _end_leases(services: Services, body: Body, caller: Caller) -> dict[str, Any
     return {}
 
 
-def _bytes(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
-    return services.byte_keys.offer(caller) if services.byte_keys is not None else {}
-
-
 ACTIONS: Mapping[str, Action] = {
     "stat": Action(_stat, Right.READ, "{} -> counts and bytes"),
     "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}', MAX_BODY_BYTES),
@@ -90,6 +86,5 @@ ACTIONS: Mapping[str, Action] = {
     ),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
     "renew": Action(flight_info.renew, Right.READ, '{"lease", "lease_s"} -> {"expires"}: a lease of GetFlightInfo'),
-    "bytes": Action(_bytes, Right.READ, '{} -> {"port", "key"} of a byte connection, or {} where there is none'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
 }

@@ -34,8 +34,6 @@ class NodeConfig:
     host: str = "127.0.0.1"
     port: int = 0
     """The port of Flight; 0 takes any free port."""
-    peer_port: int = 0
-    """The TCP port from which other nodes read bytes, unless this node speaks TLS; 0 takes any free port."""
     roots: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """The datasets: from a dataset id to paths, globs or fsspec URLs of tars, Parquet, JSON lines, or a Hugging Face
     folder."""
@@ -82,7 +80,6 @@ def check_config(config: NodeConfig) -> None:
     config.security.server_options()
     config.call_limits.check()
     _check_range("--port", config.port, 0, 65_535)
-    _check_peer_port(config)
     _check_range("--workers", config.num_workers, 1, 1024)
     _check_range("--peer-streams", config.num_streams, 1, 64)
     if config.memory_bytes < MIN_MEMORY_BYTES:
@@ -111,18 +108,6 @@ def _check_host(host: str) -> None:
         raise BadRequestError(
             f"--host is {host!r}, which is no address ({what}); wanted one of this machine's, such as 127.0.0.1"
         ) from error
-
-
-def _check_peer_port(config: NodeConfig) -> None:
-    port = config.peer_port
-    _check_range("--peer-port", port, 0, 65_535)
-    if port and config.security.tls_cert is not None:
-        raise BadRequestError(
-            f"--peer-port is {port}, but its bytes are in the clear, and with --tls-cert nothing goes in the "
-            "clear: leave --peer-port out; other nodes fetch over Flight"
-        )
-    if port and port in (config.port, config.metrics_port):
-        raise BadRequestError(f"--peer-port is {port}, as is --port or --metrics-port; wanted one of its own")
 
 
 def _check_peers(config: NodeConfig) -> None:

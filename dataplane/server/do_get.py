@@ -5,8 +5,9 @@ stream of pieces (`schemas.PIECES`). If one object has an error, its row carries
 sent anyway. gRPC reads the bytes straight from the arena, and the lease ends when gRPC has sent them.
 """
 
-import struct
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,19 @@ import pyarrow.flight as fl
 from dataplane.core.errors import DataPlaneError, MissingObjectError
 from dataplane.core.json_body import dump, parse, take, take_refs
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import BATCH_BYTES, PIECES
+from dataplane.core.schemas import BATCH_BYTES, INLINE_BYTES, PIECES
 from dataplane.server.flight_info import describe
-from dataplane.server.leasing import LeaseOptions, checksum, lease_ref, span, start_missing, try_lease
+from dataplane.server.leasing import LeaseOptions, checksum, lease_ref, lease_some, span, start_missing
 from dataplane.server.services import Services
 from dataplane.storage.entries import Leased
 from dataplane.storage.store import Store
 
-GATHER_BELOW = 128 << 10
-"""The size in bytes below which objects are copied together into one batch, which costs less than one batch each."""
-_NO_BYTES = np.empty(0, np.uint8)
-_INT32, _INT64, _TEXT, _BYTES = pa.int32(), pa.int64(), pa.string(), pa.binary()
+RUN_OBJECTS = 64
+"""The largest number of objects that are leased together."""
+RUN_BYTES = 8 << 20
+"""The number of bytes that are leased together, unless one object has more."""
+_NO_BYTES = pa.py_buffer(b"")
+_EMPTY = np.empty(0, np.uint8)
 
 
 def stream(services: Services, ticket: fl.Ticket) -> pa.RecordBatchReader:
@@ -60,86 +63,101 @@ def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) 
 
 
 def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of a stream of many objects while they are sent. An object is leased just before it is sent."""
-    gathered = _Gathered()
+    """Yield the batches of a stream of many objects while they are sent. Objects are leased in runs, just before they
+    are sent, and in the order in which they become available."""
     if how.is_made:
         start_missing(services, refs, how)
-    for at, ref in enumerate(refs):
+    pending = deque(enumerate(refs))
+    while pending:
+        run = _take_run(pending)
+        found = lease_some(services, [ref for _, ref in run], how)
+        rows = deque(_rows(services, run, found))
+        pending.extendleft(asked for asked, one in reversed([*zip(run, found, strict=True)]) if one is None)
+        del found
+        yield _take_batch(rows)  # also an empty one, which tells the receiver that this node still works
+        while rows:
+            yield _take_batch(rows)
+
+
+def _take_run(pending: deque[tuple[int, Ref]]) -> list[tuple[int, Ref]]:
+    """Return the next objects to lease: up to `RUN_OBJECTS` and about `RUN_BYTES`, by the sizes in their refs."""
+    run, nbytes = [pending.popleft()], 0
+    while pending and len(run) < RUN_OBJECTS:
+        nbytes += run[-1][1].nbytes
+        if nbytes + pending[0][1].nbytes > RUN_BYTES:
+            break
+        run.append(pending.popleft())
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    """One row of `schemas.PIECES`."""
+
+    at: int
+    start: int
+    info: bytes
+    data: pa.Buffer
+
+
+def _rows(
+    services: Services, run: Sequence[tuple[int, Ref]], found: Sequence[Leased | DataPlaneError | None]
+) -> Iterator[_Row]:
+    """Yield the pieces of the leased objects of a run, and the errors of others. Each lease ends with the last piece of
+    its object."""
+    buffers = [_buffer(services.store, one) if isinstance(one, Leased) else _NO_BYTES for one in found]
+    for (at, asked), one, data in zip(run, found, buffers, strict=True):
+        if one is None:
+            continue
         try:
-            while (leased := try_lease(services, ref, how)) is None:
-                yield gathered.take()  # also an empty one, which tells the receiver that this node still works
-            data = _buffer(services.store, leased)
-            info = {"ref": leased.entry.ref.to_dict(), "checksum": checksum(services.store, leased)}
+            info = _described(services, asked, one)
         except DataPlaneError as error:
-            gathered.add(at, {"error": type(error).__name__, "message": str(error)}, None)
+            yield _Row(at, 0, dump({"error": type(error).__name__, "message": str(error)}), _NO_BYTES)
             continue
-        if data.size < GATHER_BELOW:
-            gathered.add(at, info, data)
-            if gathered.is_full:
-                yield gathered.take()
-            continue
-        if gathered.num_rows:
-            yield gathered.take()
-        for start in range(0, data.size, BATCH_BYTES):
-            part = data.slice(start, min(BATCH_BYTES, data.size - start))
-            yield _piece(at, start, "" if start else dump(info).decode(), part)
-        del data, part  # otherwise the lease would last until the next object's turn
-    if gathered.num_rows:
-        yield gathered.take()
+        for start in range(0, max(1, data.size), BATCH_BYTES):
+            yield _Row(at, start, b"" if start else dump(info), data.slice(start, min(BATCH_BYTES, data.size - start)))
 
 
-class _Gathered:
-    """The rows of small objects that go into one batch."""
-
-    def __init__(self) -> None:
-        self._rows: list[tuple[int, str]] = []
-        self._parts: list[np.ndarray] = []
-        self._nbytes = 0
-
-    @property
-    def num_rows(self) -> int:
-        return len(self._rows)
-
-    @property
-    def is_full(self) -> bool:
-        return self._nbytes >= BATCH_BYTES or len(self._rows) >= 1024
-
-    def add(self, at: int, info: Mapping[str, Any], data: pa.Buffer | None) -> None:
-        self._rows.append((at, dump(info).decode()))
-        self._parts.append(np.frombuffer(data, np.uint8) if data is not None and data.size else _NO_BYTES)
-        self._nbytes += len(self._parts[-1])
-
-    def take(self) -> pa.RecordBatch:
-        """Return the batch with copies of the bytes, and start an empty one."""
-        ends = np.zeros(len(self._parts) + 1, np.int32)
-        np.cumsum([len(part) for part in self._parts], out=ends[1:])
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(np.concatenate([*self._parts, _NO_BYTES]))]
-        columns = [
-            pa.array([at for at, _ in self._rows], pa.int32()),
-            pa.array([0] * len(self._rows), pa.int64()),
-            pa.array([info for _, info in self._rows], pa.string()),
-            pa.Array.from_buffers(pa.binary(), len(self._rows), buffers),
-        ]
-        self._rows, self._parts, self._nbytes = [], [], 0
-        return pa.record_batch(columns, schema=PIECES)
+def _described(services: Services, asked: Ref, one: Leased | DataPlaneError) -> dict[str, Any]:
+    """Return the `info` of a leased object. If the object has an error instead, raise it."""
+    if isinstance(one, DataPlaneError):
+        raise one
+    info: dict[str, Any] = {"checksum": checksum(services.store, one)}
+    if one.entry.ref != asked:
+        info["ref"] = one.entry.ref.to_dict()
+    return info
 
 
-def _piece(at: int, start: int, info: str, data: pa.Buffer) -> pa.RecordBatch:
-    """Return a batch of one row over bytes that stay where they are. It is built from packed columns, because
-    converting values costs more."""
-    text = info.encode()
+def _take_batch(rows: deque[_Row]) -> pa.RecordBatch:
+    """Return the next rows, about `BATCH_BYTES` of data, as a batch over bytes that stay where they are."""
+    taken: list[_Row] = []
+    nbytes = 0
+    while rows and (not taken or nbytes + rows[0].data.size <= BATCH_BYTES):
+        nbytes += rows[0].data.size
+        taken.append(rows.popleft())
     columns = [
-        pa.Array.from_buffers(_INT32, 1, [None, pa.py_buffer(struct.pack("=i", at))], 0),
-        pa.Array.from_buffers(_INT64, 1, [None, pa.py_buffer(struct.pack("=q", start))], 0),
-        pa.Array.from_buffers(_TEXT, 1, [None, _ends(len(text)), pa.py_buffer(text)], 0),
-        pa.Array.from_buffers(_BYTES, 1, [None, _ends(data.size), data], 0),
+        pa.array(np.array([row.at for row in taken], np.int32)),
+        pa.array(np.array([row.start for row in taken], np.int64)),
+        pa.array([row.info.decode() for row in taken], pa.string()),
+        _views([row.data for row in taken]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PIECES)
 
 
-def _ends(size: int) -> pa.Buffer:
-    """Return the offsets buffer of an Arrow column with one value of `size` bytes."""
-    return pa.py_buffer(struct.pack("=ii", 0, size))
+def _views(parts: Sequence[pa.Buffer]) -> pa.Array:
+    """Return the binary_view column whose values are these buffers. Arrow keeps up to 12 bytes inside the view; longer
+    values stay in a buffer of their own, so nothing is copied."""
+    views = np.zeros((len(parts), 4), np.int32)  # length, first 4 bytes, number of the buffer, offset in it
+    outside: list[pa.Buffer] = []
+    for view, part in zip(views, parts, strict=True):
+        view[0] = part.size
+        data = np.frombuffer(part, np.uint8) if part.size else _EMPTY
+        head = data if part.size <= INLINE_BYTES else data[:4]
+        view.view(np.uint8)[4 : 4 + len(head)] = head
+        if part.size > INLINE_BYTES:
+            view[2] = len(outside)
+            outside.append(part)
+    return pa.Array.from_buffers(pa.binary_view(), len(parts), [None, pa.py_buffer(views), *outside], 0)
 
 
 class _StreamLease:

@@ -1,8 +1,5 @@
 """Leases for objects that a DoGet or another node requests. Objects that are not resident are made first, if that is
-allowed.
-
-Flight streams (`do_get.py`) and byte connections (`byte_answers.py`) share this: both send bytes under a lease.
-"""
+allowed."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence

@@ -2,7 +2,6 @@
 
 import logging
 import secrets
-import socket
 import threading
 from typing import Any
 
@@ -13,8 +12,6 @@ from dataplane.core.token_file import TokenFile
 from dataplane.datasets.catalog import Catalog
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
-from dataplane.server.byte_keys import ByteKeys
-from dataplane.server.byte_port import BytePort, listen
 from dataplane.server.config import NodeConfig, check_config
 from dataplane.server.flight_server import FlightServer
 from dataplane.server.meter import Meter
@@ -42,22 +39,14 @@ class Node:
         keep_freed_memory()
         segment = Segment(config.memory_bytes, config.node_id, config.shm_dir, config.numa)
         self._disk: DiskFiles | None = None
-        self._listener: socket.socket | None = None
-        self._byte_port: BytePort | None = None
         self._web: MetricsServer | None = None
         try:
             if config.spill_dir is not None:
                 self._disk = DiskFiles(config.spill_dir, config.spill_bytes, config.node_id)
-            if config.security.tls_cert is None:  # byte connections are not encrypted
-                self._listener = listen(config.host, config.peer_port, config.port)
             self.services = self._make_services(config, segment)
             self._start_servers(config, tokens)
         except BaseException:
             segment.unlink()
-            if self._byte_port is not None:
-                self._byte_port.close()
-            if self._listener is not None:
-                self._listener.close()
             if self._disk is not None:
                 self._disk.close()
             raise
@@ -90,8 +79,6 @@ class Node:
             self._web.close()
         self.services.pool.close()
         self._fetcher.close()
-        if self._byte_port is not None:
-            self._byte_port.close()
         stopping = threading.Thread(target=self._server.shutdown, name="shutdown", daemon=True)
         stopping.start()
         stopping.join(grace_s)
@@ -102,7 +89,7 @@ class Node:
     # -- private: construction --------------------------------------------------------------------------------------
 
     def _make_services(self, config: NodeConfig, segment: Segment) -> Services:
-        """Return all parts that the servers need. Only the socket of the byte port listens already."""
+        """Return all parts that the servers need."""
         store = Store(segment, self._disk)
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():
@@ -124,7 +111,6 @@ class Node:
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
             offers=TimedLeases(store),
             scope_owners=scope_owners,
-            byte_keys=ByteKeys(self._listener.getsockname()[1]) if self._listener is not None else None,
             call_limits=config.call_limits,
             meter=Meter(),
             numa=str(config.numa or ""),
@@ -133,8 +119,6 @@ class Node:
     def _start_servers(self, config: NodeConfig, tokens: TokenFile | None) -> None:
         """Start the servers, and only then tell other nodes the address."""
         services = self.services
-        if self._listener is not None and services.byte_keys is not None:
-            self._byte_port = BytePort(self._listener, services.byte_keys, services)
         self._server = FlightServer(config, services, tokens)
         if config.metrics_port is not None:
             metrics = Metrics(services.node_id, services.stat, services.meter)

@@ -10,7 +10,6 @@ from typing import Any
 from dataplane.datasets.catalog import Catalog
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
-from dataplane.server.byte_keys import ByteKeys
 from dataplane.server.call_limits import CallLimits
 from dataplane.server.meter import Meter
 from dataplane.server.scope_owners import ScopeOwners
@@ -36,8 +35,6 @@ class Services:
     deriver: Deriver
     offers: TimedLeases
     scope_owners: ScopeOwners
-    byte_keys: ByteKeys | None
-    """Keys for byte connections. None with TLS, because byte connections are not encrypted."""
     call_limits: CallLimits
     meter: Meter
     numa: str = ""

@@ -48,9 +48,9 @@ def home(shard_dir: Path) -> Iterator[EmbeddedNode]:
         yield started
 
 
-@pytest.fixture(params=[True, False], ids=["bytes", "flight"])
-def proxy(home: EmbeddedNode, request: pytest.FixtureRequest) -> Iterator[Proxy]:
-    with Proxy(home.uri, has_bytes=request.param) as opened:
+@pytest.fixture
+def proxy(home: EmbeddedNode) -> Iterator[Proxy]:
+    with Proxy(home.uri) as opened:
         yield opened
 
 

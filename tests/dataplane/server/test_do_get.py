@@ -50,7 +50,7 @@ def test_one_stream_brings_many_objects_with_what_it_takes_to_verify_them(
     for at, array in enumerate(arrays):
         assert bytes(data[at]) == array.tobytes()
         assert infos[at]["checksum"] == content_digest(array)
-        assert Ref.from_dict(infos[at]["ref"]).shape == (len(array),)
+        assert "ref" not in infos[at]  # it is the one that was asked for
     client.release(refs)
 
 
