@@ -36,8 +36,6 @@ _OPTIONS = [
 _BUG = re.compile(r"(do|list|get)_\w+: \w+:|Unexpected <class|Traceback|Error: \(|<class '|Unknown error")
 """A pattern for the text of a bug, as opposed to the text of a refusal."""
 
-_OFFER = re.compile(rb'"lease":"(\w+)"')
-
 _GRPC_OWN = {"INTERNAL", "UNIMPLEMENTED"}
 """The status codes with which gRPC itself, without a text, refuses bytes that are no protobuf message and methods that
 do not exist."""
@@ -78,7 +76,6 @@ class Worker:
         self._address = uri.removeprefix("grpc://")
         self._corpus = Corpus(known, seed)
         self._names: set[str] = set()
-        self._offers: set[str] = set()
         """The leases that GetFlightInfo gave."""
         self._token = b""
         self._lock = threading.Lock()
@@ -141,7 +138,6 @@ class Worker:
             for answer in call:
                 with self._lock:
                     self._names.update(_names_in(answer))
-                    self._offers.update(found.decode() for found in _OFFER.findall(answer))
                 if request.ending == "drop":
                     call.cancel()
         except grpc.RpcError:
@@ -171,9 +167,6 @@ class Worker:
         """Release and close whatever the requests so far may have made."""
         names = sorted(self._names - {KEPT})
         self._names.clear()
-        for lease in self._offers:
-            _act(channel, "renew", {"lease": lease, "lease_s": 0})
-        self._offers.clear()
         for start in range(0, len(names), 200):
             _act(channel, "release", {"names": names[start : start + 200]})
         if "close_scope" in self._corpus.verbs:

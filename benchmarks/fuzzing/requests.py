@@ -163,8 +163,8 @@ class Corpus:
         return Request(index=0, method=f"{SERVICE}DoExchange", messages=messages, how=f"exchange {verb}: {how}")
 
     def _other(self, rng: random.Random) -> Request:
-        good = {"ref": rng.choice(self._known.refs), "lease_s": 2, "timeout_s": 0.5}
-        body, how = self._json(rng, rng.choice(({"name": KEPT}, {"name": KEPT, "lease_s": 0.2}, good)))
+        good = {"ref": rng.choice(self._known.refs), "timeout_s": 0.5}
+        body, how = self._json(rng, rng.choice(({"name": KEPT}, good)))
         descriptor = rng.choice((command(body), path(KEPT.encode()), path(), mutate_bytes(rng, path(KEPT.encode()))))
         method = rng.choice(
             ("Handshake", "GetFlightInfo", "GetSchema", "PollFlightInfo", "ListFlights", "ListActions", "Nothing", "")
@@ -222,7 +222,6 @@ class Corpus:
             "timeout_s": 0.5,
             "quota_bytes": 1 << 20,
             "keep": False,
-            "lease_s": 1,
             "owner": OWNER,
             "source": "fuzz/scope",
         }

@@ -9,7 +9,7 @@ from typing import Any
 from dataplane.core.json_body import MAX_BODY_BYTES, SMALL_BODY_BYTES, take, take_list, take_refs, take_timeout_s
 from dataplane.core.refs import Ref
 from dataplane.core.rights import Right
-from dataplane.server import flight_info, scope_actions
+from dataplane.server import scope_actions
 from dataplane.server.auth import Caller
 from dataplane.server.services import Services
 
@@ -85,6 +85,5 @@ ACTIONS: Mapping[str, Action] = {
         scope_actions.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}', MAX_BODY_BYTES
     ),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
-    "renew": Action(flight_info.renew, Right.READ, '{"lease", "lease_s"} -> {"expires"}: a lease of GetFlightInfo'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
 }

@@ -183,9 +183,6 @@ def _buffer(store: Store, leased: Leased) -> pa.Buffer:
 
 
 def _lease_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) -> Leased:
-    offered = services.offers.lease_again(take(body, "the ticket", "lease", str)) if "lease" in body else None
-    if offered is not None:
-        return offered
     if "ref" in body:
         return lease_ref(services, take_refs({"refs": [body["ref"]]}, "the ticket")[0], how)
     name = take(body, "the ticket", "name", str)

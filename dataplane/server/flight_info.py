@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -11,11 +11,9 @@ import pyarrow.flight as fl
 from dataplane.core.errors import BadRequestError, MissingObjectError
 from dataplane.core.json_body import ONE_OBJECT_BYTES, dump, parse, take, take_refs, take_timeout_s
 from dataplane.core.refs import Ref
-from dataplane.server import do_exchange
-from dataplane.server.auth import Caller
+from dataplane.server.do_exchange import lease_or_make
 from dataplane.server.services import Services
-from dataplane.server.timed_leases import DEFAULT_S, check_lease_s
-from dataplane.storage.entries import Leased
+from dataplane.storage.store import INTERNAL_SESSION
 
 MAX_LISTED = 1000
 
@@ -33,32 +31,19 @@ def describe(ref: Ref) -> dict[str, str]:
 
 
 def info(services: Services, descriptor: fl.FlightDescriptor, location: str) -> fl.FlightInfo:
-    """Return the FlightInfo of an object: one endpoint, whose ticket is valid until its expiration time. The action
-    `renew` changes that time.
+    """Return the FlightInfo of an object: its size, its schema and one endpoint. The ticket has the object's ref, so
+    the object is made again if it was evicted before the DoGet.
 
-    The descriptor is a path `[name]`, or a command `{"name"}` or `{"ref"}` (made again if necessary) with `lease_s` and
-    `timeout_s`.
+    The descriptor is a path `[name]`, or a command `{"name"}` or `{"ref"}` (made if necessary) with `timeout_s`.
     """
-    body = _asked(descriptor)
-    lease_s = check_lease_s(take(body, "GetFlightInfo", "lease_s", int, float, default=DEFAULT_S), 0.1)
-    leased = _lease(services, body)
-    try:
-        name, expires = services.offers.add(leased, lease_s)
-    except BaseException:
-        services.store.end_leases([leased.lease], services.offers.session)
-        raise
-    ref = leased.entry.ref
-    ticket = dump({"ref": ref.to_dict(), "lease": name})
-    expiry = pa.scalar(int(expires * 1_000_000), pa.timestamp("us", "UTC"))
-    endpoint = fl.FlightEndpoint(ticket, [location], expiry, dump({"lease": name}))
+    ref = _found(services, descriptor)
+    endpoint = fl.FlightEndpoint(dump({"ref": ref.to_dict()}), [location])
     return fl.FlightInfo(_schema(ref), descriptor, [endpoint], ref.nbytes, ref.nbytes)
 
 
 def schema(services: Services, descriptor: fl.FlightDescriptor) -> fl.SchemaResult:
-    """Return the schema of an object's stream. The object is leased only during this call."""
-    leased = _lease(services, _asked(descriptor))
-    services.store.end_leases([leased.lease], services.offers.session)
-    return fl.SchemaResult(_schema(leased.entry.ref))
+    """Return the schema of an object's stream. The descriptor is that of `info`."""
+    return fl.SchemaResult(_schema(_found(services, descriptor)))
 
 
 def listing(services: Services, criteria: bytes, location: str) -> Iterator[fl.FlightInfo]:
@@ -70,12 +55,6 @@ def listing(services: Services, criteria: bytes, location: str) -> Iterator[fl.F
         yield fl.FlightInfo(_schema(ref), descriptor, [endpoint], ref.nbytes, ref.nbytes)
 
 
-def renew(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `renew`: extend a lease of GetFlightInfo to `lease_s` seconds from now; 0 ends it."""
-    lease_s = check_lease_s(take(body, "renew", "lease_s", int, float, default=DEFAULT_S))
-    return {"expires": services.offers.renew(take(body, "renew", "lease", str), lease_s)}
-
-
 def _asked(descriptor: fl.FlightDescriptor) -> dict[str, Any]:
     if descriptor.descriptor_type != fl.DescriptorType.PATH:
         return parse(descriptor.command, "the descriptor", ONE_OBJECT_BYTES)
@@ -84,17 +63,21 @@ def _asked(descriptor: fl.FlightDescriptor) -> dict[str, Any]:
     return {"name": descriptor.path[0].decode("utf-8", "replace")}
 
 
-def _lease(services: Services, body: Mapping[str, Any]) -> Leased:
+def _found(services: Services, descriptor: fl.FlightDescriptor) -> Ref:
+    """Return the ref of the object that a descriptor names. The object is leased only during this call."""
+    body = _asked(descriptor)
     services.call_limits.check_leases(services.store.num_leases, 1)
     if "ref" in body:
-        ref = take_refs({"refs": [body["ref"]]}, "the descriptor")[0]
         deadline = time.monotonic() + take_timeout_s(body, "the descriptor")
-        return do_exchange.lease_or_make(services, ref, deadline, services.offers.session)
-    name = take(body, "the descriptor", "name", str)
-    leased = services.store.lease([name], services.offers.session)[0]
-    if leased is None:
-        raise MissingObjectError(f"{name!r} is not resident on this node; a whole ref would let it be made again")
-    return leased
+        leased = lease_or_make(services, take_refs({"refs": [body["ref"]]}, "the descriptor")[0], deadline)
+    else:
+        name = take(body, "the descriptor", "name", str)
+        found = services.store.lease_one(name)
+        if found is None:
+            raise MissingObjectError(f"{name!r} is not resident on this node; a whole ref would let it be made again")
+        leased = found
+    services.store.end_leases([leased.lease], INTERNAL_SESSION)
+    return leased.entry.ref
 
 
 def _schema(ref: Ref) -> pa.Schema:

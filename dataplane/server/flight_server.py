@@ -121,7 +121,7 @@ class FlightServer(fl.FlightServerBase):
 
     @_answers_errors
     def get_flight_info(self, context: fl.ServerCallContext, descriptor: fl.FlightDescriptor) -> fl.FlightInfo:
-        """Return an object's size and schema, and a ticket that is valid until its expiration time."""
+        """Return an object's size and schema, and a ticket for DoGet."""
         with self._call(context, "GetFlightInfo", VERB_RIGHTS["get_flight_info"]):
             return flight_info.info(self._services, descriptor, self.public_uri)
 

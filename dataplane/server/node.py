@@ -19,7 +19,6 @@ from dataplane.server.metrics_http import MetricsServer
 from dataplane.server.prometheus import Metrics
 from dataplane.server.scope_owners import ScopeOwners
 from dataplane.server.services import Services
-from dataplane.server.timed_leases import TimedLeases
 from dataplane.storage.arena import Segment, reap_dead_segments
 from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.store import Store
@@ -74,7 +73,6 @@ class Node:
         self._peers.withdraw()
         self.services.segment.unlink()
         self.services.scope_owners.close()
-        self.services.offers.close()
         if self._web is not None:
             self._web.close()
         self.services.pool.close()
@@ -109,7 +107,6 @@ class Node:
             datasets=datasets,
             pool=pool,
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
-            offers=TimedLeases(store),
             scope_owners=scope_owners,
             call_limits=config.call_limits,
             meter=Meter(),

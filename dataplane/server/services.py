@@ -13,7 +13,6 @@ from dataplane.derive.deriver import Deriver
 from dataplane.server.call_limits import CallLimits
 from dataplane.server.meter import Meter
 from dataplane.server.scope_owners import ScopeOwners
-from dataplane.server.timed_leases import TimedLeases
 from dataplane.storage.arena import Segment
 from dataplane.storage.store import Store
 
@@ -33,7 +32,6 @@ class Services:
     datasets: Catalog
     pool: DecodePool
     deriver: Deriver
-    offers: TimedLeases
     scope_owners: ScopeOwners
     call_limits: CallLimits
     meter: Meter
@@ -67,7 +65,6 @@ class Services:
             "segments": [{**segment, "numa": self.numa} for segment in self.segments],
             **self.store.stat(),
             **self.deriver.stat(),
-            "num_timed_leases": len(self.offers),
             **self.meter.stat(),
             "datasets": self.datasets.stat(),
         }

@@ -1,7 +1,7 @@
 """The table of leases: grants them and ends them, one by one or all of a session (a reader's open stream).
 
 Bookkeeping only; the store's lock guards it. A lease keeps one object where it is. The calls come from
-`dataplane/server`: streams end their leases in `do_exchange.py`, and leases with an expiry end in `timed_leases.py`.
+`dataplane/server`: streams end their leases in `do_exchange.py`, and a DoGet ends its own in `do_get.py`.
 """
 
 from collections.abc import Hashable, Iterable, Sequence

@@ -41,7 +41,6 @@ class Store:
         self._lock = StoreLock()
         self._table = ObjectTable(segment.capacity, SpillBudget(disk, self._lock.run_after_unlock))
         self._table.leases.open_session(INTERNAL_SESSION)
-        self._num_own_sessions = 1
         self.disk = DiskTier(self._table, self._lock, disk, segment)
         self._allocation = StoreAllocation(self._table, self._lock, self.disk, INTERNAL_SESSION)
         self.scopes = StoreScopes(self._table, self._lock, self.disk)
@@ -181,11 +180,6 @@ class Store:
         """Return a lease of the node itself. End it with `end_leases`, or from a finaliser with `end_later`."""
         return self.lease([name], INTERNAL_SESSION)[0]
 
-    def lease_entry(self, entry: Entry) -> Leased:
-        """Return another lease of the node itself on a leased object, even if its name was released."""
-        with self._lock:
-            return Leased(entry, self._table.leases.grant(entry, INTERNAL_SESSION))
-
     def resident(self, prefix: str, limit: int) -> list[Ref]:
         """Return up to `limit` objects that are resident now and whose names begin with `prefix`."""
         with self._lock:
@@ -197,10 +191,9 @@ class Store:
         """The number of leases of all readers and of the node itself."""
         return len(self._table.leases)
 
-    def open_session(self, session: str, *, is_reader: bool = True) -> None:
-        """Begin a session, of a reader or of the node itself."""
+    def open_session(self, session: str) -> None:
+        """Begin a reader's session."""
         with self._lock:
-            self._num_own_sessions += not is_reader
             self._table.leases.open_session(session)
 
     def end_session(self, session: str) -> None:
@@ -252,7 +245,7 @@ class Store:
                 "scoped_bytes": table.scoped_bytes,
                 "num_objects": len(table.entries),
                 "num_leases": len(table.leases),
-                "num_readers": table.leases.num_sessions - self._num_own_sessions,
+                "num_readers": table.leases.num_sessions - 1,
                 "num_scopes": len(table.scopes),
                 "num_evicted": table.num_evicted,
                 "spilled_bytes": table.spill.used_bytes,

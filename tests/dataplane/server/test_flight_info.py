@@ -1,7 +1,6 @@
 """Tests of GetFlightInfo, ListFlights and GetSchema, as a Flight client of any language sees them."""
 
 import json
-import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -24,49 +23,33 @@ def info_of(flight: fl.FlightClient, **body: object) -> fl.FlightInfo:
     return flight.get_flight_info(fl.FlightDescriptor.for_command(json.dumps(body).encode()))
 
 
-def renew(flight: fl.FlightClient, lease: str, lease_s: float) -> dict[str, float]:
-    body = json.dumps({"lease": lease, "lease_s": lease_s}).encode()
-    found: dict[str, float] = json.loads(next(iter(flight.do_action(fl.Action("renew", body)))).body.to_pybytes())
-    return found
-
-
-def test_an_info_leads_to_the_bytes_and_keeps_them_until_its_time(client: Client, flight: fl.FlightClient) -> None:
+def test_an_info_leads_to_the_bytes_and_leases_nothing(client: Client, flight: fl.FlightClient) -> None:
     ref = client.put(np.arange(100, dtype=np.float32), name="info/one", dtype="float32")
-    before = time.time()
     info = flight.get_flight_info(fl.FlightDescriptor.for_path("info/one"))
     assert (info.total_bytes, info.total_records) == (400, 400) and info.schema.metadata[b"dtype"] == b"float32"
     (endpoint,) = info.endpoints
     assert [str(location.uri, "ascii") for location in endpoint.locations] == [client.uri]
-    expires = endpoint.expiration_time.as_py().timestamp()
-    assert before + 59 < expires < time.time() + 61
-    client.release([ref])  # the name is free, and the bytes stay for the client that got the promise
-    stat = client.stat()
-    assert stat["num_timed_leases"] == 1 and stat["num_leases"] == 1 and stat["num_readers"] == 0
+    assert client.stat()["num_leases"] == 0
     data = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
     assert (data.view(np.float32) == np.arange(100)).all()
     del data
-    lease = json.loads(endpoint.app_metadata)["lease"]
-    assert renew(flight, lease, 120)["expires"] > expires + 30
-    renew(flight, lease, 0)
-    wait_until(lambda: client.stat()["num_leases"] == 0)
+    client.release([ref])
     with pytest.raises(fl.FlightServerError, match="plain object is lost when it is released"):
         flight.do_get(endpoint.ticket).read_all()
-    with pytest.raises(fl.FlightServerError, match="has expired, or never was; ask GetFlightInfo"):
-        renew(flight, lease, 60)
 
 
-def test_a_derived_object_is_kept_from_eviction_and_made_again_after_its_time(
+def test_a_derived_object_that_was_evicted_is_made_again_for_its_ticket(
     client: Client, flight: fl.FlightClient
 ) -> None:
     sources = [sample.media[0] for sample in client.samples("good", list(range(client.ingest("good").num_samples)))]
     made = client.derive(sources[:1], RECIPE)[0]
-    info = info_of(flight, ref=made.to_dict(), lease_s=0.2)
+    info = info_of(flight, ref=made.to_dict())
     endpoint = info.endpoints[0]
     data = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
     assert data.nbytes == info.total_bytes == made.nbytes
-    wait_until(lambda: client.stat()["num_timed_leases"] == 0)
-    filler = client.put(np.zeros(15 << 20, np.uint8), name="filler")  # this evicts objects without a lease
+    filler = client.put(np.zeros(client.stat()["budget_bytes"], np.uint8), name="filler")  # evicts all others
     client.release([filler])
+    assert made.name not in {found.descriptor.path[0].decode() for found in flight.list_flights(b"d/")}
     again = flight.do_get(endpoint.ticket).read_all()["data"].combine_chunks().to_numpy()
     assert (again == data).all()
 
@@ -92,10 +75,6 @@ def test_schemas_and_lists_lease_nothing(client: Client, flight: fl.FlightClient
         (fl.FlightDescriptor.for_path("a", "b"), "a path of 2 parts; wanted one"),
         (fl.FlightDescriptor.for_command(b"junk"), "the descriptor is not JSON"),
         (fl.FlightDescriptor.for_command(b"{}"), "the descriptor has no 'name'"),
-        (
-            fl.FlightDescriptor.for_command(b'{"name": "x", "lease_s": 1e9}'),
-            "wanted 0.1 to 3600 seconds",
-        ),
         (fl.FlightDescriptor.for_command(b'{"ref": {"name": "x"}}'), "ref.kind is missing"),
     ],
 )
@@ -104,20 +83,4 @@ def test_a_descriptor_that_makes_no_sense_is_answered(
 ) -> None:
     with pytest.raises(fl.FlightServerError, match=message):
         flight.get_flight_info(descriptor)
-    assert client.stat()["num_timed_leases"] == 0
-
-
-def test_timed_leases_keep_at_most_a_quarter_of_the_memory(client: Client, flight: fl.FlightClient) -> None:
-    refs = [client.put(bytes([at]) * (2 << 20), name=f"kept/{at}") for at in range(3)]
-    leases = []
-    for ref in (refs[0], refs[1], refs[0]):  # the node has 16 MiB; what is leased again takes nothing more
-        leases.append(json.loads(info_of(flight, name=ref.name, lease_s=600).endpoints[0].app_metadata)["lease"])
-    with pytest.raises(fl.FlightServerError, match="a quarter of the node's memory"):
-        info_of(flight, name=refs[2].name)
-    for lease in leases:
-        renew(flight, lease, 0)
-    wait_until(lambda: client.stat()["num_timed_leases"] == 0)
-    (endpoint,) = info_of(flight, name=refs[2].name).endpoints
-    renew(flight, json.loads(endpoint.app_metadata)["lease"], 0)
-    wait_until(lambda: client.stat()["num_timed_leases"] == 0)
-    client.release(refs)
+    assert client.stat()["num_leases"] == 0
