@@ -149,17 +149,6 @@ class Client:
         ended = self._retry.call("close_scope", attempt, self.timeout_s)
         return {"num_dropped": int(ended["num_dropped"]), "dropped_bytes": int(ended["dropped_bytes"])}
 
-    def move_to_scope(self, refs: Sequence[Ref], scope: str, *, source: str | None = None) -> int:
-        """Move objects into a scope and return how many moved.
-
-        The objects leave the scope `source`. Without `source`, objects that are in no scope stop being held on their
-        own: from then on they last only as long as a scope contains them. Derived objects that are already evicted are
-        not moved and not counted; they can be made again. If a plain object is gone, no object moves and
-        MissingObjectError is raised. The call waits up to `timeout_s` for room in the quota of the scope.
-        """
-        body = {"refs": [ref.to_dict() for ref in refs], "scope": scope, "source": source, "timeout_s": self.timeout_s}
-        return int(self._act("move_to_scope", body)["num_moved"])
-
     def release(self, refs: Sequence[Ref]) -> int:
         """Drop plain objects, and mark other objects as the first to evict. Return how many the node held.
 

@@ -81,9 +81,6 @@ ACTIONS: Mapping[str, Action] = {
     "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}', MAX_BODY_BYTES),
     "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
     "close_scope": Action(scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
-    "move_to_scope": Action(
-        scope_actions.move_to_scope, Right.WRITE, '{"refs", "scope", "source"} -> {"num_moved"}', MAX_BODY_BYTES
-    ),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
 }

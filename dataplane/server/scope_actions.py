@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError, MissingObjectError
-from dataplane.core.json_body import SMALL_BODY_BYTES, check_plain_name, dump, parse, take, take_refs, take_timeout_s
+from dataplane.core.json_body import SMALL_BODY_BYTES, check_plain_name, dump, parse, take
 from dataplane.core.refs import BadMedia, Ref
 from dataplane.core.schemas import arrow_errors_as_bad_requests
 from dataplane.server.auth import Caller
@@ -68,21 +68,6 @@ def close_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> 
     """Action `close_scope`: close a scope and drop its plain objects."""
     num_dropped, dropped_bytes = services.store.scopes.close(take(body, "close_scope", "name", str))
     return {"num_dropped": num_dropped, "dropped_bytes": dropped_bytes}
-
-
-def move_to_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `move_to_scope`: put objects into a scope and take them out of another one."""
-    refs = take_refs(body, "move_to_scope")
-    source = take(body, "move_to_scope", "source", str, type(None), default=None)
-    deadline = time.monotonic() + take_timeout_s(body, "move_to_scope")
-    gone = next((ref.name for ref in refs if ref.kind == "plain" and services.store.find(ref.name) is None), None)
-    if gone is not None:
-        raise MissingObjectError(
-            f"{gone} is not on this node: a plain object is lost when it is released; put it again"
-        )
-    names = [ref.name for ref in refs]
-    missing = services.store.scopes.move(names, take(body, "move_to_scope", "scope", str), deadline, source=source)
-    return {"num_moved": len(names) - len(missing)}
 
 
 def put_made_into_scope(services: Services, made: Sequence[Ref | BadMedia], scope: str, deadline: float) -> None:

@@ -42,8 +42,8 @@ class Scope:
         """Return the sentence for an error that says why the quota has no room for `nbytes` more."""
         return (
             f"scope {self.name!r} has no room for {format_bytes(nbytes)}: wanted_bytes={nbytes} "
-            f"used_bytes={self.used_bytes} quota_bytes={self.quota_bytes}; release objects of it, move them to "
-            "another scope, or open it with a larger quota"
+            f"used_bytes={self.used_bytes} quota_bytes={self.quota_bytes}; release objects of it, or open it "
+            "with a larger quota"
         )
 
 

@@ -49,26 +49,19 @@ class StoreScopes:
 
         Waits for: room in the quota, and the disk if some of the objects are durable.
         """
-        return self._enter(names, scope, deadline, source=scope)
-
-    def move(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None = None) -> list[str]:
-        """Move objects into a scope from the scope `source`. Without `source` they leave no scope, but are not held any
-        more."""
-        return self._enter(names, scope, deadline, source=source)
-
-    def _enter(self, names: Sequence[str], scope: str, deadline: float, *, source: str | None) -> list[str]:
         kept: set[Entry] = set()
         kept_in: Scope | None = None
         try:
             while True:
                 with self._lock:
                     opened, entries = self._wait_for_room(names, scope, deadline)
-                    left = self._table.scopes.find(source) if source is not None else None
                     if opened is not kept_in:  # the scope was closed and opened again
                         kept, kept_in = set(), opened
                     to_keep = [entry for entry in entries if entry.is_durable and entry not in kept]
                     if not to_keep:
-                        self._transfer(entries, opened, left)
+                        for entry in entries:
+                            self._table.join(entry, opened)
+                        self._lock.changed()
                         return [name for name in names if name not in self._table.entries]
                 self._disk.keep(to_keep, opened)
                 kept.update(to_keep)
@@ -85,12 +78,3 @@ class StoreScopes:
             if opened.has_room(wanted):
                 return opened, entries
             self._lock.wait(deadline, partial(opened.describe_shortage, wanted))
-
-    def _transfer(self, entries: Sequence[Entry], into: Scope, left: Scope | None) -> None:
-        for entry in entries:
-            self._table.join(entry, into)
-            if left is None:
-                self._table.unhold(entry)
-            elif left is not into:
-                self._table.leave(entry, left)
-        self._lock.changed()

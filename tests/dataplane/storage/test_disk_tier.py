@@ -165,22 +165,20 @@ def test_a_second_release_of_one_place_is_refused(kit: Kit) -> None:
     assert kit.store.stat()["used_bytes"] == 0
 
 
-def test_a_move_happens_to_all_objects_or_to_none(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_objects_join_a_scope_or_none(kit: Kit, monkeypatch: pytest.MonkeyPatch) -> None:
     kit.store.scopes.open("s")
     for name in "ab":
         kit.put(name, durable=True)
     with pytest.raises(MissingObjectError, match="nowhere"):
-        kit.store.scopes.move(["a", "b"], "s", time.monotonic(), source="nowhere")
+        kit.store.scopes.join(["a", "b"], "nowhere", time.monotonic())
     scope = kit.store._table.scopes.find("s")
-    assert (scope.used_bytes, scope.members) == (0, set())
     with monkeypatch.context() as patched:
         patched.setattr(kit.disk, "keep", fail_after(1, kit.disk.keep))
         with pytest.raises(OutOfSpaceError):
-            kit.store.scopes.move(["a", "b"], "s", time.monotonic())
+            kit.store.scopes.join(["a", "b"], "s", time.monotonic())
     assert (scope.used_bytes, scope.members) == (0, set())
-    assert kit.entry("a").is_held and kit.entry("b").is_held
-    assert kit.store.scopes.move(["a", "b", "c"], "s", time.monotonic()) == ["c"]
-    assert scope.members == {"a", "b"} and not kit.entry("a").is_held
+    assert kit.store.scopes.join(["a", "b", "c"], "s", time.monotonic()) == ["c"]
+    assert scope.members == {"a", "b"}
     kit.again()
     assert kit.store._table.scopes.find("s").members == {"a", "b"}
 
