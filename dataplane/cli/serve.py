@@ -215,5 +215,5 @@ def _greet(node: Node, args: argparse.Namespace) -> None:
         f"dataplane: serving at {node.uri} with {format_bytes(args.memory)} of shared memory, {args.workers} worker(s)"
     )
     if node.metrics_url:
-        print(f"dataplane: counts at {node.metrics_url}/ and {node.metrics_url}/metrics")
+        print(f"dataplane: counts at {node.metrics_url}/metrics")
     print(f"dataplane: datasets: {datasets}. Stop with Ctrl-C.", flush=True)

@@ -70,7 +70,7 @@ class NodeConfig:
     call_limits: CallLimits = field(default_factory=CallLimits)
     """The limits on the load that clients may cause."""
     metrics_port: int | None = None
-    """The HTTP port of `/metrics` and the page for people; 0 takes any free port, None serves neither."""
+    """The HTTP port of `/metrics`; 0 takes any free port, None serves no metrics."""
 
 
 def check_config(config: NodeConfig) -> None:

@@ -1,25 +1,30 @@
-"""The HTTP port for metrics: `/metrics` for Prometheus, and `/` with a page of plain text for people.
+"""The HTTP port for metrics, served by prometheus_client.
 
 It is protected like the node: the same certificate, and the same tokens as a bearer header (any right is enough).
-Read-only.
+Connections that send nothing take a bounded number of threads, for a bounded time.
 """
 
 import contextlib
-import http.server
 import logging
 import socket
 import threading
 import time
+from collections.abc import Iterable
 from functools import partial
-from http import HTTPStatus
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, make_server
+
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.exposition import ThreadingWSGIServer
 
 from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from dataplane.core.token_file import TokenFile
 from dataplane.server.auth import Security, bearer, host_in_uri, is_loopback
 from dataplane.server.call_limits import Slots
-from dataplane.server.prometheus import CONTENT_TYPE, Metrics
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
 
 REQUEST_TIMEOUT_S = 10.0
 MAX_REQUESTS = 32
@@ -30,14 +35,18 @@ log = logging.getLogger(__name__)
 class MetricsServer:
     """The HTTP server for metrics. It serves from its own threads, from construction until `close`."""
 
-    def __init__(self, host: str, port: int, metrics: Metrics, security: Security, tokens: TokenFile | None) -> None:
+    def __init__(
+        self, host: str, port: int, registry: CollectorRegistry, security: Security, tokens: TokenFile | None
+    ) -> None:
         if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
             raise BadRequestError(
                 f"--metrics-port on {host} would show this node's counters to every client that reaches it; "
                 "add --token-file, --tls-ca or --insecure"
             )
         try:
-            self._server = _Server(host, port, metrics, tokens)
+            app = make_wsgi_app(registry)
+            guarded = _with_token(app, tokens) if tokens is not None else app
+            self._server = make_server(host, port, guarded, _Server6 if ":" in host else _Server, _Silent)
         except OSError as error:
             raise BadRequestError(f"--metrics-port {port} on {host}: {error}; choose another, 0 takes any") from error
         context = security.ssl_context()
@@ -57,16 +66,14 @@ class MetricsServer:
         self._thread.join(timeout=5)
 
 
-class _Server(http.server.ThreadingHTTPServer):
-    daemon_threads = True
+class _Server(ThreadingWSGIServer):
+    """The server of prometheus_client, with a limit on its threads and on the time of a request."""
+
     block_on_close = False
 
-    def __init__(self, host: str, port: int, metrics: Metrics, tokens: TokenFile | None) -> None:
-        self.address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self.metrics = metrics
-        self.tokens = tokens
+    def __init__(self, *args: Any) -> None:
         self.slots = Slots(MAX_REQUESTS, "requests for metrics", "rate of scraping")
-        super().__init__((host, port), _Handler)
+        super().__init__(*args)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Take a slot before a thread is started, so that clients which send nothing, or no token, cannot take an
@@ -96,45 +103,33 @@ class _Server(http.server.ThreadingHTTPServer):
         log.debug("a request for metrics from %s broke", client_address, exc_info=True)
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    server: _Server
-    timeout = REQUEST_TIMEOUT_S
-    server_version = "dataplane"
-    sys_version = ""
+class _Server6(_Server):
+    address_family = socket.AF_INET6
 
-    def do_GET(self) -> None:  # http.server asks for this name
-        try:
-            if self.server.tokens is not None:
-                self.server.tokens.right_of(bearer(self.headers.get_all("authorization") or []))
-            self._answer()
-        except UnauthenticatedError as error:
-            self._send(HTTPStatus.UNAUTHORIZED, f"{error}\n", [("WWW-Authenticate", "Bearer")])
+
+class _Silent(WSGIRequestHandler):
+    """Logs requests for debugging only."""
+
+    timeout = REQUEST_TIMEOUT_S
 
     def log_message(self, format: str, *args: object) -> None:
         log.debug(format, *args)
 
-    def _answer(self) -> None:
-        path = self.path.partition("?")[0]
-        if path == "/metrics":
-            self._send(HTTPStatus.OK, self.server.metrics.prometheus(), [], CONTENT_TYPE)
-        elif path == "/":
-            self._send(HTTPStatus.OK, self.server.metrics.page())
-        else:
-            self._send(HTTPStatus.NOT_FOUND, f"{path[:60]!r} is not here; wanted / or /metrics\n")
 
-    def _send(
-        self,
-        status: HTTPStatus,
-        body: str | bytes,
-        headers: "list[tuple[str, str]] | None" = None,
-        kind: str = "text/plain; charset=utf-8",
-    ) -> None:
-        raw = body.encode() if isinstance(body, str) else body
-        self.send_response(status)
-        for key, value in [*(headers or []), ("Content-Type", kind), ("Content-Length", str(len(raw)))]:
-            self.send_header(key, value)
-        self.end_headers()
-        self.wfile.write(raw)
+def _with_token(app: "WSGIApplication", tokens: TokenFile) -> "WSGIApplication":
+    """Return the application behind a check of the bearer token."""
+
+    def checked(environ: "WSGIEnvironment", start_response: "StartResponse") -> Iterable[bytes]:
+        found = environ.get("HTTP_AUTHORIZATION")
+        try:
+            tokens.right_of(bearer([found] if found is not None else []))
+        except UnauthenticatedError as error:
+            headers = [("WWW-Authenticate", "Bearer"), ("Content-Type", "text/plain; charset=utf-8")]
+            start_response("401 Unauthorized", headers)
+            return [f"{error}\n".encode()]
+        return app(environ, start_response)
+
+    return checked
 
 
 def _cut(request: socket.socket) -> None:

@@ -57,7 +57,7 @@ class Node:
 
     @property
     def metrics_url(self) -> str | None:
-        """The address of `/metrics` and of the page for people; None if the node serves neither."""
+        """The address of the metrics, without `/metrics`; None if the node serves none."""
         return self._web.url if self._web else None
 
     def stat(self) -> dict[str, Any]:
@@ -119,5 +119,5 @@ class Node:
         self._server = FlightServer(config, services, tokens)
         if config.metrics_port is not None:
             metrics = Metrics(services.node_id, services.stat, services.meter)
-            self._web = MetricsServer(config.host, config.metrics_port, metrics, config.security, tokens)
+            self._web = MetricsServer(config.host, config.metrics_port, metrics.registry, config.security, tokens)
         self._peers.announce(self._server.public_uri, services.host_id, services.incarnation)

@@ -1,16 +1,13 @@
-"""The metrics of a node in two forms: the text for Prometheus, and a page for people. Both come from `stat` and the
-meter."""
+"""The metrics of a node for prometheus_client, from `stat` and the meter."""
 
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from dataplane.core.units import format_bytes, format_seconds
 from dataplane.server.meter import BOUNDS_S, Meter
 
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 COUNTERS = frozenset(
     {
         "num_evicted",
@@ -34,22 +31,14 @@ COUNTERS = frozenset(
 
 
 class Metrics:
-    """The metrics of one node, in their own registry. Thread-safe."""
+    """The metrics of one node, in their own `registry`; every sample has the node as a label. Thread-safe."""
 
     def __init__(self, node_id: str, stat: Callable[[], Mapping[str, Any]], meter: Meter) -> None:
         self._node_id = node_id
         self._stat = stat
         self._meter = meter
-        self._registry = CollectorRegistry()
-        self._registry.register(self)  # type: ignore[arg-type]  # a Collector by its methods
-
-    def prometheus(self) -> bytes:
-        """Return the text exposition format; every sample has the node as a label."""
-        return generate_latest(self._registry)
-
-    def page(self) -> str:
-        """Return the same numbers as a page for people."""
-        return render_page(self._stat())
+        self.registry = CollectorRegistry()
+        self.registry.register(self)  # type: ignore[arg-type]  # a Collector by its methods
 
     def describe(self) -> list[Metric]:
         """Return nothing, because the numbers of `stat` are only known when it is called."""
@@ -91,24 +80,3 @@ class Metrics:
             errors.add_metric([self._node_id, verb], counts.num_errors)
         yield latency
         yield errors
-
-
-def render_page(stat: Mapping[str, Any]) -> str:
-    """Return a node's `stat` as plain text."""
-    lines = [f"data-plane node {stat['node']}", ""]
-    for key, value in stat.items():
-        if isinstance(value, (int, float)):
-            lines.append(f"{key:<24} {format_bytes(value) if key.endswith('_bytes') else f'{value:,}':>16}")
-    lines += ["", f"{'verb':<16}{'calls':>12}{'errors':>10}{'p50':>12}{'p99':>12}"]
-    for verb, counts in stat["verbs"].items():
-        times = "".join(f"{format_seconds(counts[key]):>12}" for key in ("p50_s", "p99_s"))
-        lines.append(f"{verb:<16}{counts['num_calls']:>12,}{counts['num_errors']:>10,}{times}")
-    for title, counts in (("error", stat["errors"]), ("open stream", stat["streams"])):
-        if counts:
-            lines += ["", f"{title:<28}{'count':>12}"]
-            lines += [f"{name:<28}{count:>12,}" for name, count in counts.items()]
-    if stat["datasets"]:
-        lines += ["", f"{'dataset':<28}{'samples':>12}{'shards':>10}{'bad':>8}"]
-        for name, found in stat["datasets"].items():
-            lines.append(f"{name:<28}{found['num_samples']:>12,}{found['num_shards']:>10,}{found['num_bad']:>8,}")
-    return "\n".join(lines) + "\n"
