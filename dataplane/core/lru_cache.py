@@ -34,6 +34,13 @@ class LruCache(Generic[Value]):
             self._entries.move_to_end(key)
             return entry[0]
 
+    def take(self, key: Hashable) -> Value | None:
+        """Remove the value of a key and return it; None if the cache does not have it."""
+        with self._lock:
+            entry = self._entries.get(key)
+            self._drop(key)
+            return entry[0] if entry is not None else None
+
     def put(self, key: Hashable, value: Value, cost: int = 1) -> None:
         """Store a value, and drop the least recently used values while the total cost is above the limit."""
         with self._lock:

@@ -107,6 +107,10 @@ class Catalog:
             )
         return place
 
+    def take_encoded(self, digest: str) -> bytes | None:
+        """Return the encoded bytes with this digest if `samples` read them lately and nobody took them since."""
+        return self._caches.encoded.take(digest)
+
     def stat(self) -> dict[str, dict[str, int]]:
         """Return the counts of each registered dataset. Before it is ingested, a dataset has no samples."""
         indices = dict(self._indices)
@@ -154,7 +158,7 @@ class Catalog:
 
     def _open(self, item: DatasetFiles) -> Shard:
         if item.format == "tar":
-            return TarShard(item.file)
+            return TarShard(item.file, self._caches)
         folders = media_folders(item.file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
             return JsonLinesShard(item.file, folders, item.root.options, self._caches)

@@ -7,11 +7,12 @@ from dataplane.datasets.formats.shard import MediumLocation
 from dataplane.derive.worker_handle import Job
 
 
-def file_job(lineage: Lineage, place: MediumLocation) -> Job:
-    """Return the job for a worker that reads its source from a local shard."""
+def file_job(lineage: Lineage, place: MediumLocation, data: bytes | None) -> Job:
+    """Return the job for a worker that gets the bytes of its source, or reads them from a local shard if `data` is
+    None."""
     label = f"{lineage.shard} {place.key}"
     job = source_job(lineage, label, place.file.path, place.offset, place.nbytes, place.formats)
-    return replace(job, no_links=place.file.no_links)
+    return replace(job, no_links=place.file.no_links, data=data)
 
 
 def source_job(

@@ -131,8 +131,9 @@ class Materializer:
         lineage = ref.lineage
         assert lineage is not None and lineage.recipe is not None
         place = self._place(ref, lineage)
-        if place is not None and place.file.is_local:
-            result = self._pool.run(file_job(lineage, place), allocate)
+        data = self._datasets.take_encoded(lineage.source) if place is not None else None
+        if place is not None and (data is not None or place.file.is_local):
+            result = self._pool.run(file_job(lineage, place, data), allocate)
         else:
             result = self._run_on_resident_source(ref, place, allocate)
         key = place.key if place else source_name(lineage.source)
@@ -190,7 +191,7 @@ class Materializer:
             self._remote.check_home(ref)
             raise MissingObjectError(f"{ref.name} is not resident and belongs to no dataset; put it again")
         place = self._datasets.locate(lineage)
-        data = place.file.read(place.offset, place.nbytes)
+        data = self._datasets.take_encoded(lineage.source) or place.file.read(place.offset, place.nbytes)
         if content_digest(data) != lineage.source:
             raise ChecksumError(
                 f"{lineage.shard} {place.key}: the bytes are not those that were ingested; the shard changed: "

@@ -1,13 +1,14 @@
 """The node's end of one worker process: a job goes out and a result comes back, in JSON over a socket pair.
 
-For each job the worker sends `read` when it has the bytes, then `need` (the number of bytes of the result; it waits for
-the slab), then `done`; or it sends `bad` or `failed`.
+The encoded bytes follow the job if the node has read them. For each job the worker sends `read` when it has the bytes,
+then `need` (the number of bytes of the result; it waits for the slab), then `done`; or it sends `bad` or `failed`.
 """
 
 import json
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -40,6 +41,8 @@ class Job:
     recipe: Mapping[str, Any]
     no_links: bool = False
     """True if no part of `path` may be a symbolic link."""
+    data: bytes | None = None
+    """The encoded bytes, if the node has read them already. The worker gets them after the job."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job in the form that the worker reads."""
@@ -52,6 +55,7 @@ class Job:
             "formats": list(self.formats),
             "recipe": dict(self.recipe),
             "no_links": self.no_links,
+            "has_data": self.data is not None,
         }
 
 
@@ -97,6 +101,7 @@ class WorkerHandle:
 
     def __init__(self, segment: Path, limits: MediaLimits) -> None:
         ours, theirs = socket.socketpair()
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(READ_TIMEOUT_S), 0))
         command = [sys.executable, "-m", "dataplane.derive.worker_main", str(segment), str(theirs.fileno())]
         with theirs:
             self._process = subprocess.Popen(
@@ -118,6 +123,8 @@ class WorkerHandle:
         slab: Slab | None = None
         try:
             self._send(job.to_dict())
+            if job.data is not None:
+                self._send_bytes(job.data)
             frame = self._read_source()
             if "read" in frame:
                 frame = self._decode()
@@ -166,8 +173,12 @@ class WorkerHandle:
         return frame
 
     def _send(self, frame: Mapping[str, Any]) -> None:
+        self._send_bytes(json.dumps(frame).encode())
+
+    def _send_bytes(self, data: bytes) -> None:
+        """Send bytes. A worker that takes none for `READ_TIMEOUT_S` counts as dead."""
         try:
-            self._connection.send_bytes(json.dumps(frame).encode())
+            self._connection.send_bytes(data)
         except OSError as error:
             raise self._death() from error
 

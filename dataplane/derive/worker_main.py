@@ -2,8 +2,9 @@
 arena.
 
 It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It replies on the socket FD with JSON
-frames: for a job `read`, `need` (the number of bytes; it waits for the offset and writes) and `done`; or `bad` (the
-medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends when the socket closes.
+frames: for a job (and the encoded bytes, if the node has read them) `read`, `need` (the number of bytes; it waits for
+the offset and writes) and `done`; or `bad` (the medium is at fault) or `failed` (the bytes cannot be read, or do not
+have the digest). It ends when the socket closes.
 """
 
 import ctypes
@@ -59,7 +60,8 @@ def main(segment: str, fd: int, limits: MediaLimits) -> None:
     while True:
         try:
             job = json.loads(connection.recv_bytes())
-            send(connection, run_job(connection, arena, job, limits))
+            data = connection.recv_bytes() if job["has_data"] else None
+            send(connection, run_job(connection, arena, job, data, limits))
         except (EOFError, BrokenPipeError, ConnectionResetError):
             return
 
@@ -95,17 +97,20 @@ def send(connection: Connection, frame: Frame) -> None:
     connection.send_bytes(json.dumps(frame).encode())
 
 
-def run_job(connection: Connection, arena: np.ndarray, job: Frame, limits: MediaLimits) -> Frame:
-    """Read, check and decode the medium, ask for room, and write the result. Return the last frame of the job."""
+def run_job(connection: Connection, arena: np.ndarray, job: Frame, data: bytes | None, limits: MediaLimits) -> Frame:
+    """Decode the medium, ask for room, and write the result. Return the last frame of the job. The medium is read first
+    if the node did not send its bytes."""
     kernel = parse_recipe(job["recipe"])
     if job["nbytes"] > limits.max_media_bytes:
         return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
-    try:
-        data = _read_source(arena, job)
-    except (OSError, MemoryError) as error:
-        return {"failed": f"cannot read {job['path']}: {error}"}
-    if content_digest(data, on_one_core=True) != job["digest"]:
-        return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
+    if data is None:
+        try:
+            data = _read_source(arena, job)
+        except (OSError, MemoryError) as error:
+            return {"failed": f"cannot read {job['path']}: {error}"}
+        # the node has hashed what is in the arena
+        if job["path"] is not None and content_digest(data, on_one_core=True) != job["digest"]:
+            return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
     send(connection, {"read": True})
     try:
         source, found = _decode(kernel.medium, data, tuple(job["formats"]), limits)

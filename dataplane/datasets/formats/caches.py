@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 GROUP_CACHE_BYTES = 64 << 20
 """The limit of the cache of row groups, in bytes. A larger group is used for one call and dropped."""
-CELL_CACHE_BYTES = 64 << 20
-"""The limit, in bytes, of the cache of encoded media that have a name already and will probably be decoded next."""
+ENCODED_CACHE_BYTES = 16 << 20
+"""The limit, in bytes, of the encoded media that were read for their digest and wait for the decoder."""
 FOOTER_CACHE_BYTES = 8 << 20
 NUM_NAMED_ROWS = 1 << 16
 """The limit of the cache of rows whose media can be named without another read, in rows of about 0.4 kB."""
@@ -25,7 +25,8 @@ class Caches:
     """The caches, shared by the shards of all datasets of a node."""
 
     groups: "LruCache[pa.Table]" = field(default_factory=lambda: LruCache(GROUP_CACHE_BYTES))
-    cells: LruCache[bytes] = field(default_factory=lambda: LruCache(CELL_CACHE_BYTES))
+    encoded: LruCache[bytes] = field(default_factory=lambda: LruCache(ENCODED_CACHE_BYTES))
+    """Encoded media by digest. Who decodes one takes it out."""
     footers: "LruCache[pq.FileMetaData]" = field(default_factory=lambda: LruCache(FOOTER_CACHE_BYTES))
     rows: "LruCache[tuple[Cell, ...]]" = field(default_factory=lambda: LruCache(NUM_NAMED_ROWS))
     file_digests: LruCache[str] = field(default_factory=lambda: LruCache(NUM_NAMED_FILES))

@@ -23,7 +23,7 @@ def name_cell(found: MediaValue, folders: MediaFolders, caches: Caches) -> Cell:
         return Cell(found.part, reason=found.reason)
     if found.data is not None:
         problem = _size_problem(len(found.data))
-        return Cell(found.part, reason=problem) if problem else _cell_of_bytes(found.part, found.data)
+        return Cell(found.part, reason=problem) if problem else _cell_of_bytes(found.part, found.data, caches)
     assert found.path is not None
     try:
         file = folders.find(found.path)
@@ -46,8 +46,10 @@ def _size_problem(nbytes: int) -> str:
     return f"{nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}" if nbytes > MAX_MEDIUM_BYTES else ""
 
 
-def _cell_of_bytes(part: str, data: bytes | memoryview) -> Cell:
-    return Cell(part, len(data), content_digest(data), kind=kind_of((), bytes(data[:HEAD_BYTES])))
+def _cell_of_bytes(part: str, data: bytes | memoryview, caches: Caches) -> Cell:
+    digest = content_digest(data)
+    caches.encoded.put(digest, bytes(data), len(data))
+    return Cell(part, len(data), digest, kind=kind_of((), bytes(data[:HEAD_BYTES])))
 
 
 def _cell_of_file(found: MediaValue, file: RangeFile, caches: Caches) -> Cell:
@@ -60,5 +62,6 @@ def _cell_of_file(found: MediaValue, file: RangeFile, caches: Caches) -> Cell:
             )
         digest = content_digest(data)
         caches.file_digests.put(file, digest)
+        caches.encoded.put(digest, data, len(data))
     cell = Cell(found.part, file.nbytes, digest, file, is_path=True)
     return replace(cell, kind=kind_of(cell.formats, b"" if cell.formats else file.read(0, HEAD_BYTES)))

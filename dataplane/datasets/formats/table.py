@@ -115,19 +115,16 @@ class TableShard:
 
     def read_cell(self, row: int, part: str) -> bytes:
         """Return the bytes of one medium. Raises DatasetError if they cannot be read."""
-        key = (self._groups.file, row, part)
-        data = self._caches.cells.get(key)
-        if data is None:
-            self._groups.file.check_unchanged()
-            group = self._group_of(row)
-            start = int(self._groups.starts[group])
-            column = part.rpartition("/")[0]
-            try:
-                table = self._read(group, self._columns.media)
-                found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
-                data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
-            except (pa.ArrowException, OSError, ValueError) as error:
-                raise DatasetError(f"{self._groups.file.path}: row group {group} cannot be read: {error}") from error
+        self._groups.file.check_unchanged()
+        group = self._group_of(row)
+        start = int(self._groups.starts[group])
+        column = part.rpartition("/")[0]
+        try:
+            table = self._read(group, self._columns.media)
+            found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
+            data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise DatasetError(f"{self._groups.file.path}: row group {group} cannot be read: {error}") from error
         if data is None:
             raise DatasetError(f"{self._groups.file.path} has no bytes at row {row}, {part}; ingest the dataset again")
         return data
@@ -190,11 +187,7 @@ class TableShard:
             if len(found.data or b"") != nbytes:
                 raise DatasetError(f"{self._groups.file.path} was cut while it was read")
             return replace(name_cell(found, self._folders, self._caches), file=self._groups.file, offset=at)
-        cell = name_cell(found, self._folders, self._caches)
-        if found.data is None or cell.reason:
-            return cell
-        self._caches.cells.put((self._groups.file, number, found.part), bytes(found.data), cell.nbytes)
-        return cell
+        return name_cell(found, self._folders, self._caches)
 
     def _read(self, group: int, columns: tuple[str, ...]) -> pa.Table:
         key = (self._groups.file, group, columns)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataplane.core.digests import SOURCE_HEX, content_digest
+from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import (
     MAX_FIELDS_BYTES,
@@ -27,8 +28,9 @@ class TarShard:
 
     columns = None
 
-    def __init__(self, file: RangeFile) -> None:
+    def __init__(self, file: RangeFile, caches: Caches) -> None:
         self._file = file
+        self._caches = caches
         self._index = index_tar(file, _refuse)
         self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero means not known yet
         self.flaws: Sequence[Flaw] = self._index.flaws
@@ -69,7 +71,10 @@ class TarShard:
         known = self._digests[at].tobytes()
         if any(known):
             return known.hex()
-        digest = content_digest(self._file.read(member.offset, member.nbytes))
+        data = self._file.read(member.offset, member.nbytes)
+        digest = content_digest(data)
+        if len(data) == member.nbytes:  # otherwise the shard was cut meanwhile
+            self._caches.encoded.put(digest, data, len(data))
         self._digests[at] = np.frombuffer(bytes.fromhex(digest), np.uint8)
         return digest
 
