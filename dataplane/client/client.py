@@ -188,15 +188,23 @@ class Client:
         results = self._act("derive", body)["results"]
         return [Ref.from_dict(item["ref"]) if "ref" in item else BadMedia.from_dict(item["bad"]) for item in results]
 
-    def prefetch(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> int:
-        """Ask the node to make the derived object of each source in the background, for a later `derive`.
+    def prepare(self, dataset: str, indices: Sequence[int], recipes: Mapping[str, Mapping[str, Any]]) -> list[Sample]:
+        """Return the samples at these positions, with derived refs as their `media`, in one round trip.
 
-        The call returns at once; the node first makes the objects for which a client waits. It returns n: the node
-        accepted the first n refs, and the others did not fit into its queue. An object for which there is no room in
-        memory later is made only when a client asks for it.
+        `recipes` has a recipe for each kind of media, such as `{"image": {...}, "video": {...}}`. A medium that cannot
+        be decoded, or that has no recipe, is in `bad` instead. Each encoded medium of up to 16 MiB is read once.
         """
-        body = {"refs": [ref.to_dict() for ref in refs], "recipe": dict(recipe)}
-        return int(self._act("prefetch", body)["num_taken"])
+        body = _prepare_body(dataset, indices, recipes) | {"timeout_s": self.timeout_s}
+        return [Sample.from_dict(item) for item in self._act("prepare", body)["samples"]]
+
+    def prefetch(self, dataset: str, indices: Sequence[int], recipes: Mapping[str, Mapping[str, Any]]) -> int:
+        """Ask the node to begin what a later `prepare` with the same arguments needs, in the background.
+
+        The call waits only until the rows are read; the node first makes the objects for which a client waits. It
+        returns n: the node accepted the first n samples, and the others did not fit into its queue. An object for which
+        there is no room in memory later is made only when a client asks for it.
+        """
+        return int(self._act("prefetch", _prepare_body(dataset, indices, recipes))["num_taken"])
 
     def quarantine(self) -> list[BadMedia]:
         """Return the media that this node could not decode so far, each with the reason."""
@@ -304,3 +312,11 @@ def _span(batch: pa.RecordBatch) -> slice:
     """Return the range of positions that the bytes of a record batch have in the buffer of its only column."""
     column = batch.column(0)
     return slice(column.offset, column.offset + len(column))
+
+
+def _prepare_body(dataset: str, indices: Sequence[int], recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    return {
+        "dataset": dataset,
+        "indices": [int(index) for index in indices],
+        "recipes": {kind: dict(recipe) for kind, recipe in recipes.items()},
+    }

@@ -70,6 +70,16 @@ class Deriver:
         made = self._make_all(wanted, deadline)
         return [self._maker.renamed(made[self._maker.key(ref)], ref) for ref in wanted]
 
+    def begin(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> None:
+        """Begin to make the derived object of each source, without waiting. `derive` then waits for the results."""
+        checked = parse_recipe(recipe).model_dump()
+        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
+        quarantine = self._maker.quarantine
+        missing = [
+            ref for ref in wanted if self._store.find(ref.name) is None and self._maker.key(ref) not in quarantine
+        ]
+        self._start_all(missing, deadline)
+
     def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
         """Make every object resident that is not: fetch it, or make it again. If that is impossible, raise the reason.
 

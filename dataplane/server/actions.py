@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.core.errors import BadRequestError
 from dataplane.core.json_body import MAX_BODY_BYTES, SMALL_BODY_BYTES, take, take_list, take_refs, take_timeout_s
 from dataplane.core.refs import Ref
 from dataplane.core.rights import Right
+from dataplane.derive.prepare import Recipes, prefetch, prepare
 from dataplane.server import scope_actions
 from dataplane.server.auth import Caller
 from dataplane.server.services import Services
@@ -45,6 +47,12 @@ def _samples(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
     return {"samples": [sample.to_dict() for sample in samples]}
 
 
+def _prepare(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
+    deadline = time.monotonic() + take_timeout_s(body, "prepare")
+    samples = prepare(services.datasets, services.deriver, *_wanted_samples(body, "prepare"), deadline)
+    return {"samples": [sample.to_dict() for sample in samples]}
+
+
 def _derive(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
     deadline = time.monotonic() + take_timeout_s(body, "derive")
     refs = take_refs(body, "derive")
@@ -56,8 +64,16 @@ def _derive(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
 
 
 def _prefetch(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
-    refs = take_refs(body, "prefetch")
-    return {"num_taken": services.deriver.prefetch(refs, take(body, "prefetch", "recipe", dict))}
+    return {"num_taken": prefetch(services.datasets, services.deriver, *_wanted_samples(body, "prefetch"))}
+
+
+def _wanted_samples(body: Body, what: str) -> tuple[str, list[int], Recipes]:
+    """Return the dataset, the indices and the recipes of a request."""
+    recipes = take(body, what, "recipes", dict)
+    for kind, recipe in recipes.items():
+        if kind not in ("image", "video") or not isinstance(recipe, dict):
+            raise BadRequestError(f"{what}.recipes has {kind!r}; wanted a recipe for each of: image, video")
+    return take(body, what, "dataset", str), take_list(body, what, "indices", int), recipes
 
 
 def _quarantine(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
@@ -78,7 +94,18 @@ ACTIONS: Mapping[str, Action] = {
     "derive": Action(
         _derive, Right.WRITE, '{"refs": [...], "recipe": {...}, "scope"} -> refs or bad media', MAX_BODY_BYTES
     ),
-    "prefetch": Action(_prefetch, Right.WRITE, '{"refs": [...], "recipe": {...}} -> {"num_taken"}', MAX_BODY_BYTES),
+    "prepare": Action(
+        _prepare,
+        Right.WRITE,
+        '{"dataset", "indices": [...], "recipes": {"image": {...}}} -> {"samples"}, with derived refs',
+        MAX_BODY_BYTES,
+    ),
+    "prefetch": Action(
+        _prefetch,
+        Right.WRITE,
+        '{"dataset", "indices": [...], "recipes": {"image": {...}}} -> {"num_taken"}',
+        MAX_BODY_BYTES,
+    ),
     "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
     "close_scope": Action(scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),

@@ -64,6 +64,10 @@ class MediaRecipes:
         """Return True if the model takes this kind of medium."""
         return kind == "image" or self.video is not None
 
+    def by_kind(self) -> dict[str, Mapping[str, Any]]:
+        """Return the recipe of each kind of medium that the model takes."""
+        return {"image": self.image} | ({"video": self.video} if self.video is not None else {})
+
     def of(self, kind: str) -> Mapping[str, Any]:
         """Return the recipe of a kind of medium, which the model must take."""
         recipe = self.video if kind == "video" else self.image

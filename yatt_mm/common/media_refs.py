@@ -38,13 +38,6 @@ def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> 
     return [made[place] for place in range(len(refs))]
 
 
-def prefetch_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> None:
-    """Ask the node to begin making the patches of refs that will be derived later. Does not wait for them."""
-    for kind, places in _by_kind(refs).items():
-        if recipes.takes(kind):
-            client.prefetch([refs[place] for place in places], recipes.of(kind))
-
-
 def _by_kind(refs: Sequence[Ref]) -> dict[MediaKind, list[int]]:
     places: dict[MediaKind, list[int]] = {}
     for place, ref in enumerate(refs):

@@ -8,13 +8,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.client.client import Client
-from dataplane.core.refs import BadMedia, Ref, Sample
+from dataplane.core.refs import Ref, Sample
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.errors import DataError
-from yatt_mm.common.media_refs import derive_media, kind_of, prefetch_media
+from yatt_mm.common.media_refs import kind_of
 from yatt_mm.common.sample_fields import read_question, take_field, with_field
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Prompt, RunStart, Slot
+
+CALL_SAMPLES = 256
+"""The largest number of samples of one call to the node, so that each call stays well within its deadline."""
 
 
 class PromptSource:
@@ -38,7 +41,7 @@ class PromptSource:
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return the training prompts of the slots, and a notice for each one that was left out."""
-        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
+        samples = self._prepared(self._start.train_set, [slot.index for slot in slots])
         donors = samples
         if self._answer_of is not None:
             answers = [self._answer_of[slot.index] for slot in slots]
@@ -47,28 +50,30 @@ class PromptSource:
 
     def prefetch(self, slots: Sequence[Slot]) -> None:
         """Let the node begin with the patches of slots that will be loaded later. Waits for no patch."""
-        samples = self._client.samples(self._start.train_set, [slot.index for slot in slots])
-        prefetch_media(self._client, [ref for sample in samples for ref in sample.media], self._recipes)
+        self._client.prefetch(self._start.train_set, [slot.index for slot in slots], self._recipes.by_kind())
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return this controller's share of the held-out prompts. Notices come only with a fresh run's first call."""
         if self._eval_prompts is not None:
             return self._eval_prompts, []
         slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]
-        samples = self._client.samples(self._start.eval_set, list(self._eval_indices))
+        samples = self._prepared(self._start.eval_set, list(self._eval_indices))
         self._eval_prompts, notices = self._prompts(slots, samples, samples)
         return self._eval_prompts, notices if self._start.checkpoint is None else []
+
+    def _prepared(self, dataset: str, indices: Sequence[int]) -> list[Sample]:
+        """Return the samples with their patches made: one call to the node for up to `CALL_SAMPLES` samples."""
+        recipes = self._recipes.by_kind()
+        calls = [indices[start : start + CALL_SAMPLES] for start in range(0, len(indices), CALL_SAMPLES)]
+        return [sample for some in calls for sample in self._client.prepare(dataset, some, recipes)]
 
     def _prompts(
         self, slots: Sequence[Slot], samples: Sequence[Sample], donors: Sequence[Sample]
     ) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        refs = [ref for sample in samples for ref in sample.media]
-        derived = iter(derive_media(self._client, refs, self._recipes))
         prompts, notices = [], []
         for slot, sample, donor in zip(slots, samples, donors):
-            media = [next(derived) for _ in sample.media]
             try:
-                prompts.append(self._prompt(slot, sample, donor, media))
+                prompts.append(self._prompt(slot, sample, donor))
             except ValueError as fault:
                 if self._fail_on_bad:
                     raise bad_media_error(sample.shard, sample.key, str(fault)) from fault
@@ -76,11 +81,11 @@ class PromptSource:
                 notices.append({**where, "reason": str(fault)})
         return prompts, notices
 
-    def _prompt(self, slot: Slot, sample: Sample, donor: Sample, made: Sequence[Ref | BadMedia]) -> Prompt:
+    def _prompt(self, slot: Slot, sample: Sample, donor: Sample) -> Prompt:
         """Return the prompt of a sample. Raises ValueError with the reason why a sample cannot be used."""
-        for bad in (*sample.bad, *donor.bad, *(medium for medium in made if isinstance(medium, BadMedia))):
+        for bad in (*sample.bad, *donor.bad):
             raise ValueError(bad.reason)
-        media = [medium for medium in made if isinstance(medium, Ref)]
+        media = sample.media
         question = read_question(take_field(sample.fields, self._question_field), [kind_of(ref) for ref in media])
         take_field(sample.fields, self._answer_field)
         answer = str(take_field(donor.fields, self._answer_field))

@@ -4,6 +4,7 @@ each other."""
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,14 +22,19 @@ from tests.dataplane.shards import RECIPE, encode, noise, wait_until, write_shar
 
 @pytest.fixture
 def client(tmp_path: Path) -> Iterator[Client]:
-    """A client of a node of 1 MiB, over a shard of eight images whose patches take 300 KB each."""
-    shard = write_shard(tmp_path / "a.tar", {f"{at}": encode(noise(at, 224, 224)) for at in range(8)})
+    """A client of a node of 1 MiB, over a shard of eight images whose patches take 300 KB each, and of one bad one."""
+    images = {f"{at}": encode(noise(at, 224, 224)) for at in range(8)} | {"8": b"no image"}
+    shard = write_shard(tmp_path / "a.tar", images)
     with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as node, Client(node.uri) as opened:
         yield opened
 
 
 def sources(client: Client) -> list[Ref]:
     return [sample.media[0] for sample in client.samples("a", range(8))]
+
+
+def prefetch(client: Client, indices: range, recipe: dict[str, Any] = RECIPE) -> int:
+    return client.prefetch("a", indices, {"image": recipe})
 
 
 def count(client: Client, *names: str) -> list[int]:
@@ -38,9 +44,9 @@ def count(client: Client, *names: str) -> list[int]:
 
 def test_what_was_prefetched_is_there_when_it_is_asked_for(client: Client) -> None:
     refs = sources(client)[:3]
-    assert client.prefetch(refs, RECIPE) == 3
+    assert prefetch(client, range(3)) == 3
     wait_until(lambda: count(client, "num_prefetched") == [3])
-    assert client.prefetch(refs, RECIPE) == 3 and count(client, "num_prefetched", "num_prefetch_hits") == [3, 0]
+    assert prefetch(client, range(3)) == 3 and count(client, "num_prefetched", "num_prefetch_hits") == [3, 0]
     assert all(isinstance(made, Ref) for made in client.derive(refs, RECIPE))
     client.derive(refs, RECIPE)
     assert count(client, "num_processed", "num_prefetched", "num_prefetch_hits") == [3, 3, 3]
@@ -48,19 +54,19 @@ def test_what_was_prefetched_is_there_when_it_is_asked_for(client: Client) -> No
 
 def test_demand_meets_what_is_being_prefetched_and_both_make_it_once(client: Client) -> None:
     refs = sources(client)[:3]
-    client.prefetch(refs, RECIPE)
+    prefetch(client, range(3))
     client.derive(refs, RECIPE)
     assert count(client, "num_processed", "num_prefetched", "num_prefetch_hits") == [3, 3, 3]
 
 
 def test_prefetching_stops_before_it_evicts_unused_objects_that_it_made(client: Client) -> None:
     refs = sources(client)
-    assert client.prefetch(refs, RECIPE) == 8
+    assert prefetch(client, range(8)) == 8
     wait_until(lambda: count(client, "num_prefetched") == [3] and count(client, "num_prefetch_refused") >= [1], 60)
     (num_refused,) = count(client, "num_prefetch_refused")
     client.derive(refs[:1], RECIPE)  # its hit shows that the first one is still there
     assert count(client, "num_prefetched", "num_prefetch_hits", "num_evicted") == [3, 1, 0]
-    assert client.prefetch(refs[3:5], RECIPE) == 2  # now there is room for one: that of the used one
+    assert prefetch(client, range(3, 5)) == 2  # now there is room for one: that of the used one
     wait_until(lambda: count(client, "num_prefetched") == [4], 60)
     wait_until(lambda: count(client, "num_prefetch_refused") > [num_refused], 60)
     client.derive(refs[1:4], RECIPE)
@@ -97,13 +103,11 @@ def test_an_object_is_asked_for_while_a_place_is_being_made(monkeypatch: pytest.
 
 
 def test_the_window_is_bounded_and_bad_media_are_taken(client: Client) -> None:
-    bad = client.put_source(b"no image")
-    assert client.prefetch([bad], RECIPE) == 1
+    assert prefetch(client, range(8, 9)) == 1
     wait_until(lambda: count(client, "num_quarantined") == [1])
-    assert client.prefetch([bad], RECIPE) == 1
+    assert prefetch(client, range(8, 9)) == 1
     recipes = [{**RECIPE, "min_pixels": 3000 + at} for at in range(WINDOW + 50)]
-    slow = sources(client)[:1]
-    taken = [client.prefetch(slow, recipe) for recipe in recipes]
+    taken = [prefetch(client, range(1), recipe) for recipe in recipes]
     assert set(taken) <= {0, 1} and taken[0] == 1
 
 
