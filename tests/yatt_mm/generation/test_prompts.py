@@ -68,16 +68,6 @@ def test_prompts_carry_patches_by_reference_and_bad_media_become_notices(node: E
     assert "truncated" in notice["reason"]
 
 
-def test_a_batch_of_prompts_is_one_round_trip(node: EmbeddedNode, tiny_dir: Path) -> None:
-    prompts = source(node, tiny_dir)
-    with Client(node.uri) as client:
-        before = {verb: counts["num_calls"] for verb, counts in client.stat()["verbs"].items()}
-        prompts.load(slots(*range(NUM_TRAIN)))
-        after = {verb: counts["num_calls"] for verb, counts in client.stat()["verbs"].items()}
-    made = {verb: count - before.get(verb, 0) for verb, count in after.items() if count > before.get(verb, 0)}
-    assert made == {"prepare": 1, "stat": 1}
-
-
 def test_prefetched_prompts_are_made_before_they_are_loaded(node: EmbeddedNode, tiny_dir: Path) -> None:
     ahead = source(node, tiny_dir)
     with Client(node.uri) as client:
@@ -86,6 +76,16 @@ def test_prefetched_prompts_are_made_before_they_are_loaded(node: EmbeddedNode, 
         wait_until(lambda: client.stat()["num_processed"] == before + 2)
         assert len(ahead.load(slots(1, 3))[0]) == 2
         assert client.stat()["num_processed"] == before + 2
+
+
+def test_a_batch_of_prompts_is_one_round_trip(node: EmbeddedNode, tiny_dir: Path) -> None:
+    prompts = source(node, tiny_dir)
+    with Client(node.uri) as client:
+        before = {verb: counts["num_calls"] for verb, counts in client.stat()["verbs"].items()}
+        prompts.load(slots(*range(NUM_TRAIN)))
+        after = {verb: counts["num_calls"] for verb, counts in client.stat()["verbs"].items()}
+    made = {verb: count - before.get(verb, 0) for verb, count in after.items() if count > before.get(verb, 0)}
+    assert made == {"prepare": 1, "stat": 1}
 
 
 def test_bad_media_raise_when_the_config_says_so(node: EmbeddedNode, tiny_dir: Path) -> None:
