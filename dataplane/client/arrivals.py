@@ -14,9 +14,10 @@ from blake3 import blake3
 from dataplane.core.digests import digest_of
 from dataplane.core.errors import ChecksumError, DataPlaneError, OutOfSpaceError
 from dataplane.core.flight_errors import from_body
+from dataplane.core.integrity import check_digest, check_sent
 from dataplane.core.json_body import parse
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import INLINE_BYTES, check_array
+from dataplane.core.schemas import INLINE_BYTES
 
 Whole = tuple[int, Ref, str]
 """A complete object: its position among the requested objects, its ref, and the digest of its bytes."""
@@ -88,7 +89,8 @@ class Arrivals:
         if error is not None:
             self._sink.failed(at, error)
             return None
-        ref, digest = announced(info.get("ref", self._wanted[at]), str(info.get("checksum")), self._wanted[at])
+        digest = str(info.get("checksum"))
+        ref = check_sent(info.get("ref", self._wanted[at]), digest, self._wanted[at])
         try:
             return _Coming(at, ref, digest, self._open(at, ref))
         except DataPlaneError as refused:
@@ -108,7 +110,7 @@ class Arrivals:
     def _end(self, coming: "_Coming") -> None:
         """Verify an object of which all bytes arrived."""
         if coming.target is not None:
-            verify(coming.ref, digest_of(coming.hashed), coming.digest)
+            check_digest(coming.ref, digest_of(coming.hashed), coming.digest)
             self._whole.append((coming.at, coming.ref, coming.digest))
         self._coming = None
 
@@ -159,41 +161,3 @@ def _rows(batch: pa.RecordBatch, num_wanted: int) -> Iterator[tuple[int, int, st
             yield at, start, info or "", view.view(np.uint8)[4 : 4 + size]
         else:
             yield at, start, info or "", np.frombuffer(outside[number], np.uint8, size, offset)
-
-
-def announced(ref: object, digest: str, wanted: Ref) -> tuple[Ref, str]:
-    """Check a sender's description of an object against the wanted ref; return the sent ref and the digest of the
-    bytes.
-
-    Raises ChecksumError if the sender describes another object, or if `digest` differs from the digest in the object's
-    name or ref.
-    """
-    try:
-        there = ref if isinstance(ref, Ref) else Ref.from_dict(ref)  # type: ignore[arg-type]  # from_dict checks
-    except ValueError as error:
-        raise DataPlaneError(f"{wanted.name} came with a description that is not a ref: {error}") from error
-    check_array(there.dtype, there.shape, there.nbytes)
-    if (there.name, there.kind) != (wanted.name, wanted.kind):
-        raise ChecksumError(f"{there.kind} object {there.name} came instead of {wanted.kind} {wanted.name}")
-    if there.kind == "source" and digest != there.name.removeprefix("s/"):
-        raise ChecksumError(f"{there.name} came with digest {digest}, which is not the one in its name")
-    if there.kind == "derived" and digest != there.meta.get("checksum", digest):
-        raise ChecksumError(f"{there.name} came with digest {digest}; its ref says {there.meta['checksum']}")
-    return there, digest
-
-
-def check_same(wanted: Ref, there: Ref) -> None:
-    """Check that an object has the number of bytes in its ref, from which the ranges were computed. Raises
-    ChecksumError if not."""
-    if there.nbytes != wanted.nbytes:
-        raise ChecksumError(
-            f"{wanted.name} has {there.nbytes} bytes on node {there.node}, its ref says {wanted.nbytes}: "
-            "do not edit refs; get a fresh one"
-        )
-
-
-def verify(ref: Ref, found: str, digest: str) -> None:
-    """Check that the digest `found` of the received bytes is the `digest` that the sender announced. Raises
-    ChecksumError if not."""
-    if found != digest:
-        raise ChecksumError(f"{ref.name} arrived with digest {found}; its sender announced {digest}")

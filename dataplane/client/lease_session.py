@@ -6,13 +6,11 @@ any more, and its mapping stays as long as views over it exist.
 """
 
 import logging
-import mmap
 import os
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -28,7 +26,7 @@ from dataplane.core.errors import NodeUnavailableError, StreamLostError
 from dataplane.core.hosts import default_host_id
 from dataplane.core.json_body import dump, parse
 from dataplane.core.refs import Ref
-from dataplane.core.shared_files import open_segment
+from dataplane.core.shared_files import FileMapping, map_segment
 
 TICK_S = 1.0
 """The maximum number of seconds between two checks of the streams for missed deadlines."""
@@ -38,17 +36,6 @@ _MAX_RELEASES = 8192
 """The maximum number of ended leases that one call returns to the node."""
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SegmentMapping:
-    """The mapping of a node's segment in this process: address and bytes."""
-
-    address: int
-    """The address of the first byte in this process."""
-    nbytes: int
-    owner: object
-    """The object that keeps the segment mapped while it is alive."""
 
 
 class ResolveStream:
@@ -113,7 +100,8 @@ class LeaseSession:
         self.uri = uri
         self.timeout_s = timeout_s
         self.ended: SimpleQueue[int | None] = SimpleQueue()
-        self.address: int | None = None
+        self.arena: FileMapping | None = None
+        """The mapping of the node's arena; None if this process cannot map it and copies objects over Flight."""
         self._pid = os.getpid()
         self._lock = threading.Lock()
         self._num_leases = 0
@@ -181,10 +169,6 @@ class LeaseSession:
         with self._lock:
             self._num_leases += count
 
-    def mapping(self) -> SegmentMapping | None:
-        """Return the mapping of the arena; None if this process cannot map it."""
-        return None if self.address is None else SegmentMapping(self.address, len(self._mapping), self)
-
     def open_stream(self) -> ResolveStream:
         """Open a new resolve stream whose leases belong to this session."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
@@ -227,25 +211,14 @@ class LeaseSession:
             timer.cancel()
 
     def _map(self, hello: dict[str, Any]) -> None:
-        """Map the node's arena read-only into this process if the arena is on this machine. All pages are mapped at
-        once.
-
-        Otherwise `address` stays None and objects are copied over Flight.
-        """
+        """Map the node's arena read-only into this process if the arena is on this machine."""
         if hello["host"] != default_host_id():
             log.info("the node at %s runs on another machine; objects are copied over Flight", self.uri)
             return
         try:
-            fd = open_segment(hello["segments"][0], os.O_RDONLY)
+            self.arena = map_segment(hello["segments"][0])
         except OSError as error:
             log.warning("the memory of %s cannot be mapped (%s); objects are copied over Flight", self.uri, error)
-            return
-        try:
-            flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-            self._mapping = mmap.mmap(fd, hello["segments"][0]["nbytes"], flags=flags, prot=mmap.PROT_READ)
-        finally:
-            os.close(fd)
-        self.address = np.frombuffer(self._mapping, np.uint8).__array_interface__["data"][0]
 
     # -- private: the session's thread -----------------------------------------------------------------------------
 

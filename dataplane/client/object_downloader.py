@@ -14,6 +14,7 @@ from dataplane.client.arrivals import Whole
 from dataplane.client.connect import Credentials, connect
 from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_many, receive_ranges
 from dataplane.core.errors import ChecksumError, DataPlaneError
+from dataplane.core.integrity import check_layout, check_version
 from dataplane.core.refs import Ref
 from dataplane.core.stall_watch import StallWatch
 
@@ -92,7 +93,8 @@ class _Part:
     def open(self, at: int, ref: Ref, *, can_wait: bool = True) -> np.ndarray:
         """Return aligned memory for an object, after a check that the object matches its ref."""
         place = self._places[at]
-        _check(self._arrays.refs[place], ref)
+        check_version(self._arrays.refs[place], ref.version)
+        check_layout(self._arrays.refs[place], ref.dtype, ref.shape, ref.nbytes)
         raw = np.empty(ref.nbytes + _ALIGN, np.uint8)
         start = -raw.ctypes.data % _ALIGN
         data = raw[start : start + ref.nbytes]
@@ -111,15 +113,3 @@ class _Part:
     def failed(self, at: int, error: DataPlaneError) -> None:
         """Raise the error: a resolve returns all objects or none, as for readers that map the arena."""
         raise error
-
-
-def _check(wanted: Ref, there: Ref) -> None:
-    """Check that the sent object has the dtype, shape, size and version of its ref. Raises ChecksumError if not."""
-    is_same = (there.dtype, there.shape, there.nbytes) == (wanted.dtype, wanted.shape, wanted.nbytes)
-    if not is_same or (wanted.version and wanted.version != there.version):
-        raise ChecksumError(
-            f"{wanted.name} is {there.dtype} {list(there.shape)} of {there.nbytes} bytes (version "
-            f"{there.version}), its ref says {wanted.dtype} {str(list(wanted.shape))[:200]} of {wanted.nbytes} "
-            f"(version {wanted.version}): the name was released and used again, or the ref was edited; "
-            "get a fresh ref"
-        )

@@ -20,10 +20,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials
-from dataplane.client.lease_session import LeaseSession, ResolveStream, SegmentMapping
+from dataplane.client.lease_session import LeaseSession, ResolveStream
 from dataplane.client.retry import MIN_ATTEMPT_S, NodeRetry, is_gone
 from dataplane.core.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_body
+from dataplane.core.integrity import check_layout, check_version
 from dataplane.core.json_body import dump, parse
 from dataplane.core.locators import MAX_JSON_OBJECTS, Locators
 from dataplane.core.refs import Ref
@@ -102,9 +103,9 @@ class Reader:
             return []
         return self._retry.call("resolve", lambda left_s: self._resolve(refs, left_s), self.timeout_s)
 
-    def mapping(self) -> SegmentMapping | None:
+    def mapping(self) -> FileMapping | None:
         """Return the segment as this process maps it now; None if objects are copied over Flight instead."""
-        return self._session.mapping()
+        return self._session.arena
 
     def close(self) -> None:
         """Close the connection. Views stay valid: their leases end when they are garbage-collected."""
@@ -162,7 +163,7 @@ class Reader:
         session = self._current(timeout_s)
         session.begin()
         try:
-            if session.address is None:
+            if session.arena is None:
                 return session.fetch(refs, deadline)
             with self._stream(session) as stream:
                 return self._resolve_over(stream, refs, deadline)
@@ -235,18 +236,18 @@ class Reader:
         If any object does not match its ref, the call raises ChecksumError and all leases of the reply end.
         """
         offsets, leases = locators.offset, locators.lease
-        session, base, arena = stream.session, stream.session.address, stream.session.mapping()
-        assert base is not None and arena is not None
+        session, arena = stream.session, stream.session.arena
+        assert arena is not None
         session.add_leases(len(offsets) - offsets.count(-1))
         owners: list[_Owner | np.ndarray | None] = []
         try:
-            self._check(refs, locators)
+            _check(refs, locators)
             for ref, offset, lease, segment in zip(refs, offsets, leases, locators.segment, strict=True):
                 if offset < 0:
                     owners.append(None)
                 elif not segment:
                     _check_inside(offset, ref, arena.nbytes)
-                    owners.append(_Owner(base + offset, ref, lease, session))
+                    owners.append(_Owner(arena.address + offset, ref, lease, session))
                 else:
                     owners.append(self._open_spilled(locators.files[segment - 1], offset, ref, lease, session))
             return [None if owner is None else np.asarray(owner) for owner in owners]
@@ -271,28 +272,20 @@ class Reader:
         _check_inside(offset, ref, mapping.nbytes)
         return _Owner(mapping.address + offset, ref, lease, session, mapping)
 
-    def _check(self, refs: Sequence[Ref], locators: Locators) -> None:
-        """Check that each object has the dtype, shape, size and version of its ref. Raises ChecksumError if not."""
-        columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.version)
-        for ref, offset, dtype, shape, nbytes, version in zip(refs, *columns, strict=True):
-            if offset < 0:
-                continue
-            if ref.version and ref.version != version:
-                raise ChecksumError(
-                    f"{ref.name} was released and written again on {self.uri} since its ref was given out (version "
-                    f"{version}, the ref says {ref.version}): get a fresh ref"
-                )
-            if dtype != ref.dtype or nbytes != ref.nbytes or tuple(shape) != ref.shape:
-                raise ChecksumError(
-                    f"{ref.name} is {dtype} {list(shape)} of {nbytes} bytes on {self.uri}, its ref says "
-                    f"{ref.dtype} {str(list(ref.shape))[:200]} of {ref.nbytes}: the name was released and used again, "
-                    "or the ref was edited; get a fresh ref"
-                )
-
 
 def _left_s(deadline: float) -> float:
     """Return the seconds to the deadline, at least `MIN_ATTEMPT_S`."""
     return max(MIN_ATTEMPT_S, deadline - time.monotonic())
+
+
+def _check(refs: Sequence[Ref], locators: Locators) -> None:
+    """Check that each resident object has the dtype, shape, size and version of its ref. Raises ChecksumError if
+    not."""
+    columns = (locators.offset, locators.dtype, locators.shape, locators.nbytes, locators.version)
+    for ref, offset, dtype, shape, nbytes, version in zip(refs, *columns, strict=True):
+        if offset >= 0:
+            check_version(ref, version)
+            check_layout(ref, dtype, shape, nbytes)
 
 
 def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:

@@ -70,7 +70,7 @@ class CudaPin:
                 f"cudaHostRegister of {mapped.nbytes} bytes failed with CUDA error {status}; where the device cannot "
                 "register read-only memory (cudaDevAttrHostRegisterReadOnlySupported), copy to pinned tensors instead"
             )
-        self._registered[mapped.address] = mapped.owner
+        self._registered[mapped.address] = mapped
 
     def close(self) -> None:
         """Unregister all segments. Call this only after every copy out of a view has finished."""

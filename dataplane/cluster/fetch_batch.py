@@ -8,7 +8,7 @@ import numpy as np
 
 from dataplane.client.arrivals import Whole
 from dataplane.core.errors import ChecksumError, DataPlaneError
-from dataplane.core.lineage import check_claim
+from dataplane.core.integrity import check_claim
 from dataplane.core.refs import Ref
 from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store

@@ -1,9 +1,9 @@
-"""Helpers for refs and lineages: make the ref of a source, and check that a ref matches the object of its name."""
+"""Helpers for lineages: the ref of a source, and the error for an object that cannot be made again."""
 
 from dataclasses import replace
 
 from dataplane.core.digests import source_name
-from dataplane.core.errors import ChecksumError, MissingObjectError
+from dataplane.core.errors import MissingObjectError
 from dataplane.core.refs import Lineage, Ref
 
 
@@ -25,19 +25,3 @@ def missing_object_error(name: str, node_id: str) -> MissingObjectError:
     return MissingObjectError(
         f"{name} is not on node {node_id}: a plain object is lost when it is released or its node stops; put it again"
     )
-
-
-def check_claim(ref: Ref, there: Ref) -> None:
-    """Check that `ref` means the same bytes as `there`, the object that now has its name. Raises ChecksumError if
-    not."""
-    if ref.version not in (0, there.version):
-        raise ChecksumError(
-            f"{ref.name} was released and written again since its ref was given out (version {there.version}, "
-            f"the ref says {ref.version}): get a fresh ref"
-        )
-    claimed = ref.meta.get("checksum")
-    if ref.kind == "derived" and claimed is not None and claimed != there.meta.get("checksum"):
-        raise ChecksumError(
-            f"{ref.name} was made again with checksum {there.meta.get('checksum')}, before it was {claimed}; "
-            "its kernel or Pillow changed: start with fresh refs"
-        )

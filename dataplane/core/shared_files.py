@@ -46,9 +46,9 @@ class FileMapping:
 
     __slots__ = ("__array_interface__", "address", "nbytes")
 
-    def __init__(self, fd: int, nbytes: int) -> None:
+    def __init__(self, fd: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> None:
         self.nbytes = 0
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, mmap.MAP_SHARED, fd, 0)
+        address = _libc.mmap(None, nbytes, mmap.PROT_READ, flags, fd, 0)
         if address == _FAILED:
             code = ctypes.get_errno()
             raise OSError(code, os.strerror(code))
@@ -72,6 +72,15 @@ def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
     fd = _open(shared, os.O_RDONLY, os.O_NOFOLLOW, *(() if is_own else (_check_owner,)))
     try:
         return FileMapping(fd, shared["nbytes"])
+    finally:
+        os.close(fd)
+
+
+def map_segment(shared: Mapping[str, Any]) -> FileMapping:
+    """Map the arena that a node describes, with all of its pages at once. Raises OSError like `open_segment`."""
+    fd = open_segment(shared, os.O_RDONLY)
+    try:
+        return FileMapping(fd, shared["nbytes"], mmap.MAP_SHARED | mmap.MAP_POPULATE)
     finally:
         os.close(fd)
 

@@ -108,7 +108,7 @@ class Catalog:
         return place
 
     def take_encoded(self, digest: str) -> bytes | None:
-        """Return the encoded bytes with this digest if `samples` read them lately and nobody took them since."""
+        """Return the encoded bytes with this digest if `samples` read them lately and they were not taken since."""
         return self._caches.encoded.take(digest)
 
     def stat(self) -> dict[str, dict[str, int]]:

@@ -14,7 +14,8 @@ import numpy as np
 
 from dataplane.core.digests import content_digest, source_name
 from dataplane.core.errors import ChecksumError, DatasetError, MissingObjectError
-from dataplane.core.lineage import check_claim, source_ref
+from dataplane.core.integrity import check_claim
+from dataplane.core.lineage import source_ref
 from dataplane.core.lru_cache import LruCache
 from dataplane.core.refs import BadMedia, Lineage, Ref
 from dataplane.datasets.catalog import Catalog, MediumLocation

@@ -11,7 +11,7 @@ import time
 from dataplane.core.errors import OutOfSpaceError
 from dataplane.core.units import format_bytes
 from dataplane.storage.allocator import slab_bytes
-from dataplane.storage.store import INTERNAL_SESSION, Slab, Store
+from dataplane.storage.store import Slab, Store
 
 WINDOW = 1024
 """The maximum number of queued objects."""
@@ -65,8 +65,7 @@ class PrefetchedObjects:
             self._promised_bytes += slab_bytes(nbytes)
             unused = list(self._unused)
         try:  # without the lock: this may write to disk, and every client that asks for an object needs the lock
-            if slab_bytes(nbytes) > self._store.stat()["largest_free_bytes"]:
-                self._make_young(unused)
+            self._store.make_youngest(unused)
             return self._store.allocate(nbytes, time.monotonic())
         finally:
             with self._lock:
@@ -82,16 +81,9 @@ class PrefetchedObjects:
             }
 
     def _has_room(self, nbytes: int) -> bool:
-        found = self._store.stat()
-        room = found["budget_bytes"] - found["used_bytes"] + found["evictable_bytes"] - sum(self._unused.values())
-        return slab_bytes(nbytes) + self._promised_bytes <= room
+        return slab_bytes(nbytes) + self._promised_bytes <= self._store.room_bytes - sum(self._unused.values())
 
     def _forget_evicted(self) -> None:
         for name, nbytes in list(self._unused.items()):
             if nbytes and self._store.find(name) is None:
                 del self._unused[name]
-
-    def _make_young(self, unused: list[str]) -> None:
-        """Move unused prefetched objects to the end of the order of eviction."""
-        leased = self._store.lease(unused, INTERNAL_SESSION)
-        self._store.end_leases([found.lease for found in leased if found is not None], INTERNAL_SESSION)

@@ -18,8 +18,8 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError, DataPlaneError, OutOfSpaceError
+from dataplane.core.integrity import check_claim
 from dataplane.core.json_body import dump, take, take_list, take_refs, take_timeout_s
-from dataplane.core.lineage import check_claim
 from dataplane.core.locators import Locators
 from dataplane.core.refs import Ref
 from dataplane.core.rights import Right

@@ -13,7 +13,8 @@ import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError, DataPlaneError
 from dataplane.core.json_body import MAX_NUMBER, dump, take, take_list, take_timeout_s
-from dataplane.server.publish import Digests, PutRequest, seal_all
+from dataplane.server.publish import Digests, seal_all
+from dataplane.server.put_request import PutRequest
 from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
 from dataplane.storage.entries import Slab

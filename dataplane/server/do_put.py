@@ -12,7 +12,8 @@ from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import ITEM_BYTES, arrow_errors_as_bad_requests
-from dataplane.server.publish import PutRequest, seal
+from dataplane.server.publish import seal
+from dataplane.server.put_request import PutRequest
 from dataplane.server.services import Services
 from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store

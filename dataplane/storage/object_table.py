@@ -164,6 +164,11 @@ class ObjectTable:
             self.remove_from_eviction(entry)
         self.queue_for_eviction(entry)
 
+    def make_youngest(self, name: str) -> None:
+        """Make an object the last to be evicted, if it may be evicted."""
+        if name in self._evictable:
+            self._evictable.move_to_end(name)
+
     def make_oldest(self, entry: Entry) -> None:
         """Make an entry the first to be evicted, because no client needs it any more."""
         for order in (self._evictable, self.spill.losable):

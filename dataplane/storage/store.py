@@ -187,6 +187,19 @@ class Store:
             return list(islice(found, limit))
 
     @property
+    def room_bytes(self) -> int:
+        """The bytes of the arena that are free, or that eviction can free."""
+        with self._lock:
+            allocator = self._table.allocator
+            return allocator.capacity - allocator.used_bytes + self._table.evictable_bytes
+
+    def make_youngest(self, names: Iterable[str]) -> None:
+        """Make objects the last to be evicted."""
+        with self._lock:
+            for name in names:
+                self._table.make_youngest(name)
+
+    @property
     def num_leases(self) -> int:
         """The number of leases of all readers and of the node itself."""
         return len(self._table.leases)

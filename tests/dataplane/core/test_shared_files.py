@@ -94,7 +94,7 @@ def write_in_place(uri: str) -> None:
 
 def read(uri: str) -> None:
     with Reader(uri, timeout_s=30) as reader:
-        assert reader._session.address is None, "it mapped the file"
+        assert reader._session.arena is None, "it mapped the file"
         raise NodeUnavailableError("nothing was mapped")
 
 
@@ -117,7 +117,7 @@ def test_a_place_or_a_locator_outside_of_the_arena_is_refused() -> None:
                 with pytest.raises(NodeUnavailableError, match="outside of its arena"):
                     write_big(uri)
                 with Reader(uri, timeout_s=30) as reader:
-                    assert reader._session.address is not None
+                    assert reader._session.arena is not None
                     if offset > 0:
                         with pytest.raises(NodeUnavailableError, match="outside of its node's memory"):
                             reader.resolve([EIGHT_BYTES])

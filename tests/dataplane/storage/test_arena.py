@@ -37,7 +37,7 @@ def test_without_shared_memory_a_node_says_so_and_everything_still_maps(
                 place.array[:] = range(5)
             assert place.ref is not None
             big, made = reader.resolve([ref, place.ref])
-            assert reader._session.address is not None
+            assert reader._session.arena is not None
             assert big.tobytes() == bytes(range(256)) * 1024 and made.tolist() == [0, 1, 2, 3, 4]
             source = client.put_source(encode(noise(1)))
             assert client.derive([source], RECIPE)[0].name.startswith("d/")  # a worker maps it too
@@ -62,7 +62,7 @@ def test_a_reader_that_finds_another_file_under_the_path_copies_instead(
         monkeypatch.setattr(LeaseSession, "_map", elsewhere)
         with Client(node.uri) as client, Reader(node.uri) as reader:
             ref = client.put(np.arange(10, dtype=np.int64), name="ten", dtype="int64")
-            assert reader._session.address is None
+            assert reader._session.arena is None
             assert reader.resolve([ref])[0].tolist() == list(range(10))
     finally:
         node.stop()

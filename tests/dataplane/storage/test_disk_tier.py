@@ -12,7 +12,8 @@ import pytest
 
 from dataplane.core.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
 from dataplane.core.refs import Ref
-from dataplane.server.publish import PutRequest, seal
+from dataplane.server.publish import seal
+from dataplane.server.put_request import PutRequest
 from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
 from dataplane.storage.disk_files import DiskFile, DiskFiles

@@ -9,7 +9,8 @@ import pytest
 
 from dataplane.core.errors import BadRequestError, OutOfSpaceError
 from dataplane.core.refs import Kind, Ref
-from dataplane.server.publish import PutRequest, seal
+from dataplane.server.publish import seal
+from dataplane.server.put_request import PutRequest
 from dataplane.storage.arena import Segment
 from dataplane.storage.store import INTERNAL_SESSION, Store
 from tests.dataplane.shards import wait_until
