@@ -6,10 +6,12 @@ limited by one core.
 """
 
 import json
+import math
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +27,7 @@ from dataplane.core.integrity import check_digest, check_layout, check_sent
 from dataplane.core.json_body import dump
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import PIECES
-from dataplane.core.stall_watch import StallWatch
+from dataplane.core.timers import TIMERS
 
 RANGES_FROM = 16 << 20
 """The size in bytes from which an object is received in ranges over several streams."""
@@ -43,10 +45,20 @@ class Call:
     """The fields to add to each ticket."""
     deadline: float
     """The moment at which the download times out, in seconds of `time.monotonic`."""
-    watch: StallWatch
-    """The watch that cancels a stream on which no data comes."""
+    stall_s: float = math.inf
+    """The seconds after which a stream is cancelled on which no data comes."""
     grace_s: float = 0.0
     """The seconds to wait beyond the deadline for the sender's own timeout error, which says more than Flight's."""
+
+    @contextmanager
+    def watched(self, reader: fl.FlightStreamReader) -> Iterator[Callable[[], None]]:
+        """Cancel a stream on which no data comes for `stall_s`. Yield the function to call each time data came."""
+        with TIMERS.limit(time.monotonic() + self.stall_s, reader.cancel) as timer:
+
+            def seen() -> None:
+                timer.at = time.monotonic() + self.stall_s
+
+            yield seen
 
     def remaining(self) -> float:
         """Return the seconds to the deadline, at least 0.05."""
@@ -72,11 +84,11 @@ def receive_many(flight: fl.FlightClient, wanted: Sequence[Ref], sink: Sink, cal
     reader = call.get(flight, refs=[ref.to_dict() for ref in wanted])
     arrivals = Arrivals(wanted, sink)
     try:
-        with call.watch.over(reader):
+        with call.watched(reader) as seen:
             if not reader.schema.equals(PIECES):
                 raise DataPlaneError(f"a stream of many objects came as {reader.schema}; wanted {PIECES}")
             for chunk in reader:
-                call.watch.seen(reader)
+                seen()
                 arrivals.add(chunk.data)
         arrivals.check_whole()
     except BaseException:
@@ -92,7 +104,7 @@ def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, 
     """
     parts = spans(wanted.nbytes, len(flights))
     first = call.get(flights[0], ref=wanted.to_dict(), start=parts[0][0], length=parts[0][1])
-    with call.watch.over(first):
+    with call.watched(first) as seen:
         ref, digest = _described(first.schema, wanted)
         if ref.nbytes != wanted.nbytes:  # the ranges were computed from it
             check_layout(wanted, ref.dtype, ref.shape, ref.nbytes)
@@ -109,7 +121,7 @@ def receive_ranges(flights: Sequence[fl.FlightClient], wanted: Ref, sink: Sink, 
                     threads.submit(_fetch_range, flight, wanted, digest, span, target, call)
                     for flight, span in zip(flights[1:], parts[1:], strict=False)
                 ]
-                _fill(first, parts[0], target, call, hashed)
+                _fill(first, parts[0], target, seen, hashed)
                 _raise_first(others)
             hashed.update(target[parts[0][1] :].data)
             check_digest(ref, digest_of(hashed), digest)
@@ -141,21 +153,25 @@ def _fetch_range(
     """Receive one range of an object into its position in `target`. Raises ChecksumError if the object changed between
     the ranges."""
     reader = call.get(flight, ref=wanted.to_dict(), start=span[0], length=span[1])
-    with call.watch.over(reader):
+    with call.watched(reader) as seen:
         if _described(reader.schema, wanted)[1] != digest:
             raise ChecksumError(f"{wanted.name} was written again while its ranges were sent")
-        _fill(reader, span, target, call)
+        _fill(reader, span, target, seen)
 
 
 def _fill(
-    reader: fl.FlightStreamReader, span: tuple[int, int], target: np.ndarray, call: Call, hashed: blake3 | None = None
+    reader: fl.FlightStreamReader,
+    span: tuple[int, int],
+    target: np.ndarray,
+    seen: Callable[[], None],
+    hashed: blake3 | None = None,
 ) -> None:
     """Write the bytes that arrive for one range to their position in `target`, the memory of the whole object. They are
-    hashed while they are in the processor's cache, if `hashed` is given."""
+    hashed while they are in the processor's cache, if `hashed` is given. `seen` is called each time data came."""
     at, end = span[0], span[0] + span[1]
     try:
         for chunk in reader:
-            call.watch.seen(reader)
+            seen()
             column = chunk.data.column(0)
             if at + len(column) > end:
                 raise ChecksumError(f"a range of {span[1]} bytes came longer")

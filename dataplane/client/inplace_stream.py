@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.retry import GRACE_S
-from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.hosts import default_host_id
 from dataplane.core.json_body import dump, parse
+from dataplane.core.timers import TIMERS
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class InplaceStream:
             self._reader.cancel()
 
         try:
-            with BLOCK_TIMEOUTS.call_at(max(deadline, time.monotonic()) + GRACE_S, cut):
+            with TIMERS.limit(max(deadline, time.monotonic()) + GRACE_S, cut):
                 chunk = self._reader.read_chunk()
             return parse(chunk.app_metadata, "the reply to put")
         except pa.ArrowException as error:

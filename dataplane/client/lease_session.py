@@ -27,6 +27,7 @@ from dataplane.core.hosts import default_host_id
 from dataplane.core.json_body import dump, parse
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import FileMapping, map_segment
+from dataplane.core.timers import TIMERS
 
 TICK_S = 1.0
 """The maximum number of seconds between two checks of the streams for missed deadlines."""
@@ -46,7 +47,7 @@ class ResolveStream:
         self._writer = writer
         self._reader = reader
         self._lock = threading.Lock()
-        self._deadline: float | None = None
+        self._is_waiting = False
         self.is_overdue = False
         """True if a deadline passed and the stream was cancelled."""
         self.is_broken = False
@@ -55,34 +56,34 @@ class ResolveStream:
     def ask(self, request: bytes, timeout_s: float) -> tuple[pa.RecordBatch | None, pa.Buffer | None]:
         """Send a request and return the reply: a record batch or None, and metadata or None.
 
-        The call waits for the reply; after the deadline the session's thread cancels the stream. If the call raises,
-        the stream is cancelled, so that the node ends the leases of a reply that did not arrive.
+        The call waits for the reply; after the deadline the stream is cancelled. If the call raises, the stream is
+        cancelled too, so that the node ends the leases of a reply that did not arrive.
         """
+        self._is_waiting = True
         try:
-            self._deadline = time.monotonic() + timeout_s + GRACE_S
-            self._writer.write_metadata(pa.py_buffer(request))
-            chunk = self._reader.read_chunk()
+            with TIMERS.limit(time.monotonic() + timeout_s + GRACE_S, self._cut):
+                self._writer.write_metadata(pa.py_buffer(request))
+                chunk = self._reader.read_chunk()
             with self._lock:
-                self._deadline = None
+                self._is_waiting = False
                 if self.is_overdue:
                     raise fl.FlightTimedOutError("the reply came after the stream was cancelled")
         except BaseException:
             self.is_broken = True
-            self._deadline = None
+            self._is_waiting = False
             self._reader.cancel()
             raise
         return chunk.data, chunk.app_metadata
 
-    def cut_if_overdue(self, now: float) -> None:
-        """Cancel the stream if the deadline of a waiting `ask` has passed; `ask` then raises."""
+    def _cut(self) -> None:
+        """Cancel the stream, unless `ask` has its reply; `ask` then raises."""
         with self._lock:
-            if self._deadline is not None and now > self._deadline:
+            if self._is_waiting:
                 self.is_overdue = self.is_broken = True
                 self._reader.cancel()
 
     def close(self) -> None:
         """Close the stream. The leases that came over it stay, because they belong to the session."""
-        self._deadline = None
         close_quietly(self._writer)
 
 
@@ -112,7 +113,6 @@ class LeaseSession:
         has ended."""
         self.is_lost = False
         """True if the node is gone or does not know this session any more."""
-        self._streams: list[ResolveStream] = []
         self._flight = connect(uri, credentials)
         self._copies = ObjectDownloader(uri, credentials)
         hello = self._open(open_s or timeout_s)
@@ -172,10 +172,7 @@ class LeaseSession:
     def open_stream(self) -> ResolveStream:
         """Open a new resolve stream whose leases belong to this session."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": self._token}))
-        stream = ResolveStream(self, *self._flight.do_exchange(descriptor))
-        with self._lock:
-            self._streams = [*(other for other in self._streams if not other.is_broken), stream]
-        return stream
+        return ResolveStream(self, *self._flight.do_exchange(descriptor))
 
     def fetch(self, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
         """Return read-only private copies over DoGet, for readers that cannot map the node's shared memory.
@@ -200,15 +197,11 @@ class LeaseSession:
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "session"}))
         self._writer, reader = self._flight.do_exchange(descriptor)
         self._reader = reader
-        timer = threading.Timer(timeout_s, reader.cancel)
-        timer.daemon = True
-        timer.start()
         try:
-            return parse(reader.read_chunk().app_metadata, "the reply to session")
+            with TIMERS.limit(time.monotonic() + timeout_s, reader.cancel):
+                return parse(reader.read_chunk().app_metadata, "the reply to session")
         except StopIteration:
             raise StreamLostError(f"{self.uri} ended the session at once; is it a data-plane node?") from None
-        finally:
-            timer.cancel()
 
     def _map(self, hello: dict[str, Any]) -> None:
         """Map the node's arena read-only into this process if the arena is on this machine."""
@@ -223,8 +216,7 @@ class LeaseSession:
     # -- private: the session's thread -----------------------------------------------------------------------------
 
     def _keep(self) -> None:
-        """Report ended leases to the node and cancel overdue streams, until the session is lost, or is closed and has
-        no leases.
+        """Report ended leases to the node, until the session is lost, or is closed and has no leases.
 
         *Consumes* `ended`. *Produces* `end_leases` calls.
         """
@@ -238,14 +230,8 @@ class LeaseSession:
                     break  # without a node there are no leases
                 if self._is_closing and self._num_leases <= 0 and not self._num_in_flight:
                     break
-                streams = list(self._streams)
             if was_closed:
                 self._told.set()
-            now = time.monotonic()
-            for stream in streams:
-                stream.cut_if_overdue(now)
-        with self._lock:
-            self._streams = []
         close_quietly(self._writer)
         self._flight.close()
         self._copies.close()

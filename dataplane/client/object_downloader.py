@@ -3,7 +3,6 @@
 The copies are downloaded over Flight with `download.py`, verified, and read-only like views.
 """
 
-import math
 import threading
 from collections.abc import Sequence
 
@@ -16,7 +15,6 @@ from dataplane.client.download import NUM_STREAMS, RANGES_FROM, Call, receive_ma
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.integrity import check_layout, check_version
 from dataplane.core.refs import Ref
-from dataplane.core.stall_watch import StallWatch
 
 _ALIGN = 64
 """The alignment of the arrays in bytes, the same as that of views in the arena."""
@@ -28,7 +26,6 @@ class ObjectDownloader:
     def __init__(self, uri: str, credentials: Credentials | None) -> None:
         self._uri = uri
         self._credentials = credentials
-        self._watch = StallWatch(math.inf)  # no limit on stalls: the deadline of the call ends a stream
         self._lock = threading.Lock()
         self._flights: list[fl.FlightClient] = []
 
@@ -38,7 +35,7 @@ class ObjectDownloader:
         Raises the first error of any object; this is a ChecksumError if an object or its bytes do not match the ref.
         """
         flights = self._connections()
-        call = Call(ticket={}, deadline=deadline, watch=self._watch, grace_s=1.0)
+        call = Call(ticket={}, deadline=deadline, grace_s=1.0)
         arrays = _Arrays(refs)
         small = [at for at, ref in enumerate(refs) if ref.nbytes < RANGES_FROM]
         if small:

@@ -20,6 +20,7 @@ from dataplane.client.retry import MIN_ATTEMPT_S
 from dataplane.core.errors import BadRequestError, DataPlaneError, NodeUnavailableError
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump, parse
+from dataplane.core.timers import TIMERS
 
 _CLOSE_S = 2.0
 """The seconds that `close` waits for the watching thread."""
@@ -102,15 +103,11 @@ class ScopeHeartbeat:
         """Open the stream; return its writer and its reader."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "scopes", "owner": self._owner}))
         writer, reader = self._flight.do_exchange(descriptor)
-        timer = threading.Timer(timeout_s, reader.cancel)
-        timer.daemon = True
-        timer.start()
         try:
-            parse(reader.read_chunk().app_metadata, "the reply to scopes")
+            with TIMERS.limit(time.monotonic() + timeout_s, reader.cancel):
+                parse(reader.read_chunk().app_metadata, "the reply to scopes")
         except StopIteration as error:
             raise fl.FlightUnavailableError("the node ended the stream at once") from error
-        finally:
-            timer.cancel()
         return writer, reader
 
     def mark_lost(self) -> threading.Event:

@@ -29,7 +29,6 @@ from dataplane.core.errors import (
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump
 from dataplane.core.refs import Ref
-from dataplane.core.stall_watch import StallWatch
 from dataplane.storage.store import Store
 
 DOWN_S = 30.0
@@ -64,7 +63,7 @@ class PeerFetcher:
         self._peers = peers
         self._credentials = credentials
         self._num_streams = num_streams
-        self._watch = StallWatch(stall_s)
+        self._stall_s = stall_s
         self._lock = threading.Lock()
         self._flights: dict[str, list[fl.FlightClient]] = {}
         self._down: dict[str, float] = {}
@@ -117,7 +116,6 @@ class PeerFetcher:
     def close(self) -> None:
         """Stop fetching. Streams that are open end with their connections."""
         self._is_closed = True
-        self._watch.close()
         self._threads.shutdown(wait=False, cancel_futures=True)
         with self._lock:
             flights, self._flights = [one for many in self._flights.values() for one in many], {}
@@ -181,7 +179,7 @@ class PeerFetcher:
     def _try(self, batch: FetchBatch, uri: str, until: float) -> None:
         flights = self._connections(uri)
         sink = ArenaSink(self._store, batch, until, self._count)
-        call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, watch=self._watch)
+        call = Call(ticket={"local": True, "make": not batch.is_makeable}, deadline=until, stall_s=self._stall_s)
         refs = sink.refs
         if len(refs) == 1 and refs[0].nbytes >= RANGES_FROM:
             receive_ranges(flights, refs[0], sink, call)

@@ -4,7 +4,7 @@
 `integrity.py` checks refs against objects, and `errors.py` has the exception classes. Wire formats: `schemas.py`
 (Arrow), `json_body.py` (JSON with checks), `locators.py` (replies to a resolve), `flight_errors.py` (errors).
 `rights.py` and `token_file.py` say what a client may do. `shared_files.py` opens a node's shared memory, and `hosts.py`
-says which machine this is. The other files are small helpers: units, timers, deadlines, a cache, processes.
+says which machine this is. The other files are small helpers: units, timers, a cache, processes.
 
 May import: nothing.
 """

@@ -1,66 +1,96 @@
-"""Timers: calls to make at a later moment unless they are cancelled. One thread serves any number of them."""
+"""Timers: calls to make at a later moment, unless they are moved or cancelled. One thread per process serves all.
 
-import heapq
+A `with` block that may wait for long is limited by `TIMERS.limit(at, call)`: `call` ends the wait, for example by
+cancelling a stream. A thread per wait would cost more than a small round trip does.
+"""
+
 import logging
+import math
+import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+_TICK_S = 0.1
+"""The seconds between two checks of the timers, and so the precision of their moments."""
+_IDLE_S = 5.0
+"""The seconds after which the thread ends if there is no timer; the next timer starts another thread."""
 
 log = logging.getLogger(__name__)
 
 
+class Timer:
+    """A call to make at `at`, in seconds of `time.monotonic`. To move a pending timer, set `at`."""
+
+    __slots__ = ("at", "call")
+
+    def __init__(self, at: float, call: Callable[[], object]) -> None:
+        self.at = at
+        self.call = call
+
+
 class Timers:
-    """A set of keys with one moment each, at which `run(key)` is called in this object's thread. It is thread-safe."""
+    """The pending timers of this process. Thread-safe. A forked child starts without timers and without a thread."""
 
-    def __init__(self, run: Callable[[str], object], name: str) -> None:
-        self._run = run
-        self._changed = threading.Condition()
-        self._times: dict[str, float] = {}
-        self._heap: list[tuple[float, str]] = []
-        """A heap of (moment, key) for each call of `set`, in seconds of `time.monotonic`. An entry counts only if
-        `_times` has the same moment."""
-        self._is_closed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+    def __init__(self) -> None:
+        self._begin()
+        os.register_at_fork(after_in_child=self._begin)
 
-    def __len__(self) -> int:
-        return len(self._times)
+    def _begin(self) -> None:
+        self._lock = threading.Lock()
+        self._pending: set[Timer] = set()
+        self._is_running = False
 
-    def __contains__(self, key: str) -> bool:
-        return key in self._times
+    def start(self, at: float, call: Callable[[], object]) -> Timer:
+        """Make `call` at this moment in the thread of all timers, which it must not block for long."""
+        timer = Timer(at, call)
+        if at == math.inf:
+            return timer
+        with self._lock:
+            if not self._is_running:
+                threading.Thread(target=self._keep, name="timers", daemon=True).start()
+                self._is_running = True
+            self._pending.add(timer)
+        return timer
 
-    def set(self, key: str, in_s: float) -> None:
-        """Call `run(key)` in `in_s` seconds. This replaces an earlier time of the same key."""
-        with self._changed:
-            self._times[key] = at = time.monotonic() + in_s
-            heapq.heappush(self._heap, (at, key))
-            if self._heap[0] == (at, key):
-                self._changed.notify()
+    def cancel(self, timer: Timer) -> None:
+        """Do not make the call of a timer. A call that already began continues."""
+        with self._lock:
+            self._pending.discard(timer)
 
-    def cancel(self, key: str) -> None:
-        """Do not call `run(key)`. This has no effect if the key has no time; a call that already began continues."""
-        with self._changed:
-            self._times.pop(key, None)
+    @contextmanager
+    def limit(self, at: float, call: Callable[[], object]) -> Iterator[Timer]:
+        """Make `call` if the block is still running at this moment; yield the timer, which the block may move.
 
-    def close(self) -> None:
-        """Stop the thread: no more calls are made."""
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
+        The block itself is not interrupted: the call must end the wait inside it.
+        """
+        timer = self.start(at, call)
+        try:
+            yield timer
+        finally:
+            self.cancel(timer)
 
-    def _work(self) -> None:
-        """Make each call when its moment comes, until `close`."""
+    def _keep(self) -> None:
+        """Make each call when its moment comes, until there was no timer for `_IDLE_S`."""
+        last = time.monotonic()
         while True:
-            with self._changed:
-                while not self._is_closed and (not self._heap or self._heap[0][0] > time.monotonic()):
-                    self._changed.wait(self._heap[0][0] - time.monotonic() if self._heap else None)
-                if self._is_closed:
+            time.sleep(_TICK_S)
+            now = time.monotonic()
+            with self._lock:
+                if self._pending:
+                    last = now
+                elif now - last > _IDLE_S:
+                    self._is_running = False
                     return
-                at, key = heapq.heappop(self._heap)
-                if self._times.get(key) != at:
-                    continue
-                del self._times[key]
-            try:
-                self._run(key)
-            except Exception:
-                log.exception("the timer of %s failed", key)
+                due = sorted((timer for timer in self._pending if now > timer.at), key=lambda timer: timer.at)
+                self._pending.difference_update(due)
+            for timer in due:
+                try:
+                    timer.call()
+                except Exception:
+                    log.exception("the call of a timer failed")
+
+
+TIMERS = Timers()
+"""The only instance, which all code of this process shares."""

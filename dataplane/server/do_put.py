@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import ITEM_BYTES, arrow_errors_as_bad_requests
+from dataplane.core.timers import TIMERS
 from dataplane.server.publish import seal
 from dataplane.server.put_request import PutRequest
 from dataplane.server.services import Services
@@ -81,9 +81,7 @@ def _receive(
         nbytes, chunks = total, iter(gathered)
     arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
     try:
-        with BLOCK_TIMEOUTS.call_at(
-            deadline, arriving.discard
-        ):  # Arrow has no way to end the read of a client that stopped
+        with TIMERS.limit(deadline, arriving.discard):  # Arrow has no way to end the read of a client that stopped
             for chunk in chunks:
                 arriving.add(chunk)
             return arriving.finished()

@@ -17,8 +17,8 @@ from wsgiref.simple_server import WSGIRequestHandler, make_server
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.exposition import ThreadingWSGIServer
 
-from dataplane.core.block_timeouts import BLOCK_TIMEOUTS
 from dataplane.core.errors import BadRequestError, OverloadedError, UnauthenticatedError
+from dataplane.core.timers import TIMERS
 from dataplane.core.token_file import TokenFile
 from dataplane.server.auth import Security, bearer, host_in_uri, is_loopback
 from dataplane.server.call_limits import Slots
@@ -93,7 +93,7 @@ class _Server(ThreadingWSGIServer):
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Handle a request in its thread, the handshake included, within its deadline."""
         try:
-            with BLOCK_TIMEOUTS.call_at(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
+            with TIMERS.limit(time.monotonic() + REQUEST_TIMEOUT_S, partial(_cut, request)):
                 super().process_request_thread(request, client_address)
         finally:
             self.slots.give_back()
