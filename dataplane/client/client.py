@@ -8,20 +8,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials, connect
+from dataplane.client.flight_copy import call_options, get_copy, put_copy
 from dataplane.client.inplace_put import InplacePut
 from dataplane.client.put_batches import Buffer, as_bytes_view, batch_ranges, plain_body
-from dataplane.client.retry import GRACE_S, NodeRetry
+from dataplane.client.retry import NodeRetry
 from dataplane.client.scope_heartbeat import ScopeHeartbeat, weak_method
-from dataplane.core.digests import content_digest
-from dataplane.core.errors import ChecksumError, MissingObjectError
+from dataplane.core.errors import MissingObjectError
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import MAX_ITEMS, dump, parse
 from dataplane.core.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
-from dataplane.core.schemas import BATCH_BYTES, check_array
+from dataplane.core.schemas import check_array
 
 PUT_IN_PLACE_FROM = 256 * 1024
 """The size in bytes from which a client on the node's machine writes objects into the arena; smaller objects go over
@@ -217,22 +216,8 @@ class Client:
         With a Ref instead of a name, an evicted object is made again first. `on_bytes` is called with the number of
         bytes that have arrived, and with the total. Raises ChecksumError if the bytes do not match their digest.
         """
-
-        def attempt(left_s: float) -> bytes:
-            reader = self._flight.do_get(self.ticket(ref), _options(left_s))
-            total = int((reader.schema.metadata or {}).get(b"nbytes", 0))
-            parts: list[memoryview] = []
-            for chunk in reader:
-                parts.append(memoryview(chunk.data.column(0).buffers()[1])[_span(chunk.data)])
-                if on_bytes is not None:
-                    on_bytes(sum(map(len, parts)), total)
-            data = b"".join(parts)
-            sent = (reader.schema.metadata or {}).get(b"checksum", b"").decode()
-            if sent and content_digest(data) != sent:
-                raise ChecksumError(f"{self.uri} sent bytes that do not match digest {sent}, or too few; ask again")
-            return data
-
-        return self._retry.call("get", attempt, self.timeout_s)
+        ticket = self.ticket(ref)
+        return self._retry.call("get", lambda left_s: get_copy(self._flight, ticket, left_s, on_bytes), self.timeout_s)
 
     def close(self) -> None:
         """Close the connection, and the scopes of this client that were opened without `keep`."""
@@ -257,7 +242,7 @@ class Client:
                 refs = self._inplace_put.put([view], [request], request.get("scope"), left_s)
                 if refs is not None:
                     return refs[0]
-            return self._put_over_flight(view, request, left_s)
+            return put_copy(self._flight, view, request, left_s)
 
         return self._retry.call("put", attempt, self.timeout_s)
 
@@ -274,19 +259,6 @@ class Client:
         refs = self._retry.call("put", attempt, self.timeout_s)
         return [self._put(view, body) for view, body in zip(views, bodies, strict=True)] if refs is None else refs
 
-    def _put_over_flight(self, view: memoryview, body: dict[str, Any], left_s: float) -> Ref:
-        """Store one object with a DoPut and return its ref."""
-        body = body | {"checksum": content_digest(view)}
-        array = pa.Array.from_buffers(pa.uint8(), view.nbytes, [None, pa.py_buffer(view)])
-        schema = pa.schema([("data", pa.uint8())])
-        writer, replies = self._flight.do_put(fl.FlightDescriptor.for_command(dump(body)), schema, _options(left_s))
-        with writer:
-            for start in range(0, view.nbytes, BATCH_BYTES):
-                writer.write_batch(pa.record_batch([array.slice(start, BATCH_BYTES)], schema=schema))
-            writer.done_writing()
-            reply = replies.read()
-        return Ref.from_dict(parse(reply, "the reply to put"))
-
     def _act(self, verb: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """Run an action of the node and return its reply. The action is sent again if the node went away."""
 
@@ -299,19 +271,8 @@ class Client:
 
     def _send(self, verb: str, body: Mapping[str, Any], left_s: float) -> dict[str, Any]:
         """Run an action once and return its reply."""
-        results = list(self._flight.do_action(fl.Action(verb, dump(body)), _options(left_s)))
+        results = list(self._flight.do_action(fl.Action(verb, dump(body)), call_options(left_s)))
         return parse(results[0].body, f"the reply to {verb}")
-
-
-def _options(left_s: float) -> fl.FlightCallOptions:
-    """Return the Flight options for a call that has `left_s` seconds: Flight's own timeout is `GRACE_S` longer."""
-    return fl.FlightCallOptions(timeout=left_s + GRACE_S)
-
-
-def _span(batch: pa.RecordBatch) -> slice:
-    """Return the range of positions that the bytes of a record batch have in the buffer of its only column."""
-    column = batch.column(0)
-    return slice(column.offset, column.offset + len(column))
 
 
 def _prepare_body(dataset: str, indices: Sequence[int], recipes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:

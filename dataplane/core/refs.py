@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
 
+from dataplane.core.typed_fields import Types, read_fields, take_field
+
 Kind = Literal["source", "derived", "plain"]
 """The type of the kind of an object, which is one of `KINDS`."""
 KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
@@ -55,7 +57,7 @@ class Lineage:
     def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
         """Return the lineage that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the
         wrong type."""
-        return cls(**_read(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
+        return cls(**read_fields(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +104,7 @@ class Ref:
     def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
         """Return the ref that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
         type."""
-        fields = _read(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
+        fields = read_fields(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
         if fields["kind"] not in KINDS:
             raise ValueError(f"ref.kind is {fields['kind']!r}; wanted one of {', '.join(KINDS)}")
         check_shape(fields["shape"], "ref.shape")
@@ -155,8 +157,8 @@ class BadMedia:
     def from_dict(cls, data: Mapping[str, Any]) -> "BadMedia":
         """Return the record that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
         type."""
-        texts = {key: _take(data, "bad media", key, str) for key in ("dataset", "shard", "key", "reason", "name")}
-        return cls(**texts, offset=_take(data, "bad media", "offset", int))
+        texts = {key: take_field(data, "bad media", key, str) for key in ("dataset", "shard", "key", "reason", "name")}
+        return cls(**texts, offset=take_field(data, "bad media", "offset", int))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,12 +197,12 @@ class Sample:
         """Return the sample that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
         type."""
         return cls(
-            index=_take(data, "sample", "index", int),
-            key=_take(data, "sample", "key", str),
-            shard=_take(data, "sample", "shard", str),
-            fields=_take(data, "sample", "fields", dict),
-            media=tuple(Ref.from_dict(ref) for ref in _take(data, "sample", "media", list)),
-            bad=tuple(BadMedia.from_dict(bad) for bad in _take(data, "sample", "bad", list)),
+            index=take_field(data, "sample", "index", int),
+            key=take_field(data, "sample", "key", str),
+            shard=take_field(data, "sample", "shard", str),
+            fields=take_field(data, "sample", "fields", dict),
+            media=tuple(Ref.from_dict(ref) for ref in take_field(data, "sample", "media", list)),
+            bad=tuple(BadMedia.from_dict(bad) for bad in take_field(data, "sample", "bad", list)),
         )
 
 
@@ -229,10 +231,10 @@ class Dataset:
         """Return the data set that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the
         wrong type."""
         return cls(
-            name=_take(data, "dataset", "name", str),
-            num_samples=_take(data, "dataset", "num_samples", int),
-            num_shards=_take(data, "dataset", "num_shards", int),
-            bad=tuple(BadMedia.from_dict(bad) for bad in _take(data, "dataset", "bad", list)),
+            name=take_field(data, "dataset", "name", str),
+            num_samples=take_field(data, "dataset", "num_samples", int),
+            num_shards=take_field(data, "dataset", "num_shards", int),
+            bad=tuple(BadMedia.from_dict(bad) for bad in take_field(data, "dataset", "bad", list)),
         )
 
 
@@ -246,9 +248,7 @@ def check_shape(shape: Sequence[object], what: str = "shape") -> None:
             raise ValueError(f"{what} is {found}; wanted whole numbers that are not negative and fit 64 bits")
 
 
-_Types = tuple[type, ...]
-
-_LINEAGE_FIELDS: Mapping[str, _Types] = {
+_LINEAGE_FIELDS: Mapping[str, Types] = {
     "recipe": (dict, NoneType),
     "dataset": (str,),
     "shard": (str,),
@@ -258,7 +258,7 @@ _LINEAGE_FIELDS: Mapping[str, _Types] = {
     "part": (str,),
 }
 _LINEAGE_DEFAULTS = {"part": ""}
-_REF_FIELDS: Mapping[str, _Types] = {
+_REF_FIELDS: Mapping[str, Types] = {
     "kind": (str,),
     "name": (str,),
     "dtype": (str,),
@@ -270,38 +270,3 @@ _REF_FIELDS: Mapping[str, _Types] = {
     "version": (int,),
 }
 _REF_DEFAULTS = {"version": 0}
-
-
-def _read(
-    data: Mapping[str, Any], what: str, fields: Mapping[str, _Types], defaults: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the values of all `fields` of a JSON object, after a check of their types. `what` names the object in
-    errors.
-
-    Requests have thousands of refs, so the check of a correct value is one comparison of its type.
-    """
-    read = {}
-    for key, types in fields.items():
-        try:
-            value = data[key]
-        except (KeyError, TypeError):
-            value = defaults.get(key, _MISSING)
-        read[key] = value if type(value) in types else _take(data, what, key, *types)
-    return read
-
-
-_MISSING = object()
-"""The value of a field that is missing and has no default; no type check accepts it."""
-
-
-def _take(data: Mapping[str, Any], what: str, key: str, *types: type) -> Any:
-    """Return `data[key]`, which must be of one of `types` (a bool is not an int here). Raises ValueError if not."""
-    if not isinstance(data, Mapping):
-        raise ValueError(f"{what} is {type(data).__name__}; wanted a JSON object")
-    if key not in data:
-        raise ValueError(f"{what}.{key} is missing; found only {', '.join(sorted(data)) or 'nothing'}")
-    value = data[key]
-    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        wanted = " or ".join(kind.__name__ for kind in types)
-        raise ValueError(f"{what}.{key} is {str(value)[:80]!r} ({type(value).__name__}); wanted {wanted}")
-    return value
