@@ -64,7 +64,7 @@ class _Batch:
     prompt_ids: torch.Tensor
     """[T] token ids of the prompt."""
     positions: torch.Tensor
-    """[3, 1, T + 1] positions of the prompt and of one token behind it."""
+    """[3, 1, T + 1] the token positions of the prompt and of one token behind it."""
     patches: torch.Tensor
     """[B, N, D] normalised patches."""
     grid_thw: torch.Tensor

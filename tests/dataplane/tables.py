@@ -13,8 +13,8 @@ TURNS = pa.list_(pa.struct([("content", pa.string()), ("role", pa.string())]))
 
 
 def verl_table(images: Sequence[Sequence[bytes | None]]) -> pa.Table:
-    """Return a table in verl's layout: chat turns, a list of images, the source of the sample, and the data for the
-    reward."""
+    """Return a table with verl's columns: chat turns, a list of images, the name of the sample's set, and the data for
+    the reward."""
     rows = range(len(images))
     turns = [[{"content": f"<image>What is in picture {row}?", "role": "user"}] for row in rows]
     cells = [[{"bytes": data, "path": None} for data in row] for row in images]

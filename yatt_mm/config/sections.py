@@ -219,7 +219,7 @@ class ParallelSection(Section):
     """How context-parallel ranks attend to each other's tokens: exchange heads for tokens, or gather all keys and
     values."""
     cp_order: Literal["contiguous", "zigzag"] = "contiguous"
-    """Which tokens a context-parallel rank holds: a slice of the packed stream, or from each sequence a piece of both
+    """Which tokens a context-parallel rank holds: a slice of the packed stream, or from each sequence a slice of both
     ends."""
     ep: Count = 1
     """Ranks of a stage over which the experts of a layer are divided, across replicas; 1 for models without experts."""

@@ -1,5 +1,5 @@
-"""vLLM inputs made from requests: token ids, patches of images and videos (`pixel_values`), and their positions
-in the prompt.
+"""vLLM inputs made from requests: token ids, patches of images and videos (`pixel_values`), and the places of the
+media in the prompt.
 
 vLLM's own processor does not run. The patches come from the data plane, and the token ids are the ids that the trainer
 will use. This module imports vLLM at its top, like `vllm_backend`, so import it only after the environment is prepared.
@@ -158,7 +158,7 @@ class InputBuilder:
         return ranges
 
     def _placeholder(self, token_ids: list[int], medium: Medium, start: int) -> tuple[PlaceholderRange, int]:
-        """Return the first range that the medium fills at or after `start`, and the position after it.
+        """Return the first range that the medium fills at or after `start`, and the index after it.
 
         If every frame has its own span, the range begins with the opening token of the first span, by which vLLM finds
         the frames, and a mask marks the tokens in it that belong to the video.
@@ -229,7 +229,7 @@ def _tiles_item(pixels: torch.Tensor, image_token_id: int) -> MultiModalKwargsIt
 
 
 def _find(token_ids: list[int], token_id: int | None, start: int) -> int:
-    """Return the first position of the token at or after `start`; the length of the prompt if there is none."""
+    """Return the first index of the token at or after `start`; the length of the prompt if there is none."""
     try:
         return token_ids.index(token_id, start) if token_id is not None else len(token_ids)
     except ValueError:

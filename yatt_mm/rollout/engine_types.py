@@ -191,7 +191,7 @@ class Sampled:
     policy_versions: tuple[int, ...] = field(default=())
     """[T] Version of the weights that sampled each token."""
     scored_logprobs: tuple[float, ...] = ()
-    """[scored_token_ids] Log-probability of each at the first position; empty if no token was sampled."""
+    """[scored_token_ids] Log-probability of each as the first sampled token; empty if no token was sampled."""
     label_logits: tuple[float, ...] = ()
     """[num_labels] Logits of a classifier's head, before any activation; empty if the model generates."""
 

@@ -2,7 +2,7 @@
 
 They hold weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a
 thread while training continues; `PendingSave.finish` makes it complete. `yatt_mm.common.checkpoints` names, commits and
-prunes checkpoints. State outside of the engine (data position, metrics) is not stored here.
+prunes checkpoints. State outside of the engine (the order of prompts, metrics) is not stored here.
 
 A checkpoint stores only the optimizer's tensors, under their parameters' names. The other optimizer state (settings,
 the number of optimizers that megatron chains, the order of their groups) depends on the layout, so the run that loads

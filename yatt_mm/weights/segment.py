@@ -51,7 +51,7 @@ DTYPES = {
 
 
 class SegmentError(ValueError):
-    """A file is not a complete weight segment, or has another version than the expected one."""
+    """A file is not a complete weight segment, or holds another policy version than the expected one."""
 
 
 class TensorMeta(Protocol):

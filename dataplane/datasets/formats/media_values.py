@@ -1,4 +1,5 @@
-"""Reads the media of a cell or a JSON value: bytes, a path, or the reason why there is neither. Pure functions."""
+"""Reads the media of a table cell or of a JSON value: bytes, a path, or the reason why there is neither. Pure
+functions."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

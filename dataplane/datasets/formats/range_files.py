@@ -64,7 +64,7 @@ class RangeFile:
 
 
 class RangeStream(io.RawIOBase):
-    """A RangeFile as a seekable stream, for libraries that need one."""
+    """A RangeFile as a seekable binary file object, for libraries that need one."""
 
     def __init__(self, file: RangeFile) -> None:
         super().__init__()
