@@ -116,18 +116,28 @@ def test_the_exported_folder_loads_in_transformers(whole: runs.Finished, folder:
     assert any((before[name] != after[name]).any() for name in before)
 
 
-def test_a_resumed_run_gives_the_same_numbers(whole: runs.Finished, folder: Path, tiny_dir: Path) -> None:
-    resumed = folder / "runs" / "resumed"
-    shutil.copytree(folder / "runs" / "whole", resumed, ignore=shutil.ignore_patterns("hf", "tensorboard"))
-    checkpoint = resumed / "checkpoints" / "step_000004"
-    done = runs.run(runs.arguments(folder, tiny_dir, "resumed", "train.steps=6", "--resume", str(checkpoint)))
+def copy_of_run(folder: Path, name: str, step: int) -> str:
+    """Copy the whole run under another name, and return the folder of its checkpoint of `step`."""
+    copy = folder / "runs" / name
+    shutil.copytree(folder / "runs" / "whole", copy, ignore=shutil.ignore_patterns("hf", "tensorboard"))
+    return str(copy / "checkpoints" / f"step_{step:06d}")
+
+
+def test_a_run_that_one_controller_resumes_gives_the_numbers_of_two(
+    whole: runs.Finished, folder: Path, tiny_dir: Path
+) -> None:
+    checkpoint = copy_of_run(folder, "resumed", 4)
+    alone = ("train.steps=6", "controllers.num=1", "--resume", checkpoint)
+    done = runs.run(runs.arguments(folder, tiny_dir, "resumed", *alone))
     assert done.status == 0, done.output
     assert curve(folder, "resumed") == curve(folder, "whole")
 
 
-def check_that_it_trains_alike(folder: Path, name: str) -> None:
-    """Check that the first step of a run in another layout is close to that of the whole run."""
-    here, there = runs.metrics(folder, name)[1], runs.metrics(folder, "whole")[1]
+def check_that_it_trains_alike(folder: Path, name: str, step: int = 1) -> None:
+    """Check that a run in another layout has the same prompts in `step` as the whole run, and the same rewards."""
+    here, there = (
+        next(record for record in runs.metrics(folder, run) if record["step"] == step) for run in (name, "whole")
+    )
     assert here["rollout/logprob_diff_mean"] < 1e-3
     assert here["train/grad_norm"] > 0
     for key in ("reward/mean", "rollout/num_tokens"):
@@ -241,21 +251,22 @@ def test_a_rule_and_judges_of_every_kind_add_up_by_weight_and_see_what_was_proce
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]
 
 
-def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(
+def test_a_run_goes_on_in_another_layout_and_an_engine_over_two_devices_that_dies_is_named_and_ends_it(
     whole: runs.Finished, folder: Path, tiny_dir: Path
 ) -> None:
     before = runs.shared_memory()
     layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
-    command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", *layout)
+    resumed = ("--resume", copy_of_run(folder, "widowed", 4))
+    command = runs.arguments(folder, tiny_dir, "widowed", "train.steps=1000", *layout, *resumed)
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
         runs.started(command, temporary=Path(temporary)) as (process, mark),
     ):
         assert process.stdout is not None
-        next(said for said in process.stdout if "step    1" in said)
+        next(said for said in process.stdout if "step    5" in said)
         os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
         done = runs.finish(process, mark, before, Path(temporary))
     assert done.status == 1, done.output
     assert "error: " in done.output and "engine" in done.output
     assert done.left_behind == []
-    check_that_it_trains_alike(folder, "widowed")
+    check_that_it_trains_alike(folder, "widowed", step=5)

@@ -71,7 +71,7 @@ class SamplingRule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingOutcome:
-    """How a step's batch was filled. Every used prompt is in exactly one of the tuples, in cursor order."""
+    """How a step's batch was filled. Every used prompt is in exactly one of the tuples, in the order of prompts."""
 
     accepted: tuple[int, ...]
     """The groups to train on."""

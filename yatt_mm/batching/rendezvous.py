@@ -1,4 +1,4 @@
-"""The rendezvous, in which controllers meet: gathers, the shared prompt cursor, and the run's step records. Metadata
+"""The rendezvous, in which controllers meet: gathers, the order of prompts, and the run's step records. Metadata
 only.
 
 Every call names its phase (`MeetingKey`). Controllers run the same loop, so they must arrive with the same keys in the
@@ -130,7 +130,7 @@ class Rendezvous:
 
     async def peek(self, count: int) -> list[Slot]:
         """Return the prompts that will be drawn next, if none of them turns out to be bad."""
-        return self._batches.cursor.peek(count)
+        return self._batches.order.peek(count)
 
     async def seen(self, controller: int) -> None:
         """Note a sign of life of a busy controller. The others' deadline counts from its last one."""

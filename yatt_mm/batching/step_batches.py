@@ -19,8 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from yatt_mm.batching.cursor import PromptCursor
 from yatt_mm.batching.dynamic_sampling import SamplingRule, StepSampling, Tail
+from yatt_mm.batching.prompt_order import PromptOrder
+from yatt_mm.common.errors import CheckpointError
 from yatt_mm.protocol.control import Slot
 
 
@@ -44,11 +45,11 @@ class StepBatches:
     """The steps' batches, one after the other."""
 
     def __init__(
-        self, rule: SamplingRule, cursor: PromptCursor, *, in_turns: bool = False, expected_signal_frac: float = 1.0
+        self, rule: SamplingRule, order: PromptOrder, *, in_turns: bool = False, expected_signal_frac: float = 1.0
     ) -> None:
         """`in_turns`: True if each stream of prompts fills one round of a step; False if it fills the whole step.
         `expected_signal_frac`: the share of groups, 0 to 1, that is expected to have signal."""
-        self.cursor = cursor
+        self.order = order
         self.outcome: RoundOutcome | None = None
         """How the last stream was filled; None while it runs."""
         self._rule = rule
@@ -78,10 +79,10 @@ class StepBatches:
             num_wanted = self._open_step().num_wanted
             wanted = [len(range(c, num_wanted, len(bad))) for c in range(len(bad))]
         left_out = {index for share in bad for index in share}
-        self.cursor.skipped.update(left_out)
+        self.order.skipped.update(left_out)
         self._round = {position: index for position, index in self._round.items() if index not in left_out}
         carried = [self._dealt.pop(position)[0] for position in sorted(self._dealt)[: sum(wanted)]]
-        slots = carried + self.cursor.take(sum(wanted) - len(carried))
+        slots = carried + self.order.take(sum(wanted) - len(carried))
         self._round.update({slot.position: slot.index for slot in slots})
         return _dealt_one_by_one(slots, wanted)
 
@@ -114,7 +115,7 @@ class StepBatches:
         homeless = []
         for _, (slot, owner) in sorted(carried.items()):
             homeless.append(slot) if owner is None else shares[owner].append(slot)
-        new = self.cursor.take(self._stream.num_wanted)
+        new = self.order.take(self._stream.num_wanted)
         self._stream.start(slot.position for slot in new)
         for i, slot in enumerate([*homeless, *new]):
             shares[i % num_controllers].append(slot)
@@ -126,11 +127,11 @@ class StepBatches:
         if self._stream is None:
             return []  # the group comes too late: the batch is full
         if has_signal is None:
-            self.cursor.skipped.add(self._dealt[position][0].index)
+            self.order.skipped.add(self._dealt[position][0].index)
             self._stream.lose(position)
         else:
             self._stream.finish(position, has_signal=has_signal)
-        slots = self.cursor.take(self._stream.num_wanted)
+        slots = self.order.take(self._stream.num_wanted)
         self._stream.start(slot.position for slot in slots)
         self._dealt.update({slot.position: (slot, controller) for slot in slots})
         if self._stream.is_done:
@@ -174,15 +175,23 @@ class StepBatches:
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint between steps (JSON)."""
         carried = [dataclasses.asdict(slot) for slot, _ in self._dealt.values()]
-        return {"cursor": self.cursor.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
+        return {"order": self.order.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
     @classmethod
     def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> StepBatches:
         """Return the batches that `state` describes. Prompts that were carried over start again from their
-        beginning."""
-        cursor = PromptCursor.from_state(state["cursor"])
+        beginning.
+
+        Raises:
+            CheckpointError: an earlier version wrote the state. Its prompts came in another order.
+        """
+        if "order" not in state:
+            raise CheckpointError(
+                "the checkpoint is of an earlier version, whose order of prompts cannot be continued; start a new run"
+            )
+        order = PromptOrder.from_state(state["order"])
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
-        batches = cls(rule, cursor, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
+        batches = cls(rule, order, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
         slots = [Slot(**slot) for slot in state.get("carried", ())]
         batches._dealt = {slot.position: (slot, None) for slot in slots}
         return batches

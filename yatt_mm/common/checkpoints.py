@@ -2,7 +2,7 @@
 oldest dropped.
 
 `runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it) and `state.json` (the step, the
-prompt cursor). A folder without `state.json` under its final name does not exist for `--resume`.
+order of prompts). A folder without `state.json` under its final name does not exist for `--resume`.
 """
 
 from __future__ import annotations

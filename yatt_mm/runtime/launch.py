@@ -23,7 +23,7 @@ from rich.console import Console
 from dataplane.client.client import Client
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Dataset
-from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError
@@ -162,13 +162,13 @@ def _start_point(
         num_eval = min(num_eval, config.data.num_eval_samples)
     rule = config.sampling_rule()
     batches = StepBatches(
-        rule, PromptCursor(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn
+        rule, PromptOrder(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn
     )
     if state is not None:
         batches = StepBatches.from_state(rule, state, in_turns=config.judges_in_turn)
-        if batches.cursor.num_samples != num_train:
+        if batches.order.num_samples != num_train:
             raise ConfigError(
-                f"--resume: the checkpoint was made with {batches.cursor.num_samples} training samples, data.train has "
+                f"--resume: the checkpoint was made with {batches.order.num_samples} training samples, data.train has "
                 f"{num_train}; use the same data"
             )
     start = RunStart(

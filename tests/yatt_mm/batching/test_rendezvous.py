@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from yatt_mm.batching.cursor import PromptCursor
 from yatt_mm.batching.dynamic_sampling import SamplingRule
+from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import PhaseAbortedError
@@ -18,7 +18,7 @@ def key(step: int = 1, phase: str = "train", sequence: int = 0, restart_count: i
 
 
 def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
-    batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), PromptCursor(num_samples=100, seed=0))
+    batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), PromptOrder(num_samples=100, seed=0))
     return Rendezvous(num_controllers=num, deadline_s=deadline_s, batches=batches)
 
 

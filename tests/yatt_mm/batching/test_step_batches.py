@@ -10,16 +10,17 @@ from collections.abc import Callable
 
 import pytest
 
-from yatt_mm.batching.cursor import PromptCursor
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
+from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
+from yatt_mm.common.errors import CheckpointError
 from yatt_mm.protocol.control import Slot
 
 RULE = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=32)
 
 
 def batches(rule: SamplingRule = RULE, num_samples: int = 100) -> StepBatches:
-    return StepBatches(rule, PromptCursor(num_samples=num_samples, seed=3))
+    return StepBatches(rule, PromptOrder(num_samples=num_samples, seed=3))
 
 
 def has_signal(slot: Slot) -> bool:
@@ -70,7 +71,7 @@ def test_the_batch_is_full_of_groups_with_signal() -> None:
 
 
 def test_a_set_without_any_signal_ends_at_the_bound_with_a_batch_of_its_size() -> None:
-    filling = StepBatches(RULE, PromptCursor(num_samples=100, seed=3))
+    filling = StepBatches(RULE, PromptOrder(num_samples=100, seed=3))
     while True:
         shares = filling.deal([[], []])
         outcome = filling.finish_round([[(slot.position, False) for slot in share] for share in shares])
@@ -190,7 +191,7 @@ class Turns:
 
 
 def turns(rule: SamplingRule = STREAM) -> StepBatches:
-    return StepBatches(rule, PromptCursor(num_samples=100, seed=3), in_turns=True)
+    return StepBatches(rule, PromptOrder(num_samples=100, seed=3), in_turns=True)
 
 
 @pytest.mark.parametrize("tail", Tail)
@@ -248,7 +249,7 @@ def test_in_turns_bad_media_are_replaced_while_others_are_answered() -> None:
     for _ in range(8):
         steps = Turns(filling, 2)
         assert len(steps.fill(bad).kept) == 8
-    assert filling.cursor.skipped and filling.cursor.skipped <= bad
+    assert filling.order.skipped and filling.order.skipped <= bad
 
 
 def test_what_lands_after_the_batch_is_full_changes_nothing() -> None:
@@ -268,4 +269,10 @@ def test_a_bad_medium_in_a_stream_is_replaced_and_left_out_from_then_on() -> Non
         outcome = stream.fill(bad)
         assert len(outcome.kept) == 8
         assert not bad & {stream.begun[position][1].index for position in outcome.kept}
-    assert filling.cursor.skipped and filling.cursor.skipped <= bad
+    assert filling.order.skipped and filling.order.skipped <= bad
+
+
+def test_a_checkpoint_whose_prompts_came_in_another_order_is_refused() -> None:
+    cursor = {"num_samples": 100, "seed": 3, "epoch": 0, "place": 4, "num_drawn": 4, "skipped": []}
+    with pytest.raises(CheckpointError, match="of an earlier version"):
+        StepBatches.from_state(RULE, {"cursor": cursor, "expected_signal_frac": 1.0, "carried": []})

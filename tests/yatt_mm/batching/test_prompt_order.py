@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import pytest
@@ -9,47 +10,62 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yatt_mm.algorithms.advantages import group_advantages
-from yatt_mm.batching.cursor import PromptCursor
+from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.common.errors import ConfigError
 
 
 def test_every_sample_is_drawn_once_an_epoch() -> None:
-    cursor = PromptCursor(num_samples=10, seed=3)
-    first = [slot.index for slot in cursor.take(10)]
-    second = [slot.index for slot in cursor.take(10)]
+    order = PromptOrder(num_samples=10, seed=3)
+    first = [slot.index for slot in order.take(10)]
+    second = [slot.index for slot in order.take(10)]
     assert sorted(first) == sorted(second) == list(range(10))
     assert first != second
 
 
+def test_another_seed_gives_another_order() -> None:
+    orders = [[slot.index for slot in PromptOrder(num_samples=50, seed=seed).take(50)] for seed in (0, 1)]
+    assert orders[0] != orders[1]
+
+
+def test_the_state_does_not_grow_with_the_data_set() -> None:
+    order = PromptOrder(num_samples=10**9, seed=0)
+    order.take(5)
+    assert len(json.dumps(order.state())) < 400
+
+
 def test_quarantined_samples_are_left_out_and_positions_stay_gapless() -> None:
-    cursor = PromptCursor(num_samples=4, seed=0, skipped={1, 2})
-    slots = cursor.take(6)
+    order = PromptOrder(num_samples=4, seed=0)
+    order.skipped = {1, 2}
+    slots = order.take(6)
     assert {slot.index for slot in slots} == {0, 3}
     assert [slot.position for slot in slots] == list(range(6))
     assert [slot.epoch for slot in slots] == [0, 0, 1, 1, 2, 2]
 
 
 def test_a_set_of_bad_samples_alone_is_an_error_not_a_hang() -> None:
+    order = PromptOrder(num_samples=2, seed=0)
+    order.skipped = {0, 1}
     with pytest.raises(ConfigError, match="all 2 training samples are quarantined"):
-        PromptCursor(num_samples=2, seed=0, skipped={0, 1}).take(1)
+        order.take(1)
 
 
 @given(before=st.integers(0, 40), after=st.integers(1, 40), seed=st.integers(0, 5))
-def test_a_restored_cursor_goes_on_where_it_stopped(before: int, after: int, seed: int) -> None:
-    cursor = PromptCursor(num_samples=7, seed=seed)
-    cursor.take(before)
-    restored = PromptCursor.from_state(cursor.state())
-    assert restored.take(after) == cursor.take(after)
+def test_a_restored_order_goes_on_where_it_stopped(before: int, after: int, seed: int) -> None:
+    order = PromptOrder(num_samples=7, seed=seed)
+    order.take(before)
+    restored = PromptOrder.from_state(order.state())
+    assert restored.take(after) == order.take(after)
 
 
 @given(before=st.integers(0, 40), count=st.integers(1, 40))
 def test_what_is_peeked_at_is_what_is_drawn_next(before: int, count: int) -> None:
-    cursor = PromptCursor(num_samples=7, seed=1, skipped={3})
-    cursor.take(before)
-    state = cursor.state()
-    coming = cursor.peek(count)
-    assert cursor.state() == state
-    assert cursor.take(count) == coming
+    order = PromptOrder(num_samples=7, seed=1)
+    order.skipped = {3}
+    order.take(before)
+    state = order.state()
+    coming = order.peek(count)
+    assert order.state() == state
+    assert order.take(count) == coming
 
 
 def test_advantages_are_the_hand_worked_ones() -> None:
