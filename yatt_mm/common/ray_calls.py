@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import ray
 
 from yatt_mm.common.errors import WorkerError
+
+T = TypeVar("T")
 
 
 def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_s: float) -> list[Any]:
@@ -41,8 +43,21 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
         raise _worker_error(error, name, what) from error
 
 
-async def answer_of(call: ray.ObjectRef, *, name: str, what: str, deadline_s: float) -> Any:
-    """Return the result of a call, inside an asyncio actor.
+def ask_actor(name: str, actor: Any, method: Callable[..., Any], *arguments: Any, deadline_s: float) -> Any:
+    """Call a method of an actor that serves all controllers, and return its result.
+
+    `method`: the function of the actor's class, so that its callers are found under its name. The call waits half as
+    long again as `deadline_s`, because the deadlines inside such an actor end earlier and their errors say more.
+
+    Raises:
+        WorkerError: the actor raised, died, or did not reply in time.
+    """
+    call = getattr(actor, method.__name__).remote(*arguments)
+    return wait_all([(name, call)], what=method.__name__, deadline_s=deadline_s * 1.5)[0]
+
+
+async def reply_of(call: Awaitable[T], *, name: str, what: str, deadline_s: float | None = None) -> T:
+    """Return the result of a call, inside an event loop.
 
     Raises:
         WorkerError: the worker raised, died, or did not reply in `deadline_s` seconds.

@@ -12,13 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import group_advantages
+from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.actor_calls import ActorCalls
+from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
     StepMeter,
@@ -31,8 +33,9 @@ from yatt_mm.generation.metrics import (
     resident_bytes,
 )
 from yatt_mm.generation.prompts import PromptSource
-from yatt_mm.generation.rounds import answer, scored
+from yatt_mm.generation.rounds import answer
 from yatt_mm.placement.coordinator import PhaseEntry
+from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
@@ -52,14 +55,23 @@ class Controller:
         self._team = team
         self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
         self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
-        self._with = ActorCalls(index, config, team)
-        self._with.step = start.step
+        self._workers = WorkerCalls(index, config, team)
+        deadline_s = config.controllers.deadline_s
+        self._coordinator = CoordinatorClient(team.coordinator, controller=index, deadline_s=deadline_s)
+        self._rendezvous = RendezvousClient(
+            team.rendezvous,
+            controller=index,
+            restart_count=team.restart_count,
+            step=start.step,
+            deadline_s=deadline_s,
+        )
         self._meter = StepMeter()
         self._filler = BatchFiller(
             controller=index,
             config=config,
             team=team,
-            calls=self._with,
+            rendezvous=self._rendezvous,
+            coordinator=self._coordinator,
             client=self._client,
             prompts=self._prompts,
             meter=self._meter,
@@ -81,7 +93,7 @@ class Controller:
             self._report()
         while self.step < self.config.train.steps:
             self.step += 1
-            self._with.step = self.step
+            self._rendezvous.step = self._workers.step = self.step
             self._step_started = time.perf_counter()
             yield self.step
             is_last = self.step == self.config.train.steps
@@ -96,16 +108,18 @@ class Controller:
     def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[PhaseEntry]:
         """Bring every role into its state of `phase` for a block. The block ends when all controllers have finished it.
         Its time is added to `time/<clock>_s`."""
-        self._with.phase = name = clock or str(phase)
+        self._rendezvous.phase = name = clock or str(phase)
         started_s = time.time()
         with self._meter.timed(f"time/{name}_s"):
             is_measured = name != "eval"
-            mine = self._with.ask_coordinator("enter", phase, self.step, is_measured) if self.index == 0 else None
-            entered: PhaseEntry = self._with.meet(mine)[0]
+            mine = None
             if self.index == 0:
-                add_moves(self._meter, entered.moved)
+                mine = self._coordinator.enter(phase, step=self.step, is_measured=is_measured)
+                add_moves(self._meter, mine.moved)
+            entered = self._rendezvous.gather(mine)[0]
+            assert entered is not None
             yield entered
-            self._with.meet(None)
+            self._rendezvous.gather(None)
         self._phases.append((name, started_s, time.time()))
 
     # ------------------------------------------------------------------ the calls of the loop
@@ -133,7 +147,7 @@ class Controller:
             )
             for group in groups
         ]
-        all_groups = [group for part in self._with.meet(mine) for group in part]
+        all_groups = [group for part in self._rendezvous.gather(mine) for group in part]
         parallel = self._team.parallel
         plan = plan_step(
             all_groups,
@@ -145,7 +159,7 @@ class Controller:
                 max_patches=train.max_patches_per_microbatch,
                 multiple_of=parallel.pp if parallel.vpp > 1 else 1,
             ),
-            replicas=self._with.my_replicas,
+            replicas=self._workers.my_replicas,
         )
         self._meter.add_max("train/imbalance", plan.imbalance)
         self._meter.add_max("train/num_microbatches", plan.num_microbatches)
@@ -155,33 +169,33 @@ class Controller:
         """Train my replicas' ranks. Afterwards the step's rollouts are released."""
         calls = [
             (name, rank.update.remote(plan))
-            for replica, plan in zip(self._with.my_replicas, plans)
+            for replica, plan in zip(self._workers.my_replicas, plans)
             for name, rank in self._team.ranks_of(replica)
         ]
         self._prefetch()
-        for report in self._with.wait(calls, "update"):
+        for report in self._workers.wait(calls, "update"):
             add_update(self._meter, report)
-        self._with.meet(None)
+        self._rendezvous.gather(None)
         self._client.release([group.group.ref for group in groups])
 
     def publish(self) -> None:
         """Give the engines the trained weights: ranks make them readable on this host, and engines read them."""
         path = f"{self._team.weights_dir}/policy"
-        mine = [part for part in self._with.on_my_ranks("publish", path, self.step) if part]
-        published = Published.of(self.step, path, [part for parts in self._with.meet(mine) for part in parts])
-        self._with.on_engines(self._with.my_engines, "update_weights", published)
-        self._with.meet(None)  # no controller publishes again before every engine has taken this version
+        mine = [part for part in self._workers.on_my_ranks("publish", path, self.step) if part]
+        published = Published.of(self.step, path, [part for parts in self._rendezvous.gather(mine) for part in parts])
+        self._workers.on_engines(self._workers.my_engines, "update_weights", published)
+        self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
 
     def evaluate(self) -> None:
         """Measure the mean reward of greedy responses to the held-out prompts."""
         with self.phase(Phase.ROLLOUT, clock="eval") as entered:
             prompts, notices = self._prompts.load_eval()
             self._tell(notices)
-            if not sum(self._with.meet(len(prompts))):
+            if not sum(self._rendezvous.gather(len(prompts))):
                 raise DataError("every held-out sample is quarantined (quarantine.jsonl says why); check data.eval")
             sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
-            context = self._filler.context(entered, f"evaluation {self.step}")
-            groups = scored(answer(context, prompts, sampling, num_samples=1))
+            answered = partial(answer, prompts, sampling, num_samples=1)
+            groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
             self._client.release([group.group.ref for group in groups])
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
         self._meter.add_sum("eval/num_samples", len(groups))
@@ -190,10 +204,10 @@ class Controller:
         """Save the run, so that it can continue from exactly here."""
         with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
-            self._with.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
+            self._workers.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
             self._saving = {"step": self.step}
             if self.index == 0:
-                self._saving |= self._with.ask("sampling_state")
+                self._saving |= self._rendezvous.sampling_state()
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self.finish_checkpoint()
 
@@ -202,18 +216,18 @@ class Controller:
         if self._saving is None:
             return
         state, self._saving = self._saving, None
-        self._with.phase = "checkpoint"
+        self._rendezvous.phase = "checkpoint"
         with self._meter.timed("time/checkpoint_s"):
-            self._with.on_my_ranks("finish_save")
-            self._with.meet(None)
+            self._workers.on_my_ranks("finish_save")
+            self._rendezvous.gather(None)
             if self.index == 0:
                 self._team.checkpoints.commit(state["step"], state)
-            self._with.meet(None)
+            self._rendezvous.gather(None)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
         with self.phase(Phase.PUBLISH, clock="export"):
-            self._with.on_my_ranks("save_hf", self._team.export_dir)
+            self._workers.on_my_ranks("save_hf", self._team.export_dir)
         if self.index == 0:
             self._tell_usage()
 
@@ -221,37 +235,37 @@ class Controller:
         """Load the checkpoint from which the run starts, and give the engines its weights."""
         if self._start.checkpoint is None:
             return
-        self._with.phase = "resume"
-        self._with.on_my_ranks("load", self._start.checkpoint)
+        self._rendezvous.phase = "resume"
+        self._workers.on_my_ranks("load", self._start.checkpoint)
         with self.phase(Phase.PUBLISH):
             self.publish()
         self._meter.take()
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one has failed."""
-        self._with.ask("abort", self.index, reason)
+        self._rendezvous.abort(reason)
 
     # ------------------------------------------------------------------ helpers
 
     def _prefetch(self) -> None:
         """Let the node make the next step's patches while the ranks compute."""
         if self.step < self.config.train.steps:
-            coming = self._with.ask("peek", self.config.train.prompts_per_step)
+            coming = self._rendezvous.peek(self.config.train.prompts_per_step)
             self._prompts.prefetch(coming[self.index :: self.config.controllers.num])
 
     def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
         for notice in notices:
             self._meter.add_sum("data/num_quarantined", 1)
-            self._with.ask("put_record", {"kind": "quarantine", "step": self.step, **notice})
+            self._rendezvous.put_record({"kind": "quarantine", "step": self.step, **notice})
 
     def _report(self) -> None:
         """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
-        self._with.phase = "report"
+        self._rendezvous.phase = "report"
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:
-            add_judges(self._meter, self._with.on_my_judges("metrics"))
+            add_judges(self._meter, self._workers.on_my_judges("metrics"))
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
-        meters = self._with.meet(self._meter.take())
+        meters = self._rendezvous.gather(self._meter.take())
         if self.index:
             return
         record = merge(meters) | self._tell_usage()
@@ -265,19 +279,19 @@ class Controller:
             "processed_bytes",
         ):
             record[f"dataplane/{name}"] = stat[name]
-        engine_totals = self._with.on_engines(range(len(self._team.engines)), "metrics")
+        engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
-        self._with.ask("put_record", {"kind": "step", "step": self.step, **record})
+        self._rendezvous.put_record({"kind": "step", "step": self.step, **record})
 
     def _tell_usage(self) -> dict[str, float]:
         """Hand over the record of which role used which device, and of why cells moved; return the metrics made from
         it."""
-        usage = self._with.ask_coordinator("take_report")
+        usage = self._coordinator.take_report()
         phases, self._phases = self._phases, []
         for decision in usage.decisions:
-            self._with.ask("put_record", {"kind": "placement", **decision})
+            self._rendezvous.put_record({"kind": "placement", **decision})
         timeline = {"spans": usage.spans, "phases": phases}
-        self._with.ask("put_record", {"kind": "timeline", "step": self.step, **timeline})
+        self._rendezvous.put_record({"kind": "timeline", "step": self.step, **timeline})
         return dict(usage.metrics)
 
 

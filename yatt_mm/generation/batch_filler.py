@@ -3,27 +3,33 @@ prompts."""
 
 from __future__ import annotations
 
+import asyncio
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import has_signal
+from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.actor_calls import ActorCalls
-from yatt_mm.generation.group_work import GroupWork, PhaseContext
+from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.metrics import StepMeter
-from yatt_mm.generation.pending_calls import PendingCalls
+from yatt_mm.generation.phase_calls import open_calls
+from yatt_mm.generation.phase_context import PhaseContext
 from yatt_mm.generation.prompts import PromptSource
-from yatt_mm.generation.rounds import answer, judge, scored
+from yatt_mm.generation.rounds import answer, judge
 from yatt_mm.generation.streaming import Streaming
 from yatt_mm.placement.coordinator import PhaseEntry
+from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.rollout import SamplingSettings
+
+T = TypeVar("T")
 
 
 class EnterPhase(Protocol):
@@ -57,7 +63,8 @@ class BatchFiller:
         controller: int,
         config: Config,
         team: Team,
-        calls: ActorCalls,
+        rendezvous: RendezvousClient,
+        coordinator: CoordinatorClient,
         client: Client,
         prompts: PromptSource,
         meter: StepMeter,
@@ -68,7 +75,8 @@ class BatchFiller:
         self._controller = controller
         self._config = config
         self._team = team
-        self._with = calls
+        self._rendezvous = rendezvous
+        self._coordinator = coordinator
         self._client = client
         self._prompts = prompts
         self._meter = meter
@@ -83,42 +91,46 @@ class BatchFiller:
             return self._in_rounds(self._all_at_once)
         return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
 
-    def context(self, entered: PhaseEntry, name: str) -> PhaseContext:
-        """Return the context for the stages of a phase; `name` of the phase is unique in the run."""
-        pending = PendingCalls(
-            deadline_s=self._config.controllers.deadline_s,
-            on_progress=lambda: self._team.rendezvous.seen.remote(self._controller),
-        )
-        return PhaseContext(
-            controller=self._controller,
-            config=self._config,
-            team=self._team,
-            client=self._client,
-            pending=pending,
-            name=name,
-            number=entered.number,
-            awake=entered.awake,
-        )
+    def run(self, entered: PhaseEntry, name: str, work: Callable[[PhaseContext], Coroutine[Any, Any, T]]) -> T:
+        """Return the result of a coroutine that does the work of a phase; `name` of the phase is unique in the run.
+
+        Raises:
+            WorkerError: a worker or another controller failed or was late.
+        """
+
+        async def run() -> T:
+            deadline_s = self._config.controllers.deadline_s
+            async with open_calls(deadline_s=deadline_s, on_progress=self._rendezvous.seen) as calls:
+                context = PhaseContext(
+                    controller=self._controller,
+                    config=self._config,
+                    team=self._team,
+                    client=self._client,
+                    rendezvous=self._rendezvous,
+                    coordinator=self._coordinator,
+                    calls=calls,
+                    name=name,
+                    number=entered.number,
+                    awake=entered.awake,
+                )
+                return await work(context)
+
+        return asyncio.run(run())
 
     def _in_a_stream(self) -> FilledBatch:
         """Fill the batch as a stream: groups go from stage to stage, each at its own speed."""
-        with self._enter_phase(self._phase, clock="rollout") as entered:
-            slots = self._with.meet_for("open_stream")
-            context = self.context(entered, f"step {self._with.step}")
-            stream = Streaming(context, self._sampling, self._load, self._carried, judging_for=self._meter)
-            kept, outcome = stream.run(slots)
-        self._tell(stream.notices)
-        return FilledBatch(kept=scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
+        stream, kept, outcome = self._stream(self._phase, f"step {self._rendezvous.step}", judging_for=self._meter)
+        return FilledBatch(kept=_scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
 
     def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
         """Fill the batch in rounds until it is full: sample all responses of a round, then judge them all."""
         judged: list[ScoredGroup] = []
+        step = f"step {self._rendezvous.step}"
         for num_rounds in itertools.count(1):
-            name = f"step {self._with.step}" if num_rounds == 1 else f"step {self._with.step}, round {num_rounds}"
-            landed = scored(take_round(name))
+            landed = _scored(take_round(step if num_rounds == 1 else f"{step}, round {num_rounds}"))
             judged += landed
             signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
-            outcome: RoundOutcome = self._with.meet_for("finish_round", signals)
+            outcome = self._rendezvous.finish_round(signals)
             if outcome.is_full:
                 break
         positions = set(outcome.kept)
@@ -128,40 +140,54 @@ class BatchFiller:
 
     def _in_turn(self, name: str) -> list[GroupWork]:
         """Return a round's groups: a stream samples responses until there are enough groups, then these are judged."""
-        with self._enter_phase(Phase.ROLLOUT, clock="rollout") as entered:
-            slots = self._with.meet_for("open_stream")
-            stream = Streaming(self.context(entered, name), self._sampling, self._load, self._carried)
-            works, _ = stream.run(slots)
-        self._tell(stream.notices)
-        return self._judged(works, name)
+        _, works, _ = self._stream(Phase.ROLLOUT, name)
+        self._judge_all(works, name)
+        return works
 
     def _all_at_once(self, name: str) -> list[GroupWork]:
         """Return a round's groups: the responses to all prompts are sampled first, then all groups are judged."""
         prompts, num_samples = self._next_prompts(), self._config.rollout.group_size
         with self._enter_phase(self._phase, clock="rollout") as entered:
-            works = answer(self.context(entered, name), prompts, self._sampling, num_samples=num_samples)
+            works = self.run(entered, name, partial(answer, prompts, self._sampling, num_samples=num_samples))
             if self._team.judges and self._config.is_partial:
-                works = judge(self.context(entered, name), works, self._meter)
-        return self._judged(works, name) if self._config.judges_in_turn else works
+                self.run(entered, name, partial(judge, works, self._meter))
+        if self._config.judges_in_turn:
+            self._judge_all(works, name)
+        return works
 
-    def _judged(self, works: Sequence[GroupWork], name: str) -> list[GroupWork]:
-        """Return the groups with their judges' scores. All devices judge during this call."""
+    def _stream(
+        self, phase: Phase, name: str, *, judging_for: StepMeter | None = None
+    ) -> tuple[Streaming, list[GroupWork], RoundOutcome]:
+        """Run one stream of prompts, and return it with its kept groups and how it was filled."""
+        with self._enter_phase(phase, clock="rollout") as entered:
+            slots = self._rendezvous.open_stream()
+
+            async def run(context: PhaseContext) -> tuple[Streaming, list[GroupWork], RoundOutcome]:
+                stream = Streaming(context, self._sampling, self._load, self._carried, judging_for=judging_for)
+                return stream, *await stream.run(slots)
+
+            stream, kept, outcome = self.run(entered, name, run)
+        self._tell(stream.notices)
+        return stream, kept, outcome
+
+    def _judge_all(self, works: Sequence[GroupWork], name: str) -> None:
+        """Add the judges' scores to the rewards of the groups. All devices judge during this call."""
         with self._enter_phase(Phase.JUDGE, clock="genrm") as entered:
-            return judge(self.context(entered, name), works, self._meter)
+            self.run(entered, name, partial(judge, works, self._meter))
 
     def _next_prompts(self) -> list[Prompt]:
         """Return this controller's share of a round's prompts, with their patches made; media that cannot be decoded
         are replaced."""
-        self._with.phase = "prompts"
+        self._rendezvous.phase = "prompts"
         prompts: list[Prompt] = []
         bad: list[int] = []
         while True:
-            share = self._with.meet_for("draw", bad)
+            share = self._rendezvous.draw(bad)
             found, notices = self._load(share)
             prompts += found
             bad = [notice["index"] for notice in notices]
             self._tell(notices)
-            if not any(self._with.meet(len(bad))):
+            if not any(self._rendezvous.gather(len(bad))):
                 return prompts
 
     def _load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
@@ -178,3 +204,8 @@ class BatchFiller:
         return SamplingSettings(
             max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature
         )
+
+
+def _scored(works: Sequence[GroupWork]) -> list[ScoredGroup]:
+    """Return the part of the groups that training and metrics need."""
+    return [work.scored() for work in works]

@@ -1,21 +1,12 @@
-"""A group on its way through the stages of a generation phase, and the context that all stages share."""
+"""A group on its way through the stages of a generation phase."""
 
 from __future__ import annotations
 
 import hashlib
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from dataplane.client.client import Client
-from yatt_mm.config.run_config import Config
-from yatt_mm.generation.pending_calls import PendingCalls
-from yatt_mm.placement.engine_pool import Ended
-from yatt_mm.protocol.control import Prompt, ScoredGroup, Team
+from yatt_mm.protocol.control import Prompt, ScoredGroup
 from yatt_mm.protocol.rollout import GroupRef
-
-CHUNK_SIZE = 8
-"""The number of groups per call where no caller waits for single groups."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -44,92 +35,6 @@ class GroupWork:
         return ScoredGroup(
             prompt=self.prompt, group=self.group, rewards=tuple(self.rewards), num_errors=self.num_errors
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PhaseContext:
-    """What all stages of one phase of one controller share."""
-
-    controller: int
-    config: Config
-    team: Team
-    client: Client
-    pending: PendingCalls
-    name: str
-    """The name of the phase, in errors and in the names of objects; unique in a run."""
-    number: int
-    """The coordinator's number of the phase."""
-    awake: Mapping[str, tuple[int, ...]]
-    """[pool] the numbers of the engines that were awake when the phase began."""
-
-    @property
-    def is_deterministic(self) -> bool:
-        """True if every engine gets all controllers' requests of a phase as one batch."""
-        return self.config.rollout.deterministic
-
-    def shares(self, pool: str, works: Iterable[GroupWork]) -> dict[int, list[GroupWork]]:
-        """Return for each engine its groups in a deterministic phase, by the run's order alone. Every engine has an
-        entry."""
-        engines = self.awake[pool]
-        shares: dict[int, list[GroupWork]] = {engine: [] for engine in engines}
-        for work in works:
-            shares[engines[work.prompt.slot.position % len(engines)]].append(work)
-        return shares
-
-
-class EngineQueue:
-    """This controller's requests that wait for an engine of one pool."""
-
-    def __init__(
-        self, context: PhaseContext, pool: str, send: Callable[[int, list[GroupWork]], None], *, chunk_size: int
-    ) -> None:
-        """`send` gives an engine up to `chunk_size` requests."""
-        self._context = context
-        self._pool = pool
-        self._send = send
-        self._chunk_size = chunk_size
-        self._waiting: deque[GroupWork] = deque()
-        self._ended: list[Ended] = []
-        """Ended requests of which the coordinator does not know yet."""
-        self._is_asking = False
-
-    def add(self, works: Iterable[GroupWork]) -> None:
-        """Add requests that need an engine."""
-        self._waiting.extend(works)
-        self._context.pending.soon(self._tell)
-
-    def clear(self) -> None:
-        """Drop the waiting requests."""
-        self._waiting.clear()
-        self._context.pending.soon(self._tell)
-
-    def finish(self, engine: int, count: int, *, num_ended: int) -> None:
-        """Note that an engine has given back `count` requests: `num_ended` are finished and the others were cut off."""
-        self._ended.append((engine, count, num_ended))
-        self._context.pending.soon(self._tell)
-
-    def _tell(self) -> None:
-        """Tell the coordinator in one call what waits and what has ended, and ask for engines if no such call is
-        open."""
-        context = self._context
-        ended, self._ended = self._ended, []
-        news = (context.number, self._pool, context.controller, len(self._waiting), ended)
-        if self._waiting and not self._is_asking:
-            self._is_asking = True
-            call = context.team.coordinator.acquire.remote(*news)
-            context.pending.then(call, self._granted, name="the coordinator", what=f"an engine of {self._pool}")
-        elif ended or self._is_asking:
-            context.team.coordinator.want.remote(*news)
-
-    def _granted(self, engines: list[int]) -> None:
-        self._is_asking = False
-        for engine in sorted(set(engines)):
-            works = [self._waiting.popleft() for _ in range(min(engines.count(engine), len(self._waiting)))]
-            if len(works) < engines.count(engine):
-                self.finish(engine, engines.count(engine) - len(works), num_ended=0)
-            for begin in range(0, len(works), self._chunk_size):
-                self._send(engine, works[begin : begin + self._chunk_size])
-        self._context.pending.soon(self._tell)
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:

@@ -6,90 +6,70 @@ Refs and texts go out, scores come back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from functools import partial
 
-from yatt_mm.generation.group_work import CHUNK_SIZE, EngineQueue, GroupWork, PhaseContext, prompt_seed
+from yatt_mm.generation.group_work import GroupWork, prompt_seed
 from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
+from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 
 
 class JudgeStage:
-    """Sends groups to the judges' engines.
+    """Has the judges' engines score groups."""
 
-    Consumes: scored groups. Produces: the same groups with the judges' weighted scores added to their rewards.
-    """
-
-    def __init__(
-        self,
-        context: PhaseContext,
-        meter: StepMeter,
-        on_judged: Callable[[list[GroupWork]], None],
-        *,
-        chunk_size: int = CHUNK_SIZE,
-    ) -> None:
+    def __init__(self, context: PhaseContext, meter: StepMeter, *, chunk_size: int = CHUNK_SIZE) -> None:
+        """`chunk_size`: the most groups of one call to an engine. The call comes back with its slowest group."""
         self._context = context
         self._meter = meter
-        self._on_judged = on_judged
-        self._queues = {judge: self._queue_of(judge, chunk_size) for judge in context.team.judges}
+        self._engines = {judge: context.engines(judge) for judge in context.team.judges}
+        self._judged: dict[str, TickBatch[int, JudgeTask, JudgedGroup | None]] = {
+            judge: TickBatch(
+                context.calls, partial(self._ask, judge), max_items=None if context.is_deterministic else chunk_size
+            )
+            for judge in context.team.judges
+        }
 
-    def add(self, works: Sequence[GroupWork]) -> None:
-        """Take groups that the reward function has scored."""
-        weight = self._context.config.reward.weight
-        for work in works:
-            self._meter.add_mean("reward/function_mean", sum(work.rewards), len(work.rewards))
-            work.rewards = [weight * reward for reward in work.rewards]
-            work.scores = {}
-        for judge, queue in self._queues.items():
-            if self._context.is_deterministic:
-                for engine, share in self._context.shares(judge, works).items():
-                    self._send(judge, engine, share)
-            else:
-                queue.add(works)
+    def call_every_engine(self) -> None:
+        """In a deterministic phase: call all engines, also those for which this controller has no group. An engine
+        begins when every controller has called it. The groups of the call must have been started before."""
+        if self._context.is_deterministic:
+            for judge, batch in self._judged.items():
+                batch.call_all(self._context.awake[judge])
 
-    def _queue_of(self, judge: str, chunk_size: int) -> EngineQueue:
-        def send(engine: int, works: list[GroupWork]) -> None:
-            self._send(judge, engine, works)
+    async def judge(self, work: GroupWork) -> None:
+        """Add the judges' weighted scores to the weighted rewards of the reward function."""
+        reward = self._context.config.reward
+        self._meter.add_mean("reward/function_mean", sum(work.rewards), len(work.rewards))
+        task = self._task(work)
+        verdicts = await asyncio.gather(*(self._judge_by(judge, work, task) for judge in self._engines))
+        work.rewards = [reward.weight * value for value in work.rewards]
+        for judge, scores in zip(self._engines, verdicts):  # in the order of the config, so that the sum has one value
+            weight = reward.judges[judge].weight
+            work.rewards = [value + weight * score for value, score in zip(work.rewards, scores, strict=True)]
 
-        return EngineQueue(self._context, judge, send, chunk_size=chunk_size)
+    async def _judge_by(self, judge: str, work: GroupWork, task: JudgeTask) -> tuple[float, ...]:
+        """Return the scores of one judge. An engine that is put to sleep gives the group back, and another one judges
+        it."""
+        engines, judged = self._engines[judge], None
+        while judged is None:
+            engine = await engines.acquire(work)
+            judged = await self._judged[judge].add(engine, task)
+            engines.give_back(engine, is_done=judged is not None)
+        _count(self._meter, judge, judged)
+        return judged.scores
 
-    def _send(self, judge: str, engine: int, works: list[GroupWork]) -> None:
-        context = self._context
-        actor, tasks = context.team.judges[judge][engine], [self._task(work) for work in works]
+    async def _ask(self, judge: str, engine: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
+        context, actor = self._context, self._context.team.judges[judge][engine]
         if context.is_deterministic:
             call = actor.judge_together.remote(context.name, context.controller, tasks)
         else:
             call = actor.judge.remote(tasks)
-
-        def take(judged: list[JudgedGroup | None]) -> None:
-            self._take(judge, engine, works, judged)
-
-        context.pending.then(
-            call, take, name=context.team.judge_name(judge, engine), what=f"the verdicts of {context.name}"
+        judged: list[JudgedGroup | None] = await context.calls.reply(
+            call, name=context.team.judge_name(judge, engine), what=f"the verdicts of {context.name}"
         )
-
-    def _take(self, judge: str, engine: int, works: list[GroupWork], judged: list[JudgedGroup | None]) -> None:
-        interrupted = [work for work, verdicts in zip(works, judged, strict=True) if verdicts is None]
-        through = []
-        for work, verdicts in zip(works, judged):
-            if verdicts is None:  # the engine was put to sleep: another one judges
-                continue
-            work.scores[judge] = verdicts.scores
-            _count(self._meter, judge, verdicts)
-            if len(work.scores) == len(self._queues):
-                self._add_up(work)
-                through.append(work)
-        if not self._context.is_deterministic:
-            self._queues[judge].finish(engine, len(works), num_ended=len(works) - len(interrupted))
-        if through:
-            self._on_judged(through)
-        if interrupted:
-            self._queues[judge].add(interrupted)
-
-    def _add_up(self, work: GroupWork) -> None:
-        """Add the scores up in the order of the config, so that the sum has the same bits in any order of judging."""
-        for judge in self._queues:
-            weight = self._context.config.reward.judges[judge].weight
-            work.rewards = [reward + weight * score for reward, score in zip(work.rewards, work.scores[judge])]
+        return judged
 
     def _task(self, work: GroupWork) -> JudgeTask:
         prompt = work.prompt

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections import Counter
 
 import ray
 
 from yatt_mm.common.errors import WorkerError
-from yatt_mm.generation.group_work import GroupWork, PhaseContext
+from yatt_mm.generation.group_work import GroupWork
+from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
+from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
@@ -15,56 +18,48 @@ MAX_ATTEMPTS = 3
 
 
 class RewardStage:
-    """Sends groups to reward workers.
+    """Has reward workers score groups."""
 
-    Consumes: groups with all responses. Produces: the same groups with the function's rewards.
-    """
-
-    def __init__(self, context: PhaseContext, on_scored: Callable[[list[GroupWork]], None]) -> None:
+    def __init__(self, context: PhaseContext) -> None:
         self._context = context
-        self._on_scored = on_scored
-        self._next_worker = context.controller
-        self._busy: dict[int, int] = {}
-        """[reward worker] the number of its calls."""
-
-    def add(self, works: Sequence[GroupWork], *, num_attempts: int = 1) -> None:
-        """Send groups to a reward worker, in one call."""
-        context, workers = self._context, self._context.team.reward_workers
-        worker = self._next_worker % len(workers)
-        self._next_worker += 1
-        self._busy[worker] = self._busy.get(worker, 0) + 1
-
-        def take(rewards: list[GroupRewards]) -> None:
-            self._busy[worker] -= 1
-            for work, got in zip(works, rewards, strict=True):
-                work.rewards, work.num_errors = list(got.rewards), got.num_errors
-            self._on_scored(list(works))
-
-        def ask_again(error: WorkerError) -> bool:
-            """Give the groups to a worker again, and return True, if the worker died: Ray restarts it. For any other
-            error return False."""
-            self._busy[worker] -= 1
-            if not isinstance(error.__cause__, ray.exceptions.RayActorError) or num_attempts == MAX_ATTEMPTS:
-                return False
-            self.add(works, num_attempts=num_attempts + 1)
-            return True
-
-        context.pending.then(
-            workers[worker].score.remote([_task(work) for work in works]),
-            take,
-            name=f"reward worker {worker}",
-            what=f"the rewards of {context.name}",
-            handle_loss=ask_again,
+        self._scored: TickBatch[None, RewardTask, GroupRewards] = TickBatch(
+            context.calls, self._score, max_items=CHUNK_SIZE
         )
+        num_workers = len(context.team.reward_workers)
+        self._turn = itertools.cycle([(context.controller + i) % num_workers for i in range(num_workers)])
+        self._busy: Counter[int] = Counter()
+        """[reward worker] the number of its calls."""
+        context.calls.on_late = self._restart_late
 
-    def restart_late(self) -> bool:
+    async def score(self, work: GroupWork) -> None:
+        """Give a group with all its responses the rewards of the reward function."""
+        assert work.group is not None
+        task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
+        got = await self._scored.add(None, task)
+        work.rewards, work.num_errors = list(got.rewards), got.num_errors
+
+    async def _score(self, _: None, tasks: list[RewardTask]) -> list[GroupRewards]:
+        """Have the next worker score the groups, and if it dies, the one after it. Ray restarts the one that died."""
+        calls, workers = self._context.calls, self._context.team.reward_workers
+        for num_attempts in itertools.count(1):
+            worker = next(self._turn)
+            self._busy[worker] += 1
+            try:
+                what = f"the rewards of {self._context.name}"
+                rewards: list[GroupRewards] = await calls.reply(
+                    workers[worker].score.remote(tasks), name=f"reward worker {worker}", what=what
+                )
+                return rewards
+            except WorkerError as error:
+                if num_attempts == MAX_ATTEMPTS or not isinstance(error.__cause__, ray.exceptions.RayActorError):
+                    raise
+            finally:
+                self._busy[worker] -= 1
+        raise AssertionError("the loop ends by itself only")
+
+    def _restart_late(self) -> bool:
         """End workers that do not reply. Their calls fail, and are asked again. Return False when there are none."""
         late = [worker for worker, num_calls in self._busy.items() if num_calls]
         for worker in late:
             ray.kill(self._context.team.reward_workers[worker], no_restart=False)
         return bool(late)
-
-
-def _task(work: GroupWork) -> RewardTask:
-    assert work.group is not None
-    return RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)

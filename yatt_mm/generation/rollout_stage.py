@@ -3,9 +3,11 @@ off."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
 
-from yatt_mm.generation.group_work import CHUNK_SIZE, EngineQueue, GroupWork, PhaseContext, prompt_seed
+from yatt_mm.generation.group_work import GroupWork, prompt_seed
+from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
+from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
 
@@ -13,85 +15,72 @@ POOL = str(Role.ROLLOUT)
 
 
 class RolloutStage:
-    """Sends groups to engines of the policy.
-
-    Consumes: prompts. Produces: groups with all responses, as each call to an engine ends.
-    """
+    """Has engines of the policy sample the responses of groups."""
 
     def __init__(
-        self,
-        context: PhaseContext,
-        sampling: SamplingSettings,
-        *,
-        num_samples: int,
-        on_answered: Callable[[list[GroupWork]], None],
-        chunk_size: int = CHUNK_SIZE,
+        self, context: PhaseContext, sampling: SamplingSettings, *, num_samples: int, chunk_size: int = CHUNK_SIZE
     ) -> None:
+        """`chunk_size`: the most groups of one call to an engine. The call comes back with its slowest group."""
         self._context = context
         self._sampling = sampling
         self._num_samples = num_samples
-        self._on_answered = on_answered
-        self._queue = EngineQueue(context, POOL, self._send, chunk_size=chunk_size)
-        self._sent: dict[int, list[PromptTask]] = {}
-        """[engine] the tasks that it has."""
-        self._is_stopping = False
+        self._engines = context.engines(POOL)
+        self._sampled: TickBatch[int, PromptTask, GroupRef] = TickBatch(
+            context.calls, self._generate, max_items=None if context.is_deterministic else chunk_size
+        )
+        self._aborted: TickBatch[int, str, None] = TickBatch(context.calls, self._abort)
 
-    @property
-    def num_sent(self) -> int:
-        """The number of groups that engines have."""
-        return sum(map(len, self._sent.values()))
-
-    def add(self, works: Sequence[GroupWork]) -> None:
-        """Take groups that need responses. Groups that have all responses pass through."""
-        answered = [work for work in works if work.is_answered]
-        unanswered = [work for work in works if not work.is_answered]
+    def call_every_engine(self) -> None:
+        """In a deterministic phase: call all engines, also those for which this controller has no group. An engine
+        begins when every controller has called it. The groups of the call must have been started before."""
         if self._context.is_deterministic:
-            for engine, share in self._context.shares(POOL, unanswered).items():
-                self._send(engine, share)
-        else:
-            self._queue.add(unanswered)
-        if answered:
-            self._on_answered(answered)
+            self._sampled.call_all(self._context.awake[POOL])
 
-    def stop(self) -> None:
-        """Cut everything off: waiting groups are not sent, and engines give groups back with the tokens that they
-        have."""
-        self._is_stopping = True
-        self._queue.clear()
-        for engine, tasks in self._sent.items():
-            if tasks:
-                self._context.team.engines[engine].abort.remote([task.name for task in tasks])
+    async def sample(self, work: GroupWork) -> None:
+        """Give the group all its responses.
 
-    def _send(self, engine: int, works: list[GroupWork]) -> None:
-        context = self._context
-        tasks = [self._task(work) for work in works]
-        self._sent[engine] = self._sent.get(engine, []) + tasks
-        actor = context.team.engines[engine]
+        An engine that is put to sleep gives the group back with the tokens so far, and another engine continues it. If
+        this coroutine is cancelled, the engine ends the group now, and the group keeps the tokens that it has.
+        """
+        while not work.is_answered:
+            engine = await self._engines.acquire(work)
+            try:
+                await self._sample_on(engine, work)
+            finally:
+                self._engines.give_back(engine, is_done=work.is_answered)
+
+    async def _sample_on(self, engine: int, work: GroupWork) -> None:
+        task = self._task(work)
+        sampled = self._sampled.add(engine, task)
+        try:
+            await asyncio.shield(sampled)
+        except asyncio.CancelledError:
+            self._aborted.add(engine, task.name)
+            await sampled  # the engine returns what it has; the future is cancelled if the whole phase ends
+            raise
+        finally:
+            if sampled.done() and not sampled.cancelled():
+                self._take(work, sampled.result())
+
+    def _take(self, work: GroupWork, group: GroupRef) -> None:
+        if work.group is not None:
+            self._context.client.release([work.group.ref])
+        work.group = group
+
+    async def _generate(self, engine: int, tasks: list[PromptTask]) -> list[GroupRef]:
+        context, actor = self._context, self._context.team.engines[engine]
         if context.is_deterministic:
             call = actor.generate_together.remote(context.name, context.controller, tasks, self._sampling)
         else:
             call = actor.generate.remote(tasks, self._sampling)
+        groups: list[GroupRef] = await context.calls.reply(
+            call, name=context.team.engine_name(engine), what=context.name
+        )
+        return groups
 
-        def take(groups: list[GroupRef]) -> None:
-            self._sent[engine] = [task for task in self._sent[engine] if task not in tasks]
-            self._take(engine, works, groups)
-
-        context.pending.then(call, take, name=context.team.engine_name(engine), what=context.name)
-
-    def _take(self, engine: int, works: list[GroupWork], groups: list[GroupRef]) -> None:
-        for work, group in zip(works, groups, strict=True):
-            if work.group is not None:
-                self._context.client.release([work.group.ref])
-            work.group = group
-        answered = [work for work in works if work.is_answered]
-        if not self._context.is_deterministic:
-            self._queue.finish(engine, len(works), num_ended=len(answered))
-        if self._is_stopping:
-            return
-        if answered:
-            self._on_answered(answered)
-        if len(answered) < len(works):  # the engine was put to sleep: other engines continue
-            self._queue.add([work for work in works if not work.is_answered])
+    async def _abort(self, engine: int, names: list[str]) -> list[None]:
+        self._context.team.engines[engine].abort.remote(names)
+        return [None] * len(names)
 
     def _task(self, work: GroupWork) -> PromptTask:
         prompt, context = work.prompt, self._context

@@ -7,48 +7,46 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from yatt_mm.generation.group_work import GroupWork, PhaseContext
+from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.judge_stage import JudgeStage
 from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.generation.phase_context import PhaseContext
 from yatt_mm.generation.reward_stage import RewardStage
 from yatt_mm.generation.rollout_stage import RolloutStage
-from yatt_mm.protocol.control import Prompt, ScoredGroup
+from yatt_mm.protocol.control import Prompt
 from yatt_mm.protocol.rollout import SamplingSettings
 
 
-def answer(
-    context: PhaseContext, prompts: Sequence[Prompt], sampling: SamplingSettings, *, num_samples: int
+async def answer(
+    prompts: Sequence[Prompt], sampling: SamplingSettings, context: PhaseContext, *, num_samples: int
 ) -> list[GroupWork]:
-    """Return the groups of the prompts with responses and rewards, in the run's order.
+    """Return the groups of the prompts with responses and rewards, in the order of the prompts.
 
     Raises:
         WorkerError: an engine or a reward worker failed or was late.
     """
-    done: list[GroupWork] = []
-    scoring = RewardStage(context, done.extend)
-    answering = RolloutStage(context, sampling, num_samples=num_samples, on_answered=scoring.add)
-    answering.add([GroupWork(prompt=prompt) for prompt in prompts])
-    context.pending.run(lambda: context.pending.is_empty, on_late=scoring.restart_late)
-    return in_order(done)
+    rollout, rewards = RolloutStage(context, sampling, num_samples=num_samples), RewardStage(context)
+
+    async def follow(work: GroupWork) -> None:
+        await rollout.sample(work)
+        await rewards.score(work)
+
+    works = [GroupWork(prompt=prompt) for prompt in prompts]
+    for work in works:
+        context.calls.start(follow(work))
+    rollout.call_every_engine()
+    await context.calls.finish()
+    return works
 
 
-def judge(context: PhaseContext, works: Sequence[GroupWork], meter: StepMeter) -> list[GroupWork]:
-    """Return the groups with the judges' scores added to their rewards, in the run's order.
+async def judge(works: Sequence[GroupWork], meter: StepMeter, context: PhaseContext) -> None:
+    """Add the judges' scores to the rewards of the groups.
 
     Raises:
         WorkerError: an engine of a judge failed or was late.
     """
-    done: list[GroupWork] = []
-    JudgeStage(context, meter, done.extend).add(works)
-    context.pending.run(lambda: context.pending.is_empty)
-    return in_order(done)
-
-
-def in_order(works: Sequence[GroupWork]) -> list[GroupWork]:
-    """Return the groups, sorted by their place in the run's order of prompts."""
-    return sorted(works, key=lambda work: work.prompt.slot.position)
-
-
-def scored(works: Sequence[GroupWork]) -> list[ScoredGroup]:
-    """Return the part of the groups that training and metrics need."""
-    return [work.scored() for work in works]
+    stage = JudgeStage(context, meter)
+    for work in works:
+        context.calls.start(stage.judge(work))
+    stage.call_every_engine()
+    await context.calls.finish()

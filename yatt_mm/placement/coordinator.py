@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from yatt_mm.common.held_memory import StateReport
-from yatt_mm.common.ray_calls import answer_of
+from yatt_mm.common.ray_calls import reply_of
 from yatt_mm.placement.device_ledger import DeviceLedger
 from yatt_mm.placement.engine_pool import Ended, EnginePool
 from yatt_mm.placement.policy import Decision, Moment, Split
@@ -203,7 +203,7 @@ class Coordinator:
         if pool is not None and state is not State.AWAKE:
             pool.sleep(unit.index, now_s=started_s)
         call = self._workers[unit].set_state.remote(state)
-        changed: StateReport = await answer_of(
+        changed: StateReport = await reply_of(
             call, name=str(unit), what=f"becoming {state}", deadline_s=self._deadline_s
         )
         if not takes_memory:

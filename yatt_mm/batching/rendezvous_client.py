@@ -1,0 +1,86 @@
+"""The rendezvous as a controller sees it: one typed method for each of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeVar
+
+from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
+from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.common.ray_calls import ask_actor
+from yatt_mm.protocol.control import Slot
+
+T = TypeVar("T")
+
+
+class RendezvousClient:
+    """Calls the rendezvous for one controller, always with a deadline. `Rendezvous` says what each call does.
+
+    Every method but the awaitable ones raises WorkerError if the rendezvous failed or did not reply in time; the error
+    of another controller arrives in this way.
+    """
+
+    def __init__(self, actor: Any, *, controller: int, restart_count: int, step: int, deadline_s: float) -> None:
+        """`actor`: the handle of the Ray actor. `step`: the number of finished steps."""
+        self.step = step
+        """The step of the run, in the name of every meeting."""
+        self.phase = "start"
+        """The part of the step that the controller is in, in the name of every meeting."""
+        self._actor = actor
+        self._controller = controller
+        self._restart_count = restart_count
+        self._deadline_s = deadline_s
+        self._num_meetings = 0
+
+    def gather(self, value: T) -> list[T]:
+        """Meet the other controllers, and return [C] the values that all of them brought."""
+        return self._ask(Rendezvous.gather, self._next_meeting(), self._controller, value)
+
+    def draw(self, bad: Sequence[int]) -> list[Slot]:
+        """Meet the other controllers, and return this controller's further prompts of the round."""
+        return self._ask(Rendezvous.draw, self._next_meeting(), self._controller, list(bad))
+
+    def finish_round(self, landed: Sequence[tuple[int, bool]]) -> RoundOutcome:
+        """Meet the other controllers at the end of a round, and return whether the batch is full."""
+        return self._ask(Rendezvous.finish_round, self._next_meeting(), self._controller, list(landed))
+
+    def open_stream(self) -> list[Slot]:
+        """Meet the other controllers, and return the prompts with which this one begins a stream."""
+        return self._ask(Rendezvous.open_stream, self._next_meeting(), self._controller)
+
+    def land(self, landed: Sequence[tuple[int, bool | None]]) -> Awaitable[list[Slot]]:
+        """Report finished groups of the stream; the result has the prompts that this controller gets for them."""
+        return self._actor.land.remote(self._controller, list(landed))
+
+    def wait_full(self, timeout_s: float) -> Awaitable[RoundOutcome | None]:
+        """Wait up to `timeout_s` until the stream's batch is full; the result is None if it is not."""
+        return self._actor.wait_full.remote(self._controller, timeout_s)
+
+    def seen(self) -> None:
+        """Give a sign of life. Does not wait."""
+        self._actor.seen.remote(self._controller)
+
+    def peek(self, count: int) -> list[Slot]:
+        """Return the prompts that will be drawn next, if none of them turns out to be bad."""
+        return self._ask(Rendezvous.peek, count)
+
+    def sampling_state(self) -> dict[str, Any]:
+        """Return the state of the prompts for a checkpoint."""
+        return self._ask(Rendezvous.sampling_state)
+
+    def put_record(self, record: dict[str, Any]) -> None:
+        """Hand a record to the launcher."""
+        self._ask(Rendezvous.put_record, record)
+
+    def abort(self, reason: str) -> None:
+        """Tell the other controllers that this one has failed."""
+        self._ask(Rendezvous.abort, self._controller, reason)
+
+    def _next_meeting(self) -> MeetingKey:
+        self._num_meetings += 1
+        return MeetingKey(
+            step=self.step, phase=self.phase, restart_count=self._restart_count, sequence=self._num_meetings - 1
+        )
+
+    def _ask(self, method: Any, *arguments: Any) -> Any:
+        return ask_actor("the rendezvous", self._actor, method, *arguments, deadline_s=self._deadline_s)
