@@ -46,6 +46,7 @@ from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, build_folde
 from benchmarks.common.torch_flops import count
 from models.flops import Operations, count_operations
 from models.layout.parallel import Parallel
+from yatt_mm.algorithms.losses import LossInputs
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.distributed import init_distributed
@@ -197,9 +198,9 @@ def _clocks(engine: TrainEngine, batch: list[list[TrainSample]]) -> tuple[float,
 
 
 def _loss(
-    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+    logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    return -(columns["weights"] * logprobs).sum(), {}
+    return -(inputs.weights * logprobs).sum(), {}
 
 
 if __name__ == "__main__":

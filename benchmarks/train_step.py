@@ -142,6 +142,7 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
     """Return samples of 60 to 500 tokens; every second one has an image."""
     import numpy as np
 
+    from benchmarks.common.published_lengths import only_weights
     from benchmarks.common.small_model import IMAGE_TOKEN, PATCH_VALUES, VISION_END, VISION_START
     from yatt_mm.training.train_sample import TrainSample
 
@@ -154,8 +155,8 @@ def make_samples(num_samples: int, *, vocab_size: int) -> list[Any]:
         tokens = np.array([11, *visual, *text], dtype=np.int64)
         mask = np.arange(len(tokens)) >= len(tokens) - len(text) // 2
         patches = tuple(random.integers(0, 256, (int(np.prod(g)), PATCH_VALUES), dtype=np.uint8) for g in grids)
-        columns = {"weights": np.full(int(mask.sum()), 1e-3, dtype=np.float32)}
-        samples.append(TrainSample(token_ids=tokens, loss_mask=mask, grid_thw=grids, patches=patches, columns=columns))
+        sampled = only_weights(np.full(int(mask.sum()), 1e-3, dtype=np.float32))
+        samples.append(TrainSample(token_ids=tokens, loss_mask=mask, grid_thw=grids, patches=patches, sampled=sampled))
     return samples
 
 
@@ -173,8 +174,8 @@ def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     engine = TrainEngine(model_dir=model_dir, parallel=Parallel(), optim=settings, dtype=dtype, seed=0)
 
-    def loss(logprobs: Any, entropy: Any, columns: Any) -> tuple[Any, dict[str, Any]]:
-        return -(columns["weights"] * logprobs).sum(), {}
+    def loss(logprobs: Any, entropy: Any, inputs: Any) -> tuple[Any, dict[str, Any]]:
+        return -(inputs.weights * logprobs).sum(), {}
 
     return lambda: engine.step([samples], loss)
 
@@ -201,7 +202,7 @@ def _transformers(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
             labels = torch.from_numpy(sample.token_ids[sample.loss_mask]).to(device)
             logits = model(**inputs, use_cache=False, logits_to_keep=len(labels) + 1).logits[0, :-1]
             logprobs = logits.log_softmax(-1).gather(1, labels[:, None]).squeeze(1)
-            (-(torch.from_numpy(sample.columns["weights"]).to(device) * logprobs).sum()).backward()
+            (-(torch.from_numpy(sample.sampled.weights).to(device) * logprobs).sum()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
 

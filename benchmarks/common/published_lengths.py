@@ -20,7 +20,7 @@ from statistics import NormalDist
 
 import numpy as np
 
-from yatt_mm.training.train_sample import TrainSample
+from yatt_mm.training.train_sample import SampledTokens, TrainSample
 
 SHARE_ABOVE = {256: 1324 / 2320, 512: 488 / 2320}
 """The share of images whose shorter side is longer than this number of pixels."""
@@ -72,10 +72,18 @@ def to_samples(prompt: Prompt, *, image_token: int, vocab_size: int, patch_value
             loss_mask=np.arange(prompt.num_prompt + length) >= prompt.num_prompt,
             grid_thw=(prompt.grid,),
             patches=(patches,),
-            columns={"weights": np.full(length, 1e-3, dtype=np.float32)},
+            sampled=only_weights(np.full(length, 1e-3, dtype=np.float32)),
         )
         for length in prompt.lengths
     ]
+
+
+def only_weights(weights: np.ndarray) -> SampledTokens:
+    """Return tokens for a loss that uses nothing but their weights, [K] float32."""
+    zeros = np.zeros_like(weights)
+    return SampledTokens(
+        weights=weights, advantages=zeros, rollout_logprobs=zeros, is_stale=np.zeros(len(weights), dtype=bool)
+    )
 
 
 def _length(random: np.random.Generator, mean: float) -> int:

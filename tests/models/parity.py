@@ -70,8 +70,8 @@ def write_reference(folder: Path) -> Path:
         mask = torch.from_numpy(sample.loss_mask[1:])
         scored = distribution.gather(1, labels[:, None])[:, 0][mask]
         entropy = -(distribution.exp() * distribution).sum(-1)[mask]
-        columns = {name: torch.from_numpy(column) for name, column in sample.columns.items()}
-        loss = loss + jobs.weighted_loss(scored, entropy, columns)[0]
+        assert sample.sampled is not None
+        loss = loss + jobs.weighted_sum(scored, entropy, torch.from_numpy(sample.sampled.weights))
         logprobs.append(scored.detach().numpy())
         entropies.append(entropy.detach().numpy())
     loss.backward()

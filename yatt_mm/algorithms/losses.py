@@ -7,15 +7,30 @@ any split into microbatches and data-parallel ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossInputs:
+    """What a loss needs of the sampled tokens besides the model's outputs."""
+
+    weights: torch.Tensor
+    """[K] float32, with sum 1 over the global batch."""
+    advantages: torch.Tensor
+    """[K] float32."""
+    old_logprobs: torch.Tensor
+    """[K] float32 log-probabilities under the behaviour policy: the weights at the start of the step, or the older ones
+    that sampled the token. Only those count where `is_current` is False."""
+    is_current: torch.Tensor
+    """[K] bool, True where the behaviour policy is the current one."""
 
 
 def clipped_policy_loss(
     logprobs: torch.Tensor,
     entropy: torch.Tensor,
-    columns: Mapping[str, torch.Tensor],
+    inputs: LossInputs,
     *,
     clip_low: float,
     clip_high: float,
@@ -26,15 +41,13 @@ def clipped_policy_loss(
     Args:
         logprobs: [K] log-probabilities under the current weights; carries the gradient.
         entropy: [K] entropy of the same distributions.
-        columns: [K] each: `advantages`, `old_logprobs` (of the behaviour policy: the weights at the start of the step,
-            or the older ones that sampled the token; nan where they are the current ones) and `weights` (sum 1 over
-            the global batch).
+        inputs: what is known of the same tokens.
 
     Returns:
         The loss (a scalar) and weighted sums for the metrics.
     """
-    advantages, weights = columns["advantages"], columns["weights"]
-    old_logprobs = torch.where(columns["old_logprobs"].isnan(), logprobs.detach(), columns["old_logprobs"])
+    advantages, weights = inputs.advantages, inputs.weights
+    old_logprobs = torch.where(inputs.is_current, logprobs.detach(), inputs.old_logprobs)
     log_ratio = logprobs - old_logprobs
     ratio = log_ratio.exp()
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)

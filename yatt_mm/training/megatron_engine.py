@@ -10,7 +10,7 @@ In shapes, K is the number of sampled tokens of a microbatch.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from models.sequence.context_share import cut
 from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
+from yatt_mm.algorithms.losses import LossInputs
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
@@ -37,8 +38,8 @@ from yatt_mm.training.optimizer import build_optimizer, wrap
 from yatt_mm.training.train_sample import TrainSample
 
 Metrics = Mapping[str, torch.Tensor]
-LossFunction = Callable[[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]], tuple[torch.Tensor, Metrics]]
-"""The type of a loss: (log-probabilities [K], entropies [K], columns [K] each) -> (loss, metrics). Both results are
+LossFunction = Callable[[torch.Tensor, torch.Tensor, LossInputs], tuple[torch.Tensor, Metrics]]
+"""The type of a loss: (log-probabilities [K], entropies [K], the tokens' inputs) -> (loss, metrics). Both results are
 sums over tokens. The tokens' weights already count all replicas, so nothing is divided afterwards."""
 Microbatches = Sequence[Sequence[TrainSample]]
 
@@ -245,11 +246,13 @@ class TrainEngine:
             # a zero that still reaches every weight, so that an empty microbatch has a backward pass
             loss = output.sum() * 0.0
         else:
-            loss, scored.metrics = loss_fn(logprobs, entropy, self._columns(samples))
+            loss, scored.metrics = loss_fn(logprobs, entropy, self._loss_inputs(samples))
         return loss, torch.ones((), dtype=torch.int, device=self._device), scored
 
-    def _columns(self, samples: Sequence[TrainSample]) -> dict[str, torch.Tensor]:
-        return {
-            name: torch.from_numpy(np.concatenate([sample.columns[name] for sample in samples])).to(self._device)
-            for name in samples[0].columns
+    def _loss_inputs(self, samples: Sequence[TrainSample]) -> LossInputs:
+        tokens = [sample.sampled for sample in samples]
+        columns = {
+            column.name: np.concatenate([getattr(of_sample, column.name) for of_sample in tokens])
+            for column in fields(LossInputs)
         }
+        return LossInputs(**{name: torch.from_numpy(values).to(self._device) for name, values in columns.items()})

@@ -2,10 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
+
+
+@dataclass(slots=True, kw_only=True)
+class SampledTokens:
+    """What the loss needs of the sampled tokens of one response, in host memory: K of each."""
+
+    weights: np.ndarray
+    """[K] float32. The weights of all tokens of an update, over all replicas, add up to 1."""
+    advantages: np.ndarray
+    """[K] float32."""
+    rollout_logprobs: np.ndarray
+    """[K] float32 log-probabilities that the engine computed when it sampled."""
+    is_stale: np.ndarray
+    """[K] bool, True on tokens that are older than the weights at the start of the step."""
+    old_logprobs: np.ndarray = field(init=False)
+    """[K] float32 log-probabilities under the policy that sampled each token. Only those count where `is_current` is
+    False."""
+    is_current: np.ndarray = field(init=False)
+    """[K] bool, True where the weights in training are still those that sampled the token."""
+
+    def __post_init__(self) -> None:
+        self.old_logprobs, self.is_current = self.rollout_logprobs, ~self.is_stale
+
+    def measure(self, logprobs: np.ndarray) -> None:
+        """Take the log-probabilities under the weights at the start of the step, [K] float32, before the first update
+        changes the weights. Those of stale tokens stay the engine's, because nobody else had their policy."""
+        self.old_logprobs = np.where(self.is_stale, self.rollout_logprobs, logprobs)
+        self.is_current = np.zeros_like(self.is_stale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,11 +48,11 @@ class TrainSample:
     """(t, h, w) in patches, one per image or video, in the order of the tokens."""
     seconds_per_grid: tuple[float, ...] = ()
     """The seconds from one t of a video to the next, one per medium (any number for images); () means one for all."""
-    patches: tuple[np.ndarray | None, ...]
+    patches: Sequence[np.ndarray | None]
     """uint8 [t * h * w, D] per image, None for those that other ranks encode (`TrainEngine.own_media`); empty on ranks
     that need no pixels."""
-    columns: Mapping[str, np.ndarray]
-    """[name] float32 [K]: the values that the loss needs per sampled token (advantages, weights, ...)."""
+    sampled: SampledTokens | None = None
+    """The sampled tokens; None where only log-probabilities are wanted."""
     media_keys: tuple[str, ...] = ()
     """The name of each image, its digest: a microbatch encodes images with the same name once. Without names, images
     are equal only if they are the same array object."""

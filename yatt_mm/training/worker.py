@@ -12,7 +12,8 @@ import functools
 import math
 import socket
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +24,18 @@ from yatt_mm.algorithms.losses import clipped_policy_loss
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
+from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.training import MovedMemory, TrainSpec, UpdateReport
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
-from yatt_mm.training.step_plan import Minibatch, UpdatePlan
-from yatt_mm.training.train_sample import TrainSample
+from yatt_mm.training.step_plan import UpdatePlan
+from yatt_mm.training.train_sample import SampledTokens, TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
 from yatt_mm.weights.stream_publisher import Receivers
 
+Samples = list[list[TrainSample]]
+"""[microbatch] the samples of one minibatch."""
 HELD = {
     State.AWAKE: EVERYTHING,
     State.WEIGHTS_ONLY: frozenset({Holding.WEIGHTS}),
@@ -40,16 +44,34 @@ HELD = {
 """[state] the parts of the training state that are on the device."""
 
 
-@dataclass(slots=True)
-class _Step:
-    """The objects that one plan resolved to in this process."""
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """A resolved group: what all its samples share."""
 
-    plan: UpdatePlan
-    records: list[group_record.GroupRecord]
-    patches: list[list[np.ndarray | None]]
-    """[group] uint8 patches per medium; None for those that other ranks encode."""
-    old_logprobs: dict[tuple[int, int], np.ndarray] = field(default_factory=dict)
-    """(group, row) -> [sampled tokens], from the weights at the start of the step."""
+    ref: GroupRef
+    record: group_record.GroupRecord
+    patches: list[np.ndarray | None]
+    """uint8 patches per medium; None for those that other ranks encode."""
+
+    def sample(self, row: int, *, advantage: float, token_weight: float, policy_version: int) -> TrainSample:
+        """Return one row in the form for the engine. `policy_version`: the weights at the start of the step."""
+        prompt, response = self.record.prompt_token_ids, self.record.samples[row]
+        num_prompt, num_sampled = len(prompt), len(response.token_ids)
+        return TrainSample(
+            token_ids=np.concatenate([prompt, response.token_ids]),
+            loss_mask=np.arange(num_prompt + num_sampled) >= num_prompt,
+            grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in self.ref.media),
+            # images have no time; only the data plane's videos say how far apart their frames are
+            seconds_per_grid=tuple(ref.meta.get("second_per_grid_t", 1.0) for ref in self.ref.media),
+            patches=self.patches,
+            media_keys=tuple(ref.name for ref in self.ref.media),
+            sampled=SampledTokens(
+                weights=np.full(num_sampled, token_weight, dtype=np.float32),
+                advantages=np.full(num_sampled, advantage, dtype=np.float32),
+                rollout_logprobs=response.logprobs,
+                is_stale=response.policy_versions < policy_version,
+            ),
+        )
 
 
 class TrainWorker:
@@ -105,22 +127,21 @@ class TrainWorker:
         """Train one step, every minibatch of the plan in order, and return its report."""
         self._require(State.AWAKE, "update")
         started = time.perf_counter()
-        step = self._resolve(plan)
-        if len(plan.minibatches) > 1:
-            for minibatch in plan.minibatches:
-                self._measure_old_logprobs(step, minibatch)
-        report = UpdateReport(is_loss_rank=self._engine.is_loss_rank)
-        for minibatch in plan.minibatches:
-            samples = self._samples(step, minibatch)
-            result = self._engine.step(samples, self._loss, temperature=self._spec.temperature)
+        minibatches, resolved_bytes = self._resolve(plan)
+        if len(minibatches) > 1:
+            for minibatch in minibatches:
+                self._measure_old_logprobs(minibatch)
+        report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
+        for minibatch in minibatches:
+            result = self._engine.step(minibatch, self._loss, temperature=self._spec.temperature)
             if not math.isfinite(result.grad_norm):
                 raise FloatingPointError(
                     f"the gradient norm is {result.grad_norm} on training rank {self._rank}; the weights are spoilt: "
                     "lower train.lr or train.clip_grad and continue with --resume from the last checkpoint"
                 )
-            report.add_minibatch(result.loss_metrics, result.grad_norm, len(plan.minibatches))
-            self._compare(report, step, minibatch, samples, result.logprobs)
-        report.resolved_bytes = sum(view.nbytes for views in step.patches for view in views if view is not None)
+            report.add_minibatch(result.loss_metrics, result.grad_norm, len(minibatches))
+            if self._engine.is_loss_rank:
+                _compare(report, minibatch, result.logprobs)
         report.seconds = time.perf_counter() - started
         return report
 
@@ -160,83 +181,59 @@ class TrainWorker:
         if self._state is not state:
             raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
 
-    def _resolve(self, plan: UpdatePlan) -> _Step:
+    def _resolve(self, plan: UpdatePlan) -> tuple[list[Samples], int]:
+        """Return [minibatch] the plan's samples with the patches that this rank encodes, and the patches' bytes."""
         views = self._reader.resolve([group.ref for group in plan.groups])
-        records = [group_record.decode(view) for view in views]
-        step = _Step(plan, records, [[None] * len(group.media) for group in plan.groups])
-        wanted = sorted(self._own_media(step))
+        groups = [
+            _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)
+        ]
+        minibatches = [
+            [
+                [
+                    groups[planned.group].sample(
+                        planned.row,
+                        advantage=planned.advantage,
+                        token_weight=minibatch.token_weight,
+                        policy_version=self._policy_version,
+                    )
+                    for planned in micro
+                ]
+                for micro in minibatch.microbatches
+            ]
+            for minibatch in plan.minibatches
+        ]
+        wanted = self._own_media(plan, minibatches)
         media = self._reader.resolve([plan.groups[group].media[place] for group, place in wanted])
         for (group, place), patches in zip(wanted, media, strict=True):
-            step.patches[group][place] = patches
-        return step
+            groups[group].patches[place] = patches
+        return minibatches, sum(patches.nbytes for patches in media)
 
-    def _own_media(self, step: _Step) -> set[tuple[int, int]]:
+    def _own_media(self, plan: UpdatePlan, minibatches: Sequence[Samples]) -> list[tuple[int, int]]:
         """Return (group, place) of every medium that this rank encodes in some microbatch of the step."""
         wanted: set[tuple[int, int]] = set()
-        for minibatch in step.plan.minibatches:
-            for planned, samples in zip(minibatch.microbatches, self._samples(step, minibatch), strict=True):
-                for sample, is_own in zip(planned, self._engine.own_media(samples), strict=True):
+        for minibatch, samples in zip(plan.minibatches, minibatches, strict=True):
+            for planned, micro in zip(minibatch.microbatches, samples, strict=True):
+                for sample, is_own in zip(planned, self._engine.own_media(micro), strict=True):
                     wanted.update((sample.group, place) for place, own in enumerate(is_own) if own)
-        return wanted
+        return sorted(wanted)
 
-    def _samples(self, step: _Step, minibatch: Minibatch) -> list[list[TrainSample]]:
-        return [
-            [self._sample(step, sample.group, sample.row, sample.advantage, minibatch.token_weight) for sample in micro]
-            for micro in minibatch.microbatches
-        ]
-
-    def _sample(self, step: _Step, group: int, row: int, advantage: float, token_weight: float) -> TrainSample:
-        prompt = np.asarray(step.records[group].prompt_token_ids, dtype=np.int64)
-        sampled = step.records[group].samples[row]
-        num_sampled = len(sampled.token_ids)
-        old_logprobs = step.old_logprobs.get((group, row))
-        if old_logprobs is None:
-            old_logprobs = np.full(num_sampled, np.nan, dtype=np.float32)
-        # A token that an older policy sampled is compared with that policy, whose numbers only the engine had.
-        old_logprobs = np.where(self._is_stale(sampled), sampled.logprobs, old_logprobs).astype(np.float32)
-        return TrainSample(
-            token_ids=np.concatenate([prompt, np.asarray(sampled.token_ids, dtype=np.int64)]),
-            loss_mask=np.arange(len(prompt) + num_sampled) >= len(prompt),
-            grid_thw=tuple(tuple(ref.meta["grid_thw"]) for ref in step.plan.groups[group].media),
-            # images have no time; only the data plane's videos say how far apart their frames are
-            seconds_per_grid=tuple(ref.meta.get("second_per_grid_t", 1.0) for ref in step.plan.groups[group].media),
-            patches=tuple(step.patches[group]),
-            media_keys=tuple(ref.name for ref in step.plan.groups[group].media),
-            columns={
-                "rollout_logprobs": np.asarray(sampled.logprobs, dtype=np.float32),
-                "old_logprobs": old_logprobs,
-                "advantages": np.full(num_sampled, advantage, dtype=np.float32),
-                "weights": np.full(num_sampled, token_weight, dtype=np.float32),
-            },
-        )
-
-    def _measure_old_logprobs(self, step: _Step, minibatch: Minibatch) -> None:
-        samples = self._samples(step, minibatch)
-        measured = self._engine.logprobs(samples, temperature=self._spec.temperature)
-        for micro, logprobs in zip(minibatch.microbatches, measured):
+    def _measure_old_logprobs(self, minibatch: Samples) -> None:
+        measured = self._engine.logprobs(minibatch, temperature=self._spec.temperature)
+        for micro, logprobs in zip(minibatch, measured):
             for sample, values in zip(micro, logprobs):
-                step.old_logprobs[sample.group, sample.row] = values
+                assert sample.sampled is not None
+                sample.sampled.measure(values)
 
-    def _is_stale(self, sampled: group_record.SampleRecord) -> np.ndarray:
-        """Return [T] True on tokens that are older than the weights at the start of the step."""
-        return np.asarray(sampled.policy_versions) < self._policy_version
 
-    def _compare(
-        self,
-        report: UpdateReport,
-        step: _Step,
-        minibatch: Minibatch,
-        samples: list[list[TrainSample]],
-        logprobs: list[list[np.ndarray]],
-    ) -> None:
-        """Compare engine and trainer on the same tokens, under the weights that sampled them; stale tokens are left
-        out."""
-        if not report.is_loss_rank:
-            return
-        for planned, micro, values in zip(minibatch.microbatches, samples, logprobs):
-            for place, sample, current in zip(planned, micro, values):
-                is_stale = self._is_stale(step.records[place.group].samples[place.row])
-                old = sample.columns["old_logprobs"]
-                trainer = np.where(np.isnan(old), current, old)
-                differences = np.abs(trainer - sample.columns["rollout_logprobs"])
-                report.add_difference(differences[~is_stale], num_stale=int(is_stale.sum()))
+def _compare(report: UpdateReport, minibatch: Samples, logprobs: Sequence[Sequence[np.ndarray]]) -> None:
+    """Compare engine and trainer on the same tokens, under the weights that sampled them. Stale tokens are left out.
+
+    `logprobs`: [microbatch][sample][K] under the weights before the minibatch's update.
+    """
+    for micro, of_micro in zip(minibatch, logprobs):
+        for sample, current in zip(micro, of_micro):
+            tokens = sample.sampled
+            assert tokens is not None
+            trainer = np.where(tokens.is_current, current, tokens.old_logprobs)
+            differences = np.abs(trainer - tokens.rollout_logprobs)
+            report.add_difference(differences[~tokens.is_stale], num_stale=int(tokens.is_stale.sum()))

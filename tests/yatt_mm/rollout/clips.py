@@ -82,7 +82,6 @@ def train_sample(clips: Clips, places: Sequence[int], request: GenerateRequest, 
         seconds_per_grid=tuple(seconds_per_grid(clips.refs[place]) for place in places),
         patches=tuple(np.array(medium.patches) for medium in request.media),
         media_keys=tuple(medium.digest for medium in request.media),
-        columns={},
     )
 
 

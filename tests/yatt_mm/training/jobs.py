@@ -18,6 +18,7 @@ from models.compat.megatron_core import parallel_state
 from models.freeze import Part
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training.tiny import Form, make_samples, with_patches_of
+from yatt_mm.algorithms.losses import LossInputs
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.megatron_engine import TrainEngine
@@ -72,15 +73,20 @@ def zero_gradients(engine: TrainEngine) -> None:
 
 
 def weighted_loss(
-    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+    logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return a loss to which both outputs contribute, so that both backward passes are tested."""
-    loss = -(columns["weights"] * (logprobs + 0.3 * entropy)).sum()
-    return loss, {"loss": loss.detach(), "entropy": (columns["weights"] * entropy).sum().detach()}
+    loss = weighted_sum(logprobs, entropy, inputs.weights)
+    return loss, {"loss": loss.detach(), "entropy": (inputs.weights * entropy).sum().detach()}
+
+
+def weighted_sum(logprobs: torch.Tensor, entropy: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return the loss of tokens with these weights."""
+    return -(weights * (logprobs + 0.3 * entropy)).sum()
 
 
 def zero_loss(
-    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+    logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss 0, and a metric with the sum of the entropies."""
     return logprobs.sum() * 0, {"entropy": entropy.sum().detach()}
@@ -111,9 +117,9 @@ def score(engine: TrainEngine) -> list[tuple[np.ndarray, np.ndarray]]:
 
 
 def _keep_entropies(
-    logprobs: torch.Tensor, entropy: torch.Tensor, columns: dict[str, torch.Tensor]
+    logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    return weighted_loss(logprobs, entropy, columns)[0], {"entropies": entropy.detach()}
+    return weighted_loss(logprobs, entropy, inputs)[0], {"entropies": entropy.detach()}
 
 
 def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:

@@ -73,7 +73,8 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
 
 def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np.ndarray]:
     plan = _plan(client, f"before {name}", [np.zeros(len(ids), np.float32) for ids in RESPONSES])
-    return worker._engine.logprobs(worker._samples(worker._resolve(plan), plan.minibatches[0]))[0]
+    (minibatch,), _ = worker._resolve(plan)
+    return worker._engine.logprobs(minibatch)[0]
 
 
 def _plan(client: Client, name: str, logprobs: list[np.ndarray], *, num_minibatches: int = 1) -> UpdatePlan:

@@ -29,7 +29,7 @@ from transformers import (
     Qwen3VLMoeForConditionalGeneration,
 )
 
-from yatt_mm.training.train_sample import TrainSample
+from yatt_mm.training.train_sample import SampledTokens, TrainSample
 
 IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 6, 3, 4, 7
 VOCAB_SIZE = 202
@@ -257,5 +257,13 @@ def _sample(random: np.random.Generator, media: list[_Medium], num_text: int, fo
         seconds_per_grid=tuple(medium.seconds or 1.0 for medium in media),
         patches=tuple(patches),
         media_keys=tuple(hashlib.sha256(array.tobytes()).hexdigest() for array in patches),
-        columns={"weights": random.random(num_sampled).astype(np.float32) / 50},
+        sampled=only_weights(random.random(num_sampled).astype(np.float32) / 50),
+    )
+
+
+def only_weights(weights: np.ndarray) -> SampledTokens:
+    """Return tokens for a loss that uses nothing but their weights, [K] float32."""
+    zeros = np.zeros_like(weights)
+    return SampledTokens(
+        weights=weights, advantages=zeros, rollout_logprobs=zeros, is_stale=np.zeros(len(weights), dtype=bool)
     )
