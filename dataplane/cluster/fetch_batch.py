@@ -10,7 +10,7 @@ from dataplane.client.arrivals import Whole
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.integrity import check_claim
 from dataplane.core.refs import Ref
-from dataplane.storage.entries import Slab
+from dataplane.storage.entries import Slab, Written
 from dataplane.storage.store import Store
 
 ELSEWHERE_S = 5.0
@@ -74,8 +74,7 @@ class ArenaSink:
 
     def done(self, whole: Sequence[Whole]) -> None:
         """Publish complete objects, then report each to its callers."""
-        slabs = [self._slabs[at] for at, _, _ in whole]
-        entries = self._store.seal_all(slabs, [(ref, digest) for _, ref, digest in whole], is_held=False)
+        entries = self._store.publish([Written(self._slabs[at], ref, digest) for at, ref, digest in whole])
         for at, _, _ in whole:
             del self._slabs[at]
         self._count(len(whole), sum(ref.nbytes for _, ref, _ in whole))

@@ -24,6 +24,7 @@ from dataplane.derive.fetch_or_make import RemoteObjects
 from dataplane.derive.jobs import file_job, source_job
 from dataplane.derive.quarantine import Quarantine, Wanted
 from dataplane.derive.worker_handle import Result
+from dataplane.storage.entries import Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 MAX_REMEMBERED = 500_000
@@ -201,7 +202,7 @@ class Materializer:
         slab = allocate(len(data))
         self._store.view(slab)[:] = np.frombuffer(data, np.uint8)
         made = replace(ref, node=self._node_id)
-        return self._store.seal(slab, made, is_held=False, digest=lineage.source).ref
+        return self._store.publish([Written(slab, made, lineage.source)])[0].ref
 
     def _publish(self, ref: Ref, result: Result) -> Ref:
         assert result.slab is not None and result.meta is not None
@@ -220,7 +221,7 @@ class Materializer:
             self._processed_bytes += made.nbytes
             self._pixel_bytes += result.pixel_bytes
             self._made.put(ref.name, _Made(made, result.format))
-        return self._store.seal(result.slab, made, is_held=False, digest=result.checksum).ref
+        return self._store.publish([Written(result.slab, made, result.checksum)])[0].ref
 
     def _put_in_quarantine(
         self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str, *, is_lasting: bool = True

@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError, DataPlaneError
 from dataplane.core.json_body import MAX_NUMBER, dump, take, take_list, take_timeout_s
-from dataplane.server.publish import Digests, seal_all
+from dataplane.server.publish import Digests, publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
@@ -114,6 +114,7 @@ class _PutStream:
             )
         checked = [PutRequest.from_body(body) for body in bodies]
         written, self._slabs = self._slabs, []
-        sealed = seal_all(self._services.store, written, checked, "uint8", self._services.node_id, self._digests)
-        refs = [ref.to_dict() for ref in sealed]
+        services = self._services
+        published = publish_puts(services.store, written, checked, "uint8", services.node_id, self._digests)
+        refs = [ref.to_dict() for ref in published]
         return {"refs": refs} if is_many else refs[0]

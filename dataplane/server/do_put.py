@@ -12,7 +12,7 @@ from dataplane.core.errors import BadRequestError, NodeTimeoutError
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import ITEM_BYTES, arrow_errors_as_bad_requests
 from dataplane.core.timers import TIMERS
-from dataplane.server.publish import seal
+from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.server.services import Services
 from dataplane.storage.entries import Slab
@@ -27,7 +27,7 @@ def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.Meta
     deadline = time.monotonic() + request.timeout_s
     slab = _receive(reader, request, dtype, services, deadline)
     services.meter.count_bytes(received=slab.nbytes)
-    return seal(services.store, slab, request, dtype, services.node_id)
+    return publish_puts(services.store, [slab], [request], dtype, services.node_id)[0]
 
 
 def _column_dtype(schema: pa.Schema) -> str:

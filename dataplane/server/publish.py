@@ -9,6 +9,7 @@ random version.
 import secrets
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -19,17 +20,8 @@ from dataplane.core.errors import BadRequestError, ChecksumError
 from dataplane.core.refs import Lineage, Ref
 from dataplane.core.schemas import check_array
 from dataplane.server.put_request import PutRequest
-from dataplane.storage.disk_files import DiskFile
-from dataplane.storage.entries import Entry, Slab
+from dataplane.storage.entries import Entry, Slab, Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
-
-
-def seal(store: Store, slab: Slab, request: PutRequest, dtype: str, node_id: str) -> Ref:
-    """Check a written slab and publish it as an object. If that fails, the slab is given back.
-
-    If the name has the same bytes already, the existing object is returned; other bytes are refused.
-    """
-    return seal_all(store, [slab], [request], dtype, node_id, Digests(store, [slab]))[0]
 
 
 class Digests:
@@ -75,36 +67,39 @@ class Digests:
         self._at, self._hash = self._start, None
 
 
-def seal_all(
+def publish_puts(
     store: Store,
     slabs: Sequence[Slab],
     requests: Sequence[PutRequest],
     dtype: str,
     node_id: str,
-    digests: Digests,
+    digests: Digests | None = None,
 ) -> list[Ref]:
-    """Publish many slabs like `seal`. If one of them is refused, nothing is published.
+    """Check written slabs, publish them as objects, and return their refs. `dtype` is for requests without one.
 
-    In two cases a part of them may be published: a disk becomes full, or another client takes a name at this moment.
+    If a name has the same bytes already, the existing object is returned; other bytes are refused. If one of the slabs
+    is refused, nothing is published and all slabs are given back. In two cases a part of them may be published: a disk
+    becomes full, or another client takes a name at this moment.
     """
+    digests = digests or Digests(store, slabs)
     remaining = deque(slabs)
     try:
-        described = [
-            _ref(slab, request, request.dtype or dtype, node_id, partial(digests.take, at))
+        written = [
+            _described(slab, request, request.dtype or dtype, node_id, partial(digests.take, at))
             for at, (slab, request) in enumerate(zip(slabs, requests, strict=True))
         ]
         if len(slabs) > 1:
-            _check_names(store, slabs, described)
-        sealed: list[Entry | None] = [None] * len(slabs)
+            _check_names(store, written)
+        published: list[Entry | None] = [None] * len(slabs)
         if not any(request.is_durable for request in requests):
-            sealed = store.seal_all_new(slabs, described)
-            remaining = deque(slab for slab, entry in zip(slabs, sealed, strict=True) if entry is None)
+            published = store.publish_new(written)
+            remaining = deque(slab for slab, entry in zip(slabs, published, strict=True) if entry is None)
         refs = []
-        for slab, request, (ref, digest), entry in zip(slabs, requests, described, sealed, strict=True):
+        for item, request, entry in zip(written, requests, published, strict=True):
             if entry is not None:
                 refs.append(entry.ref)
                 continue
-            refs.append(_publish(store, slab, ref, digest, is_durable=request.is_durable))
+            refs.append(_publish(store, item, is_durable=request.is_durable))
             remaining.popleft()
         return refs
     except BaseException:
@@ -113,64 +108,62 @@ def seal_all(
         raise
 
 
-def _check_names(store: Store, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> None:
+def _check_names(store: Store, written: Sequence[Written]) -> None:
     """Check that every name is free, or has this same content. Raises BadRequestError if a name has other content, or
     occurs here twice with different content."""
-    first: dict[str, tuple[Slab, Ref]] = {}
-    taken = store.find_all([ref.name for ref, _ in described])
-    for slab, (ref, digest), entry in zip(slabs, described, taken, strict=True):
-        before, there = first.setdefault(ref.name, (slab, ref))
-        is_same = (there.dtype, there.shape) == (ref.dtype, ref.shape)
-        if before is not slab and not (is_same and np.array_equal(store.view(before), store.view(slab))):
-            raise BadRequestError(f"plain object {ref.name!r} comes twice in one put, with two contents; name it once")
+    first: dict[str, Written] = {}
+    taken = store.find_all([item.ref.name for item in written])
+    for item, entry in zip(written, taken, strict=True):
+        before = first.setdefault(item.ref.name, item)
+        is_same = (before.ref.dtype, before.ref.shape) == (item.ref.dtype, item.ref.shape)
+        if before is not item and not (is_same and np.array_equal(store.view(before.slab), store.view(item.slab))):
+            raise BadRequestError(
+                f"plain object {item.ref.name!r} comes twice in one put, with two contents; name it once"
+            )
         if entry is not None:
-            _same(store, slab, ref, digest)
+            _same(store, item)
 
 
-def _publish(store: Store, slab: Slab, ref: Ref, digest: str, *, is_durable: bool) -> Ref:
+def _publish(store: Store, item: Written, *, is_durable: bool) -> Ref:
     """Return the ref of the object that has the name after this call. A durable object is on the disk, under that ref,
     before this returns."""
-    there = _same(store, slab, ref, digest) if is_durable else None
+    there = _same(store, item) if is_durable else None
     while True:
-        if is_durable:
-            done = _publish_durable(store, slab, ref, digest, there)
-        else:
-            done = _publish_once(store, slab, ref, digest, there, None)
+        done = _publish_durable(store, item, there) if is_durable else _publish_once(store, item, there)
         if done is not None:
             return done.ref
-        there = _same(store, slab, ref, digest)
+        there = _same(store, item)
 
 
-def _publish_once(
-    store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None, file: DiskFile | None
-) -> Entry | None:
+def _publish_once(store: Store, item: Written, there: Entry | None) -> Entry | None:
     """Publish a slab under the name, or join the existing object. Return None if the existing object changed
     meanwhile."""
     if there is None:
-        return store.seal_new(slab, ref, digest, file)
-    return there if store.seal_again(slab, there, digest, file) else None
+        return store.publish_new([item])[0]
+    return there if store.merge(item, there) else None
 
 
-def _publish_durable(store: Store, slab: Slab, ref: Ref, digest: str, there: Entry | None) -> Entry | None:
+def _publish_durable(store: Store, item: Written, there: Entry | None) -> Entry | None:
     """Publish like `_publish_once`, with a new file or the existing object's file. An unused file is removed."""
+    slab = item.slab
     if there is not None and there.is_durable:
         store.disk.keep([there], slab.scope)
         try:
-            return _publish_once(store, slab, ref, digest, there, None)
+            return _publish_once(store, item, there)
         finally:
             store.disk.unmark([there], slab.scope)
-    file = store.disk.write_durable(slab, store.view(slab), ref if there is None else there.ref, digest)
+    file = store.disk.write_durable(slab, store.view(slab), item.ref if there is None else there.ref, item.digest)
     done = None
     try:
-        done = _publish_once(store, slab, ref, digest, there, file)
+        done = _publish_once(store, replace(item, file=file), there)
     finally:
         if done is None:
             store.disk.discard(slab, file)
     return done
 
 
-def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> tuple[Ref, str]:
-    """Return the ref of the slab's bytes, and their digest; the digest is empty if they are not hashed."""
+def _described(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Callable[[], str]) -> Written:
+    """Return the slab with the ref of its bytes, and their digest; the digest is empty if they are not hashed."""
     shape = check_array(dtype, request.shape, slab.nbytes)
     is_source = request.kind == "source"
     is_hashed = request.is_hashed or request.is_durable or is_source or bool(request.checksum)
@@ -193,21 +186,21 @@ def _ref(slab: Slab, request: PutRequest, dtype: str, node_id: str, hashed: Call
         meta=request.meta,
         version=0 if is_source else version_of(digest) if digest else secrets.randbits(63) or 1,
     )
-    return ref, digest
+    return Written(slab, ref, digest, is_held=True)
 
 
-def _same(store: Store, slab: Slab, ref: Ref, digest: str) -> Entry | None:
+def _same(store: Store, item: Written) -> Entry | None:
     """Return the object that has the name, or None if it was just released. BadRequestError if its content is
     different."""
-    leased = store.lease_one(ref.name)
+    ref, leased = item.ref, store.lease_one(item.ref.name)
     if leased is None:
         return None
     there = leased.entry
     try:
         is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and (
-            there.digest == digest
-            if there.digest and digest
-            else np.array_equal(store.content(there), store.view(slab))
+            there.digest == item.digest
+            if there.digest and item.digest
+            else np.array_equal(store.content(there), store.view(item.slab))
         )
     finally:
         store.end_leases([leased.lease], INTERNAL_SESSION)

@@ -18,6 +18,20 @@ class Slab:
     """The scope whose quota counts the bytes while they are written. A sealed object joins that scope."""
 
 
+@dataclass(frozen=True, slots=True)
+class Written:
+    """A written slab with what it becomes."""
+
+    slab: Slab
+    ref: Ref
+    digest: str = ""
+    """The digest of the content, or an empty string if it is not known."""
+    is_held: bool = False
+    """True if a client stores the object itself. Outside of any scope it then stays until it is released."""
+    file: DiskFile | None = None
+    """The durable file that has this content already."""
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """A sealed object."""

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataplane.core.refs import Ref
 from dataplane.storage.allocator import Allocator, fits, slab_bytes
 from dataplane.storage.disk_files import DiskFile, charge_bytes
-from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.entries import Entry, Leased, Slab, Written
 from dataplane.storage.eviction import choose_victims
 from dataplane.storage.leases import Leases
 from dataplane.storage.scopes import Scope, Scopes
@@ -34,23 +34,25 @@ class ObjectTable:
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
-    def publish(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str, file: DiskFile | None = None) -> Entry:
-        """Turn a written slab into an object. The slab's scope, which keeps `file` already, becomes the object's
-        scope."""
-        entry = Entry(ref, slab, is_held, digest, file=file)
-        self.entries[ref.name] = entry
+    def publish(self, item: Written) -> Entry:
+        """Turn a written slab into an object. The slab's scope, which keeps the durable file already, becomes the
+        object's scope."""
+        slab = item.slab
+        entry = Entry(item.ref, slab, item.is_held and slab.scope is None, item.digest, file=item.file)
+        self.entries[item.ref.name] = entry
         if slab.scope is not None:
             self._enter(entry, slab.scope)
         self.queue_for_eviction(entry)
         return entry
 
-    def merge(self, slab: Slab, entry: Entry, *, is_held: bool, file: DiskFile | None = None) -> None:
+    def merge(self, item: Written, entry: Entry) -> None:
         """Handle an object that was written again: its slab is given back; its scope, its hold and its first durable
         file count."""
-        if file is not None:
-            self.spill.adopt(entry, file)
+        slab = item.slab
+        if item.file is not None:
+            self.spill.adopt(entry, item.file)
         self._hand_over(slab, entry)
-        if is_held:
+        if item.is_held and slab.scope is None:
             self.hold(entry)
         self.update_eviction(entry)
         self.allocator.free(slab.offset, slab.nbytes)

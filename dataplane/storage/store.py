@@ -20,9 +20,9 @@ from dataplane.core.errors import MissingObjectError, StreamLostError
 from dataplane.core.refs import Ref
 from dataplane.storage.allocation import StoreAllocation
 from dataplane.storage.arena import Segment
-from dataplane.storage.disk_files import DiskFile, DiskFiles
+from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.disk_tier import DiskTier
-from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.entries import Entry, Leased, Slab, Written
 from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
 from dataplane.storage.spill_budget import SpillBudget
@@ -75,64 +75,43 @@ class Store:
             self._table.discard(slab)
             self._lock.changed()
 
-    def seal(self, slab: Slab, ref: Ref, *, is_held: bool, digest: str = "") -> Entry:
-        """Publish a written slab under `ref.name`. If the name exists, the slab is given back and the existing object
-        stays.
-
-        An object that is sealed into a scope is not held in addition.
-        """
-        return self.seal_all([slab], [(ref, digest)], is_held=is_held)[0]
-
-    def seal_all(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]], *, is_held: bool) -> list[Entry]:
-        """Publish many slabs like `seal`, each with its ref and its digest, and return their entries. If this raises,
-        nothing is published."""
+    def publish(self, written: Sequence[Written]) -> list[Entry]:
+        """Publish slabs under the names of their refs, all at the same moment, and return their entries. If a name is
+        taken, its slab is given back and the existing object stays. If this raises, nothing is published."""
         with self._lock:
-            for slab in slabs:
-                self._check_open(slab)
-            sealed = []
-            for slab, (ref, digest) in zip(slabs, described, strict=True):
-                entry = self._table.entries.get(ref.name)
-                is_kept = is_held and slab.scope is None
+            self._check_open(written)
+            entries = []
+            for item in written:
+                entry = self._table.entries.get(item.ref.name)
                 if entry is None:
-                    entry = self._table.publish(slab, ref, is_held=is_kept, digest=digest)
+                    entry = self._table.publish(item)
                 else:
-                    self._table.merge(slab, entry, is_held=is_kept)
-                sealed.append(entry)
+                    self._table.merge(item, entry)
+                entries.append(entry)
             self._lock.changed()
-            return sealed
+            return entries
 
-    def seal_new(self, slab: Slab, ref: Ref, digest: str = "", file: DiskFile | None = None) -> Entry | None:
-        """Publish an object if its name is free. If the name is taken, do nothing and return None. `file` has this same
-        ref."""
+    def publish_new(self, written: Sequence[Written]) -> list[Entry | None]:
+        """Publish slabs like `publish`, but only those whose names are free. The others stay as they are, with None for
+        an entry."""
         with self._lock:
-            self._check_open(slab)
-            entry = self._publish_new(slab, ref, digest, file)
+            self._check_open(written)
+            entries = [None if item.ref.name in self._table.entries else self._table.publish(item) for item in written]
             self._lock.changed()
-            return entry
+            return entries
 
-    def seal_all_new(self, slabs: Sequence[Slab], described: Sequence[tuple[Ref, str]]) -> list[Entry | None]:
-        """Publish many slabs like `seal_new`, each with its ref and its digest. If this raises, nothing is
-        published."""
-        with self._lock:
-            for slab in slabs:
-                self._check_open(slab)
-            pairs = zip(slabs, described, strict=True)
-            sealed = [self._publish_new(slab, ref, digest) for slab, (ref, digest) in pairs]
-            self._lock.changed()
-            return sealed
-
-    def seal_again(self, slab: Slab, entry: Entry, digest: str, file: DiskFile | None = None) -> bool:
+    def merge(self, item: Written, entry: Entry) -> bool:
         """Give back a slab whose content is the same as that of `entry`. The entry joins the slab's scope and takes
         over the durable file.
 
         Return False and do nothing if the entry was dropped, or has a durable file by now and needs no other.
         """
         with self._lock:
-            self._check_open(slab)
-            if entry.is_dropped or (file is not None and entry.is_durable):
+            self._check_open([item])
+            if entry.is_dropped or (item.file is not None and entry.is_durable):
                 return False
-            entry.digest = entry.digest or digest
-            self._table.merge(slab, entry, is_held=slab.scope is None, file=file)
+            entry.digest = entry.digest or item.digest
+            self._table.merge(item, entry)
             self._lock.changed()
             return True
 
@@ -285,15 +264,11 @@ class Store:
 
     # -- private: the lock is held ---------------------------------------------------------------------------------
 
-    def _publish_new(self, slab: Slab, ref: Ref, digest: str, file: DiskFile | None = None) -> Entry | None:
-        if ref.name in self._table.entries:
-            return None
-        return self._table.publish(slab, ref, is_held=slab.scope is None, digest=digest, file=file)
-
-    def _check_open(self, slab: Slab) -> None:
-        scope: Scope | None = slab.scope
-        if scope is not None and not scope.is_open:
-            raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
+    def _check_open(self, written: Iterable[Written]) -> None:
+        for item in written:
+            scope: Scope | None = item.slab.scope
+            if scope is not None and not scope.is_open:
+                raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
 
     def _reclaim(self) -> None:
         """The thread that ends the leases of `end_later`, in batches. It stops at `close`."""

@@ -14,7 +14,7 @@ from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import Team
 
 CHUNK_SIZE = 8
-"""The number of groups per call where nobody waits for single groups."""
+"""The number of groups per call where no caller waits for single groups."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

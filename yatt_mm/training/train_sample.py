@@ -31,7 +31,7 @@ class SampledTokens:
 
     def measure(self, logprobs: np.ndarray) -> None:
         """Take the log-probabilities under the weights at the start of the step, [K] float32, before the first update
-        changes the weights. Those of stale tokens stay the engine's, because nobody else had their policy."""
+        changes the weights. Those of stale tokens stay the engine's, because only the engine had their policy."""
         self.old_logprobs = np.where(self.is_stale, self.rollout_logprobs, logprobs)
         self.is_current = np.zeros_like(self.is_stale)
 

@@ -12,7 +12,7 @@ import pytest
 
 from dataplane.core.errors import DataPlaneError, MissingObjectError, OutOfSpaceError
 from dataplane.core.refs import Ref
-from dataplane.server.publish import seal
+from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
@@ -37,7 +37,7 @@ class Kit:
         slab = self.store.allocate(nbytes, time.monotonic(), scope)
         self.store.view(slab)[:] = ord(name[-1])
         request = PutRequest.from_body({"name": name, "scope": scope, **said})
-        return seal(self.store, slab, request, "uint8", "n")
+        return publish_puts(self.store, [slab], [request], "uint8", "n")[0]
 
     def entry(self, name: str) -> Entry:
         """Return the entry of a resident object."""

@@ -9,9 +9,10 @@ import pytest
 
 from dataplane.core.errors import BadRequestError, OutOfSpaceError
 from dataplane.core.refs import Kind, Ref
-from dataplane.server.publish import seal
+from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.storage.arena import Segment
+from dataplane.storage.entries import Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
 from tests.dataplane.shards import wait_until
 
@@ -31,7 +32,7 @@ def add(store: Store, name: str, kind: Kind = "derived", nbytes: int = BLOCK, ti
     slab = store.allocate(nbytes, time.monotonic() + timeout_s)
     store.view(slab)[:] = ord(name[-1])
     ref = Ref(name=name, kind=kind, dtype="uint8", shape=(nbytes,), nbytes=nbytes, node="n", lineage=None)
-    store.seal(slab, ref, is_held=kind == "plain")
+    store.publish([Written(slab, ref, is_held=kind == "plain")])
 
 
 def names(store: Store) -> set[str]:
@@ -162,7 +163,7 @@ def test_of_two_writers_of_one_plain_name_the_loser_is_refused(store: Store) -> 
         request = PutRequest.from_body({"name": f"race/{turn}"})
         barrier.wait()
         try:
-            sealed.append(seal(store, slab, request, "uint8", "n"))
+            sealed.append(publish_puts(store, [slab], [request], "uint8", "n")[0])
         except BadRequestError as error:
             refused.append(str(error))
 

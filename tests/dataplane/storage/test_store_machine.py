@@ -16,7 +16,7 @@ from dataplane.core.refs import Kind, Ref
 from dataplane.storage.allocator import slab_bytes
 from dataplane.storage.arena import Segment
 from dataplane.storage.disk_files import DiskFiles
-from dataplane.storage.entries import Entry, Leased, Slab
+from dataplane.storage.entries import Entry, Leased, Slab, Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
 CAPACITY = 64 * 1024
@@ -69,10 +69,7 @@ class StoreMachine(RuleBasedStateMachine):
             except OutOfSpaceError:
                 self.store.abort(slab)
                 return
-        if file is not None:
-            assert self.store.seal_new(slab, ref, _digest(data), file) is not None
-        else:
-            self.store.seal(slab, ref, is_held=kind == "plain", digest=_digest(data))
+        self.store.publish([Written(slab, ref, _digest(data), is_held=kind == "plain", file=file)])
         self.content[name] = data
         if slab.scope is not None:
             self.scope_of[name] = slab.scope.name
