@@ -86,7 +86,7 @@ class StoreAllocation:
         if offset is None:
             return self._table.make_room(nbytes, self._session)
         if scope is not None:
-            scope.used_bytes += wanted
+            scope.reserve(wanted)
         return Slab(offset, nbytes, scope)
 
     def _describe_shortage(self, nbytes: int) -> str:

@@ -54,13 +54,13 @@ class DiskTier:
             return self._disk.write_durable(ref, digest, data, slab.scope)
         except BaseException:
             with self._lock:
-                self._table.spill.used_bytes -= charge_bytes(ref.nbytes)
+                self._table.spill.give_back(charge_bytes(ref.nbytes))
             raise
 
     def discard(self, slab: Slab, file: DiskFile) -> None:
         """Remove a durable file whose object was not sealed."""
         with self._lock:
-            self._table.spill.used_bytes -= file.charge_bytes
+            self._table.spill.give_back(file.charge_bytes)
         if self._disk is not None:
             self._disk.discard(file, slab.scope)
 

@@ -4,7 +4,6 @@ Bookkeeping without waiting; the store's lock guards all of it. An object may le
 in no open scope, and is not held or has a place on disk. Only objects that may be lost are ever lost.
 """
 
-from collections import OrderedDict
 from collections.abc import Iterable
 
 from dataplane.core.refs import Ref
@@ -12,6 +11,7 @@ from dataplane.storage.allocator import Allocator, fits, slab_bytes
 from dataplane.storage.disk_files import DiskFile, charge_bytes
 from dataplane.storage.entries import Entry, Leased, Slab, Written
 from dataplane.storage.eviction import choose_victims
+from dataplane.storage.eviction_order import EvictionOrder
 from dataplane.storage.leases import Leases
 from dataplane.storage.scopes import Scope, Scopes
 from dataplane.storage.spill_budget import SpillBudget
@@ -28,9 +28,8 @@ class ObjectTable:
         self.scopes = Scopes()
         self.num_evicted = 0
         self.scoped_bytes = 0
-        self.evictable_bytes = 0
-        """The bytes of objects that could leave the arena, some of them perhaps only to disk."""
-        self._evictable: OrderedDict[str, Entry] = OrderedDict()
+        self.evictable = EvictionOrder(lambda entry: entry.slab_bytes)
+        """Objects that could leave the arena, some of them perhaps only to disk."""
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -60,9 +59,9 @@ class ObjectTable:
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:
         """Add a durable object of an earlier node and return its entry."""
         entry = self.entries[ref.name] = Entry(ref, None, is_held, digest, file=file)
-        self.spill.used_bytes += file.charge_bytes
+        self.spill.count(file)
         for scope in scopes:
-            scope.used_bytes += entry.slab_bytes
+            scope.reserve(entry.slab_bytes)
             self._enter(entry, scope)
         return entry
 
@@ -81,7 +80,7 @@ class ObjectTable:
     def discard(self, slab: Slab) -> None:
         """Give back a slab that was not sealed."""
         if slab.scope is not None:
-            slab.scope.used_bytes -= slab_bytes(slab.nbytes)
+            slab.scope.give_back(slab_bytes(slab.nbytes))
         self.allocator.free(slab.offset, slab.nbytes)
 
     def drop(self, entry: Entry) -> None:
@@ -109,7 +108,7 @@ class ObjectTable:
         """Put an object into a scope, which keeps its durable file already. The object cannot be evicted any more."""
         if scope in entry.scopes:
             return
-        scope.used_bytes += entry.slab_bytes
+        scope.reserve(entry.slab_bytes)
         self._enter(entry, scope)
 
     def leave(self, entry: Entry, scope: Scope) -> None:
@@ -119,7 +118,7 @@ class ObjectTable:
         self.spill.unmark(entry, scope)
         entry.scopes.discard(scope)
         scope.members.discard(entry.ref.name)
-        scope.used_bytes -= entry.slab_bytes
+        scope.give_back(entry.slab_bytes)
         if not entry.scopes:
             self.scoped_bytes -= entry.slab_bytes
 
@@ -145,19 +144,15 @@ class ObjectTable:
     def queue_for_eviction(self, entry: Entry) -> None:
         """Make an entry the last to be evicted, if it may be evicted. If its bytes are on disk only, make its file the
         last to be removed."""
-        name = entry.ref.name
         if self._is_evictable(entry):
-            if name not in self._evictable:
-                self._evictable[name] = entry
-                self.evictable_bytes += entry.slab_bytes
+            self.evictable.add(entry)
         elif entry.slab is None and entry.may_be_lost and not entry.is_dropped and not self.leases.count(entry):
-            self.spill.add_losable(entry)
+            self.spill.losable.add(entry)
 
     def remove_from_eviction(self, entry: Entry) -> None:
         """Take an entry out of the eviction orders."""
-        self.spill.remove_losable(entry)
-        if self._evictable.pop(entry.ref.name, None) is not None:
-            self.evictable_bytes -= entry.slab_bytes
+        self.spill.losable.remove(entry)
+        self.evictable.remove(entry)
 
     def update_eviction(self, entry: Entry) -> None:
         """Put an entry into the right eviction order, after something changed that decides whether it may be
@@ -166,16 +161,10 @@ class ObjectTable:
             self.remove_from_eviction(entry)
         self.queue_for_eviction(entry)
 
-    def make_youngest(self, name: str) -> None:
-        """Make an object the last to be evicted, if it may be evicted."""
-        if name in self._evictable:
-            self._evictable.move_to_end(name)
-
     def make_oldest(self, entry: Entry) -> None:
         """Make an entry the first to be evicted, because no client needs it any more."""
-        for order in (self._evictable, self.spill.losable):
-            if entry.ref.name in order:
-                order.move_to_end(entry.ref.name, last=False)
+        for order in (self.evictable, self.spill.losable):
+            order.make_oldest(entry.ref.name)
 
     def make_room(self, nbytes: int, session: str) -> list[Leased] | None:
         """Evict until one free range is long enough, old objects before young ones. Return None if nothing can be done.
@@ -190,7 +179,7 @@ class ObjectTable:
                 self.remove_from_eviction(entry)
                 self._leave_arena(entry)
                 has_gone = True
-            elif self._reserve_file(entry):
+            elif self.spill.is_on and self.reserve_file(entry.ref.nbytes):
                 self.remove_from_eviction(entry)
                 to_write.append(Leased(entry, self.leases.grant(entry, session)))
             elif entry.may_be_lost:
@@ -223,7 +212,7 @@ class ObjectTable:
         while not self.spill.reserve(nbytes):
             if not self.spill.losable:
                 return False
-            self.drop(next(iter(self.spill.losable.values())))
+            self.drop(next(iter(self.spill.losable)))
             self.num_evicted += 1
         return True
 
@@ -241,11 +230,11 @@ class ObjectTable:
 
     @property
     def room_bytes(self) -> int:
-        """The part of `evictable_bytes` that can go now: it may be lost, has a file, or the disk has room for its
+        """The bytes of `evictable` objects that can go now: it may be lost, has a file, or the disk has room for its
         file."""
         free = to_write = 0
         takes_bytes = self.spill.takes_bytes
-        for entry in self._evictable.values():
+        for entry in self.evictable:
             if entry.may_be_lost or entry.file is not None:
                 free += entry.slab_bytes
             elif charge_bytes(entry.ref.nbytes) <= takes_bytes:
@@ -256,12 +245,12 @@ class ObjectTable:
 
     def _choose(self, nbytes: int) -> list[Entry]:
         free = self.allocator.capacity - self.allocator.used_bytes
-        if not self._evictable or slab_bytes(nbytes) > free + self.evictable_bytes:
+        if not self.evictable or slab_bytes(nbytes) > free + self.evictable.total_bytes:
             return []
         slabs: list[Slab] = []
         entries: list[Entry] = []
         takes_bytes = self.spill.takes_bytes
-        for entry in self._evictable.values():
+        for entry in self.evictable:
             if entry.slab is None or not (
                 entry.may_be_lost or entry.file or charge_bytes(entry.ref.nbytes) <= takes_bytes
             ):
@@ -273,9 +262,6 @@ class ObjectTable:
         ranges = [(slab.offset, slab.offset + slab_bytes(slab.nbytes)) for slab in slabs]
         chosen = choose_victims(self.allocator.free_ranges, ranges, lambda start, end: fits(start, end, nbytes))
         return [entries[at] for at in chosen]
-
-    def _reserve_file(self, entry: Entry) -> bool:
-        return self.spill.is_on and self.reserve_file(entry.ref.nbytes)
 
     def _leave_arena(self, entry: Entry) -> None:
         assert entry.slab is not None and entry.file is not None
@@ -294,7 +280,7 @@ class ObjectTable:
         if scope is None:
             return
         if scope in entry.scopes:
-            scope.used_bytes -= slab_bytes(slab.nbytes)
+            scope.give_back(slab_bytes(slab.nbytes))
         else:
             self.spill.keep(entry, scope)
             self._enter(entry, scope)

@@ -29,6 +29,14 @@ class Scope:
     """The names of its objects."""
     is_open: bool = True
 
+    def reserve(self, nbytes: int) -> None:
+        """Count bytes against the quota. The caller has asked `has_room`, or counts an object that exists."""
+        self.used_bytes += nbytes
+
+    def give_back(self, nbytes: int) -> None:
+        """Count bytes no longer."""
+        self.used_bytes -= nbytes
+
     def has_room(self, nbytes: int) -> bool:
         """Return True if `nbytes` more stay within the quota."""
         return self.quota_bytes is None or self.used_bytes + nbytes <= self.quota_bytes

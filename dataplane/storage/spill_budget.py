@@ -6,13 +6,13 @@ nothing is spilled, and no method has an effect.
 
 import logging
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 
 from dataplane.core.errors import OutOfSpaceError
 from dataplane.storage.disk_files import DiskFile, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry
+from dataplane.storage.eviction_order import EvictionOrder
 from dataplane.storage.scopes import Scope
 
 _PAUSE_S = 5.0
@@ -28,9 +28,8 @@ class SpillBudget:
         self.disk = disk
         self._run_after_unlock = run_after_unlock
         self.used_bytes = 0
-        self.losable: OrderedDict[str, Entry] = OrderedDict()
-        """Spilled objects that may be lost, oldest first."""
-        self._losable_bytes = 0
+        self.losable = EvictionOrder(lambda entry: charge_bytes(entry.ref.nbytes))
+        """Spilled objects that may be lost."""
         self.last_error = ""
         self.paused_until = 0.0
         """The monotonic time from which the disk is used again after it refused a file."""
@@ -48,18 +47,7 @@ class SpillBudget:
     @property
     def takes_bytes(self) -> int:
         """The size in bytes of the largest file that might fit now, if files that may be lost make room."""
-        return self.budget_bytes - self.used_bytes + self._losable_bytes if self.is_on else 0
-
-    def add_losable(self, entry: Entry) -> None:
-        """Note that a spilled object may be lost from now on."""
-        if entry.ref.name not in self.losable:
-            self.losable[entry.ref.name] = entry
-            self._losable_bytes += charge_bytes(entry.ref.nbytes)
-
-    def remove_losable(self, entry: Entry) -> None:
-        """Note that a spilled object may not be lost any more, or is lost."""
-        if self.losable.pop(entry.ref.name, None) is not None:
-            self._losable_bytes -= charge_bytes(entry.ref.nbytes)
+        return self.budget_bytes - self.used_bytes + self.losable.total_bytes if self.is_on else 0
 
     def describe(self) -> str:
         """Return the sentence about the disk for an error about room."""
@@ -75,9 +63,17 @@ class SpillBudget:
         self.used_bytes += charge_bytes(nbytes)
         return True
 
+    def count(self, file: DiskFile) -> None:
+        """Count a file of an earlier node."""
+        self.used_bytes += file.charge_bytes
+
+    def give_back(self, num_charged_bytes: int) -> None:
+        """Give back the room of a file that was not written, or is gone."""
+        self.used_bytes -= num_charged_bytes
+
     def take_back(self, entry: Entry, file: DiskFile | None) -> None:
         """Give back the reserved room of an object, and remove a file that was written."""
-        self.used_bytes -= charge_bytes(entry.ref.nbytes)
+        self.give_back(charge_bytes(entry.ref.nbytes))
         if file is not None:
             self._remove(file)
 
@@ -97,7 +93,7 @@ class SpillBudget:
         if entry.is_held:
             self.keep(entry, None)
         if old is not None:
-            self.used_bytes -= old.charge_bytes
+            self.give_back(old.charge_bytes)
             self._remove(old)
 
     def keep(self, entry: Entry, scope: Scope | None) -> None:
@@ -120,7 +116,7 @@ class SpillBudget:
 
     def forget(self, entry: Entry) -> None:
         """Remove the marks of a dropped object, so that the next node does not recover it."""
-        self.remove_losable(entry)
+        self.losable.remove(entry)
         self.unmark(entry, None)
 
     def forget_scope(self, scope: Scope) -> None:
@@ -132,7 +128,7 @@ class SpillBudget:
         """Remove the file of an object."""
         file, entry.file = entry.file, None
         if file is not None and self.disk is not None:
-            self.used_bytes -= file.charge_bytes
+            self.give_back(file.charge_bytes)
             self._remove(file)
 
     def _remove(self, file: DiskFile) -> None:

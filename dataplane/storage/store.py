@@ -170,13 +170,13 @@ class Store:
         """The bytes of the arena that are free, or that eviction can free."""
         with self._lock:
             allocator = self._table.allocator
-            return allocator.capacity - allocator.used_bytes + self._table.evictable_bytes
+            return allocator.capacity - allocator.used_bytes + self._table.evictable.total_bytes
 
     def make_youngest(self, names: Iterable[str]) -> None:
         """Make objects the last to be evicted."""
         with self._lock:
             for name in names:
-                self._table.make_youngest(name)
+                self._table.evictable.make_youngest(name)
 
     @property
     def num_leases(self) -> int:
@@ -232,7 +232,7 @@ class Store:
                 "used_bytes": table.allocator.used_bytes,
                 "budget_bytes": self.segment.capacity,
                 "largest_free_bytes": table.allocator.largest_free_bytes,
-                "evictable_bytes": table.evictable_bytes,
+                "evictable_bytes": table.evictable.total_bytes,
                 "leased_bytes": table.leased_bytes,
                 "scoped_bytes": table.scoped_bytes,
                 "num_objects": len(table.entries),

@@ -1,6 +1,6 @@
 """Timeouts for the waits of one engine, by the clock or by the engine's progress. All waits can be ended at once.
 
-Left out: the error message of a timeout, which names what the engine was doing; `VllmEngine` makes it.
+Left out: the error message of a timeout, which names what the engine was doing; `EngineHealth` makes it.
 """
 
 import asyncio

@@ -7,13 +7,13 @@ Left out: prompt templates, tokenising and refs (`worker`), and the arguments of
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import Published
 from yatt_mm.rollout import child_processes
+from yatt_mm.rollout.engine_health import EngineHealth
 from yatt_mm.rollout.engine_process import EngineProcess
 from yatt_mm.rollout.engine_types import (
     Cut,
@@ -26,7 +26,6 @@ from yatt_mm.rollout.engine_types import (
     Medium,
     Sampled,
 )
-from yatt_mm.rollout.engine_waits import EngineWaits
 from yatt_mm.rollout.in_flight import InFlightGroups
 
 __all__ = ["EngineConfig", "EngineError", "GenerateRequest", "Medium", "Sampled", "VllmEngine"]
@@ -47,17 +46,16 @@ class VllmEngine:
         self._llm = launched.llm
         self._backend = launched.backend
         self._inputs = launched.backend.InputBuilder(launched.llm, config)
+        self._health = EngineHealth(config.name, config.answer_timeout_s, self._describe)
         self._sending = asyncio.Lock()  # held while requests enter the core, and while its caches or weights change
         self._flights = InFlightGroups(
-            config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._failure is None
+            config.name, launched.llm, self._backend, self._inputs, is_usable=lambda: self._health.failure is None
         )
         self._state = State.AWAKE
         self._source = Published(version=config.policy_version, path=config.model_dir)
         self._must_reload = False
         self._is_shut_down = False
         self._has_said_resident = False
-        self._failure: str | None = None
-        self._waits = EngineWaits()
         self._stop_watching = child_processes.watch(launched.processes, self._on_death)
         self.policy_version = config.policy_version
 
@@ -124,12 +122,12 @@ class VllmEngine:
                 it sends them again.
         """
         self._check_usable()
-        async with self._flights.together() as flights, self._progress(f"a group of {len(request.seeds)}"):
+        async with self._flights.together() as flights, self._health.progress(f"a group of {len(request.seeds)}"):
             async with self._sending:
                 self._check_usable()  # it may have fallen asleep in the meantime
                 await self._flights.send(request, flights, cut)
             del request
-            return await self._flights.collect(flights[0], self._waits.note_progress)
+            return await self._flights.collect(flights[0], self._health.note_progress)
 
     async def abort(self, cuts: Iterable[Cut]) -> None:
         """Make the cuts: their groups end now, and `generate` returns them with the tokens that they have.
@@ -157,7 +155,7 @@ class VllmEngine:
                 f"engine {self.config.name} has {self.num_in_flight} samples in flight; a deterministic batch needs "
                 "an idle engine: wait for the other samples first"
             )
-        async with self._flights.together() as flights, self._progress(f"a batch of {len(requests)} groups"):
+        async with self._flights.together() as flights, self._health.progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
                 self._check_usable()  # it may have fallen asleep in the meantime
                 try:
@@ -168,7 +166,7 @@ class VllmEngine:
                 finally:
                     await self._llm.resume_generation()
             del request, requests
-            return [await self._flights.collect(flight, self._waits.note_progress) for flight in flights]
+            return [await self._flights.collect(flight, self._health.note_progress) for flight in flights]
 
     async def update_weights(self, published: Published) -> None:
         """Load a published policy. Every token that is sampled from now on gets its version.
@@ -180,7 +178,7 @@ class VllmEngine:
         Raises EngineError if the update fails; the engine is unusable then.
         """
         self._check_usable(asleep_is_fine=True)
-        async with self._only_whole(f"its update to version {published.version}"), self._sending:
+        async with self._health.only_whole(f"its update to version {published.version}"), self._sending:
             await self._llm.pause_generation(mode="keep", clear_cache=False)
             if self._state is State.ASLEEP:
                 await self._wake_weights()
@@ -191,12 +189,12 @@ class VllmEngine:
                 await self._llm.resume_generation()
         self._source = published
         self.policy_version = published.version
-        self._waits.note_progress()  # samples that were paused get their whole time again
+        self._health.note_progress()  # samples that were paused get their whole time again
 
     async def reset_caches(self) -> None:
         """Empty the prefix, encoder and media caches, so that no earlier result and no earlier medium is used again."""
         self._check_usable()
-        async with self._deadline("a reset of the caches"), self._sending:
+        async with self._health.deadline("a reset of the caches"), self._sending:
             await self._forget_computed()
             await self._llm.reset_mm_cache()
 
@@ -214,7 +212,7 @@ class VllmEngine:
         if not level and not self._has_said_resident:
             logger.info("engine %s stays in memory while it is asleep: vLLM frees nothing on the CPU", self.config.name)
             self._has_said_resident = True
-        async with self._only_whole("its falling asleep"), self._sending:
+        async with self._health.only_whole("its falling asleep"), self._sending:
             if self.config.num_labels is not None:
                 await self._flights.abort_all()  # vLLM 0.32's frontend fails if its core aborts classifier requests
             await self._llm.sleep(level=level, mode="abort")
@@ -229,7 +227,7 @@ class VllmEngine:
         if self._state is State.AWAKE:
             return
         self._check_usable(asleep_is_fine=True)
-        async with self._only_whole("its wake-up"), self._sending:
+        async with self._health.only_whole("its wake-up"), self._sending:
             if self._must_reload:
                 await self._wake_weights()
                 await self._load(self._source)
@@ -242,7 +240,7 @@ class VllmEngine:
             return
         self._is_shut_down = True
         self._stop_watching()
-        self._give_up("it was shut down")
+        self._health.give_up("it was shut down")
         if (handler := self._llm.output_handler) is not None:
             handler.cancel()  # else it would log the end of the core as a failure
         del self._llm, self._flights
@@ -263,19 +261,6 @@ class VllmEngine:
         await self._llm.finish_weight_update(weight_version=str(published.version))
         self._must_reload = False
 
-    @asynccontextmanager
-    async def _only_whole(self, what: str) -> AsyncIterator[None]:
-        """Mark the engine unusable if the block, a change of its state or weights, fails or exceeds its timeout."""
-        try:
-            async with self._deadline(what):
-                yield
-        except Exception as error:
-            self._failure = f"{what} failed ({type(error).__name__}: {error})"
-            raise EngineError(f"engine {self.config.name} failed {what}: {error}") from error
-        except asyncio.CancelledError:
-            self._failure = f"{what} was cancelled"
-            raise
-
     async def _forget_computed(self) -> None:
         """Drop keys, values and vision embeddings. They are computed again for samples that are paused."""
         if not await self._llm.reset_prefix_cache(reset_running_requests=True):
@@ -284,48 +269,14 @@ class VllmEngine:
 
     def _check_usable(self, *, asleep_is_fine: bool = False) -> None:
         """Check that the engine has not failed and, unless `asleep_is_fine`, that it is awake."""
-        if self._failure:
-            raise EngineError(f"engine {self.config.name} is unusable: {self._failure}; start another")
+        self._health.check()
         if self._state is not State.AWAKE and not asleep_is_fine:
             raise EngineAsleepError(f"engine {self.config.name} is asleep; call wake_up before sending it requests")
 
     def _on_death(self, pid: int) -> None:
         """Make the engine unusable because one of its processes died."""
-        self._give_up(f"its process {pid} died")
+        self._health.give_up(f"its process {pid} died")
 
-    def _give_up(self, reason: str) -> None:
-        """Make the engine unusable and end every wait now; in vLLM itself they would wait forever."""
-        self._failure = self._failure or reason
-        self._waits.end_all()
-
-    def _deadline(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Limit a `with` block to `answer_timeout_s` by the clock."""
-        seconds = self.config.answer_timeout_s
-        return self._bounded(self._waits.at_most(seconds), what, f"did not finish {what} within {seconds:g} s")
-
-    def _progress(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Limit the time in which the engine finishes nothing.
-
-        Requests may queue behind others, so the clock cannot limit them.
-        """
-        seconds = self.config.answer_timeout_s
-        late = f"finished nothing for {seconds:g} s while it had {what} to compute"
-        return self._bounded(self._waits.while_progressing(seconds), what, late)
-
-    @asynccontextmanager
-    async def _bounded(self, bound: AbstractAsyncContextManager[object], what: str, late: str) -> AsyncIterator[None]:
-        """Turn the end of a limited wait into an error that names the engine and what it was doing."""
-        from vllm.v1.engine.exceptions import EngineDeadError
-
-        try:
-            async with bound:
-                yield
-        except (TimeoutError, EngineDeadError) as error:
-            if self._failure is None and isinstance(error, EngineDeadError):
-                self._failure = "its process died"
-            if self._failure is not None:
-                raise EngineError(f"engine {self.config.name} gave up {what}: {self._failure}") from error
-            raise EngineTimeoutError(
-                f"engine {self.config.name} {late} "
-                f"({self.num_in_flight} samples in flight, policy version {self.policy_version})"
-            ) from error
+    def _describe(self) -> str:
+        """Return what the engine has to do, for the error of a timeout."""
+        return f"{self.num_in_flight} samples in flight, policy version {self.policy_version}"

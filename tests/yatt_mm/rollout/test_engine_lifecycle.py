@@ -135,7 +135,7 @@ def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_
             await dying.update_weights(Published(version=1, path=str(tmp_path / "wrong")))
         with pytest.raises(EngineError, match="engine dying is unusable: its update to version 1 failed"):
             await dying.generate(prompts.request(1))
-        dying._failure = None
+        dying._health.failure = None
         task = asyncio.create_task(dying.generate_batch([prompts.request(1, max_tokens=1500)]))
         while not dying.num_in_flight:
             await asyncio.sleep(0)
