@@ -31,12 +31,12 @@ class JudgeStage:
             for judge in context.team.judges
         }
 
-    def call_every_engine(self) -> None:
-        """In a deterministic phase: call all engines, also those for which this controller has no group. An engine
-        begins when every controller has called it. The groups of the call must have been started before."""
+    def expect(self, num_groups: int) -> None:
+        """In a deterministic phase: make one call to every engine when these groups have come, also to an engine
+        without a group. An engine begins when every controller has called it."""
         if self._context.is_deterministic:
             for judge, batch in self._judged.items():
-                batch.call_all(self._context.awake[judge])
+                batch.hold(self._context.awake[judge], num_groups)
 
     async def judge(self, work: GroupWork) -> None:
         """Add the judges' weighted scores to the weighted rewards of the reward function."""

@@ -109,7 +109,7 @@ class PhaseCalls:
     @contextmanager
     def _watched(self) -> Iterator[None]:
         """Watch the calls during a block, and end everything that is still under way at its end."""
-        watch = self._tasks.create_task(self._watch())
+        watch = self._tasks.create_task(self._run(self._watch()))
         try:
             yield
         finally:

@@ -30,11 +30,11 @@ class RolloutStage:
         )
         self._aborted: TickBatch[int, str, None] = TickBatch(context.calls, self._abort)
 
-    def call_every_engine(self) -> None:
-        """In a deterministic phase: call all engines, also those for which this controller has no group. An engine
-        begins when every controller has called it. The groups of the call must have been started before."""
+    def expect(self, num_groups: int) -> None:
+        """In a deterministic phase: make one call to every engine when these groups have come, also to an engine
+        without a group. An engine begins when every controller has called it."""
         if self._context.is_deterministic:
-            self._sampled.call_all(self._context.awake[POOL])
+            self._sampled.hold(self._context.awake[POOL], num_groups)
 
     async def sample(self, work: GroupWork) -> None:
         """Give the group all its responses.
@@ -55,6 +55,8 @@ class RolloutStage:
         try:
             await asyncio.shield(sampled)
         except asyncio.CancelledError:
+            if self._context.calls.is_over:
+                raise
             self._aborted.add(engine, task.name)
             await sampled  # the engine returns what it has; the future is cancelled if the whole phase ends
             raise

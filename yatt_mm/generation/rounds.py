@@ -32,9 +32,9 @@ async def answer(
         await rewards.score(work)
 
     works = [GroupWork(prompt=prompt) for prompt in prompts]
+    rollout.expect(len(works))
     for work in works:
         context.calls.start(follow(work))
-    rollout.call_every_engine()
     await context.calls.finish()
     return works
 
@@ -46,7 +46,7 @@ async def judge(works: Sequence[GroupWork], meter: StepMeter, context: PhaseCont
         WorkerError: an engine of a judge failed or was late.
     """
     stage = JudgeStage(context, meter)
+    stage.expect(len(works))
     for work in works:
         context.calls.start(stage.judge(work))
-    stage.call_every_engine()
     await context.calls.finish()

@@ -31,24 +31,35 @@ class TickBatch(Generic[Key, Item, Reply]):
         self._send = send
         self._max_items = max_items
         self._waiting: dict[Key, list[tuple[Item, asyncio.Future[Reply]]]] = {}
+        self._num_missing = 0
+        """The number of items that `hold` waits for."""
+
+    def hold(self, keys: Iterable[Key], num_items: int) -> None:
+        """Hold the next items until `num_items` of them are there. Then make one call for each of these keys, also for
+        those without an item."""
+        self._waiting = {key: [] for key in keys}
+        self._num_missing = num_items
+        if not num_items:
+            self._flush_soon()
 
     def add(self, key: Key, item: Item) -> asyncio.Future[Reply]:
-        """Send an item at the end of this tick, and return the future of its reply.
+        """Send an item at the end of this tick, or with the items that it is held for. Return the future of its reply.
 
         The future is cancelled if the call fails or the phase ends. Cancelling it does not end the call, which other
         items share.
         """
         reply: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self.call_all([key])
-        self._waiting[key].append((item, reply))
+        is_first = not self._waiting
+        self._waiting.setdefault(key, []).append((item, reply))
+        if self._num_missing:
+            self._num_missing -= 1
+            is_first = not self._num_missing
+        if is_first:
+            self._flush_soon()
         return reply
 
-    def call_all(self, keys: Iterable[Key]) -> None:
-        """Make a call for each of these keys at the end of this tick, even if no item comes up for it."""
-        if not self._waiting:
-            asyncio.get_running_loop().call_soon(self._flush)
-        for key in keys:
-            self._waiting.setdefault(key, [])
+    def _flush_soon(self) -> None:
+        asyncio.get_running_loop().call_soon(self._flush)
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, {}

@@ -146,10 +146,11 @@ def test_an_engine_that_is_granted_about_when_its_group_is_cut_off_is_given_back
     run(test())
 
 
-def test_an_engine_that_fails_is_named_and_ends_the_phase() -> None:
+@pytest.mark.parametrize("mode", ["true", "false"])
+def test_an_engine_that_fails_is_named_and_ends_the_phase(mode: str) -> None:
     async def test() -> None:
         with pytest.raises(WorkerError, match=r"engine 1 failed at step 1: ValueError: out of memory"):
-            async with world() as here:
+            async with world(f"rollout.deterministic={mode}") as here:
                 here.engines[0].held = set(range(20))
                 cause = ValueError("out of memory")
                 here.engines[1].failure = ray.exceptions.RayTaskError("generate", "", cause)
@@ -233,10 +234,12 @@ def test_a_group_without_a_verdict_is_judged_again() -> None:
     run(test())
 
 
-def test_a_deterministic_phase_calls_every_engine_of_a_judge_once() -> None:
+@pytest.mark.parametrize("num", [0, 1, 20])
+def test_a_deterministic_phase_calls_every_engine_of_a_judge_once(num: int) -> None:
     async def test() -> None:
         async with world(*JUDGE, "placement.mode=partial_colocation", "rollout.deterministic=true") as here:
-            await judge([], StepMeter(), here.context)
-            assert here.judges[0].calls == [[]]
+            works = await answered(here, num)
+            await judge(works, StepMeter(), here.context)
+            assert here.judges[0].calls == [list(range(num))]
 
     run(test())
