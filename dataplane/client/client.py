@@ -13,7 +13,7 @@ import pyarrow.flight as fl
 from dataplane.client.connect import Credentials, connect
 from dataplane.client.flight_copy import call_options, get_copy, put_copy
 from dataplane.client.inplace_put import InplacePut
-from dataplane.client.put_batches import Buffer, as_bytes_view, batch_ranges, plain_body
+from dataplane.client.put_batches import Buffer, Durable, as_bytes_view, batch_ranges, plain_body
 from dataplane.client.retry import NodeRetry
 from dataplane.client.scope_heartbeat import ScopeHeartbeat, weak_method
 from dataplane.core.errors import MissingObjectError
@@ -66,7 +66,7 @@ class Client:
         shape: Sequence[int] | None = None,
         meta: Mapping[str, Any] | None = None,
         scope: str | None = None,
-        durable: bool = False,
+        durable: Durable = False,
     ) -> Ref:
         """Store a plain object and return its ref. `data` holds the bytes of an array of this dtype and shape.
 
@@ -74,14 +74,15 @@ class Client:
         contains it closes. Storing the same content under the same name again returns the same object; other content is
         refused. The call waits up to `timeout_s` for free memory, and then raises OutOfSpaceError with the wanted, free
         and leased bytes. `durable` needs a node with --spill: the object is on the node's disk before this call
-        returns, and survives a restart of the node.
+        returns, and survives a restart of the node. With "unsynced" it survives the death of the node's process, but
+        perhaps not a failure of the machine, and the call waits for no disk.
         """
         view = as_bytes_view(data)
         spec = ArraySpec(name=name, dtype=dtype, shape=check_array(dtype, shape, view.nbytes), meta=meta or {})
         return self._put(view, plain_body(spec, view.nbytes, scope=scope, durable=durable))
 
     def put_many(
-        self, specs: Sequence[ArraySpec], data: Sequence[Buffer], *, scope: str | None = None, durable: bool = False
+        self, specs: Sequence[ArraySpec], data: Sequence[Buffer], *, scope: str | None = None, durable: Durable = False
     ) -> list[Ref]:
         """Store many plain objects as `put` does, and return their refs. A few hundred objects take two round trips.
 
@@ -102,7 +103,7 @@ class Client:
         meta: Mapping[str, Any] | None = None,
         *,
         scope: str | None = None,
-        durable: bool = False,
+        durable: Durable = False,
     ) -> Ref:
         """Store an encoded medium under the digest of its bytes, and return its ref.
 

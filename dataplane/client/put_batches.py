@@ -1,7 +1,7 @@
 """Requests of a client's put: the body that describes an object, and the groups in which many objects are stored."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from dataplane.core.errors import BadRequestError
 from dataplane.core.json_body import check_plain_name
@@ -11,11 +11,14 @@ from dataplane.core.schemas import check_array
 GROUP_BYTES, GROUP_OBJECTS = 64 << 20, 512
 """The maximum number of bytes, and of objects, that a put of many objects stores in one request."""
 
+Durable = bool | Literal["unsynced"]
+"""How a stored object outlives its node: not at all (False); on the disk, also after a failure of the machine (True);
+or as a file that the kernel writes later, which outlives only the process of the node ("unsynced")."""
 Buffer = Any
 """Any object with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array."""
 
 
-def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: bool) -> dict[str, Any]:
+def plain_body(spec: ArraySpec, nbytes: int, *, scope: str | None, durable: Durable) -> dict[str, Any]:
     """Return the request body for a plain object of `nbytes` bytes. Raises BadRequestError if `nbytes` does not fit
     `spec`."""
     return {

@@ -99,7 +99,7 @@ def publish_puts(
             if entry is not None:
                 refs.append(entry.ref)
                 continue
-            refs.append(_publish(store, item, is_durable=request.is_durable))
+            refs.append(_publish(store, item, request))
             remaining.popleft()
         return refs
     except BaseException:
@@ -124,12 +124,15 @@ def _check_names(store: Store, written: Sequence[Written]) -> None:
             _same(store, item)
 
 
-def _publish(store: Store, item: Written, *, is_durable: bool) -> Ref:
+def _publish(store: Store, item: Written, request: PutRequest) -> Ref:
     """Return the ref of the object that has the name after this call. A durable object is on the disk, under that ref,
     before this returns."""
-    there = _same(store, item) if is_durable else None
+    there = _same(store, item) if request.is_durable else None
     while True:
-        done = _publish_durable(store, item, there) if is_durable else _publish_once(store, item, there)
+        if request.is_durable:
+            done = _publish_durable(store, item, there, is_synced=request.is_synced)
+        else:
+            done = _publish_once(store, item, there)
         if done is not None:
             return done.ref
         there = _same(store, item)
@@ -143,16 +146,19 @@ def _publish_once(store: Store, item: Written, there: Entry | None) -> Entry | N
     return there if store.merge(item, there) else None
 
 
-def _publish_durable(store: Store, item: Written, there: Entry | None) -> Entry | None:
+def _publish_durable(store: Store, item: Written, there: Entry | None, *, is_synced: bool) -> Entry | None:
     """Publish like `_publish_once`, with a new file or the existing object's file. An unused file is removed."""
     slab = item.slab
     if there is not None and there.is_durable:
         store.disk.keep([there], slab.scope)
         try:
+            if is_synced:
+                store.disk.sync(there)
             return _publish_once(store, item, there)
         finally:
             store.disk.unmark([there], slab.scope)
-    file = store.disk.write_durable(slab, store.view(slab), item.ref if there is None else there.ref, item.digest)
+    ref = item.ref if there is None else there.ref
+    file = store.disk.write_durable(slab, store.view(slab), ref, item.digest, is_synced=is_synced)
     done = None
     try:
         done = _publish_once(store, replace(item, file=file), there)

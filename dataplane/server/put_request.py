@@ -40,7 +40,9 @@ class PutRequest:
     scope: str | None = None
     """The open scope that the object will belong to."""
     is_durable: bool = False
-    """True if the object must be on disk before it is acknowledged."""
+    """True if the object must have a file on disk before it is acknowledged."""
+    is_synced: bool = True
+    """False if the kernel may write that file later."""
     is_hashed: bool = True
     """False if the writer asks the node not to hash a plain object."""
 
@@ -87,6 +89,9 @@ class PutRequest:
         meta = take(body, "put", "meta", dict, type(None), default=None) or {}
         if meta and len(dump(meta)) > MAX_META_BYTES:
             raise BadRequestError(f"put.meta has {len(dump(meta))} bytes; wanted at most {MAX_META_BYTES}")
+        durable = take(body, "put", "durable", bool, str, default=False)
+        if isinstance(durable, str) and durable != "unsynced":
+            raise BadRequestError(f'put.durable is {durable[:40]!r}; wanted true, false or "unsynced"')
         return cls(
             kind=kind,
             name="" if kind == "source" else name,
@@ -97,6 +102,7 @@ class PutRequest:
             checksum=take(body, "put", "checksum", str, default=""),
             timeout_s=take_timeout_s(body, "put"),
             scope=take(body, "put", "scope", str, type(None), default=None),
-            is_durable=take(body, "put", "durable", bool, default=False),
+            is_durable=durable is not False,
+            is_synced=durable != "unsynced",
             is_hashed=take(body, "put", "hash", bool, default=True),
         )

@@ -29,7 +29,7 @@ from dataplane.core.digests import content_digest
 from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import identity, map_file
-from dataplane.storage.group_commit import GroupCommit, sync_directory
+from dataplane.storage.group_commit import GroupCommit, sync_directory, sync_file
 from dataplane.storage.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
 from dataplane.storage.retention_marks import HELD, RetentionMarks
 from dataplane.storage.scopes import Scope
@@ -123,9 +123,11 @@ class DiskFiles:
         it."""
         return self._write(self._spill / f"{secrets.token_hex(8)}.arrow", ref, digest, data)
 
-    def write_durable(self, ref: Ref, digest: str, data: np.ndarray, scope: Scope | None) -> DiskFile:
-        """Write a file that survives this node. It is kept by `scope`, or held if that is None. The file is on the disk
-        when this returns.
+    def write_durable(
+        self, ref: Ref, digest: str, data: np.ndarray, scope: Scope | None, *, is_synced: bool = True
+    ) -> DiskFile:
+        """Write a file that survives this node. It is kept by `scope`, or held if that is None. With `is_synced` the
+        file is on the disk when this returns; else it survives the node, but perhaps not the machine.
 
         Waits for: one sync, shared with other writers of the same moment.
         """
@@ -135,7 +137,11 @@ class DiskFiles:
         temporary = path.with_name(f".{secrets.token_hex(8)}")
         file = self._write(temporary, ref, digest, data)
         try:
-            self._commits.commit(temporary, path, [self.keep(path, scope), self._objects])
+            folders = [self.keep(path, scope), self._objects]
+            if is_synced:
+                self._commits.commit(temporary, path, folders)
+            else:
+                temporary.replace(path)
         except BaseException as error:
             temporary.unlink(missing_ok=True)
             self.discard(replace(file, path=path), scope)
@@ -148,6 +154,11 @@ class DiskFiles:
         """Mark a durable file as kept by `scope`, or as held if that is None. Return the folder to sync. OSError comes
         from the disk."""
         return self._keeps.keep(path, scope)
+
+    def sync(self, file: DiskFile) -> None:
+        """Wait until a durable file is on the disk under its name. OSError comes from the disk."""
+        sync_file(file.path)
+        sync_directory(self._objects)
 
     def unmark(self, path: Path, scope: Scope | None) -> None:
         """Remove the mark that `keep` made."""

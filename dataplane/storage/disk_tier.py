@@ -34,9 +34,9 @@ class DiskTier:
         self._disk = disk
         self._segment = segment
 
-    def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str) -> DiskFile:
-        """Write a file of a slab that is not sealed yet, and return the file for the seal. The file is on the disk when
-        this returns.
+    def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str, *, is_synced: bool = True) -> DiskFile:
+        """Write a file of a slab that is not sealed yet, and return the file for the seal. With `is_synced` the file is
+        on the disk when this returns; else the kernel writes it later.
 
         BadRequestError if the node has no disk, OutOfSpaceError if the spill budget or the disk is full.
         """
@@ -51,7 +51,7 @@ class DiskTier:
                     "start the node with more --spill-size"
                 )
         try:
-            return self._disk.write_durable(ref, digest, data, slab.scope)
+            return self._disk.write_durable(ref, digest, data, slab.scope, is_synced=is_synced)
         except BaseException:
             with self._lock:
                 self._table.spill.give_back(charge_bytes(ref.nbytes))
@@ -80,6 +80,18 @@ class DiskTier:
         except OSError as error:
             self.unmark(wanted, scope)
             raise OutOfSpaceError(f"the disk does not note who keeps an object ({error}); look at it") from error
+
+    def sync(self, entry: Entry) -> None:
+        """Wait until the file of a durable object is on the disk. OutOfSpaceError if the disk refuses."""
+        file = entry.file
+        if self._disk is None or file is None:
+            return
+        try:
+            self._disk.sync(file)
+        except FileNotFoundError:
+            return  # the object was dropped meanwhile, and the caller finds out
+        except OSError as error:
+            raise OutOfSpaceError(f"{entry.ref.name} is not synced ({error}); look at the disk") from error
 
     def unmark(self, entries: Iterable[Entry], scope: Scope | None) -> None:
         """Undo `keep` for objects that are not kept after all."""

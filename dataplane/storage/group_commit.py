@@ -45,7 +45,7 @@ class GroupCommit:
     def _lead(self, batch: _Batch) -> None:
         try:
             for temporary, path in batch.files:
-                _sync(temporary, os.O_RDONLY)
+                sync_file(temporary)
                 temporary.replace(path)
             for folder in batch.folders:
                 # the folder of a scope that was just closed: no object can be sealed into it
@@ -61,6 +61,11 @@ class GroupCommit:
                 batch.is_done = True
                 self._is_syncing = False
                 self._turn.notify_all()
+
+
+def sync_file(path: Path) -> None:
+    """Sync the content of a file to the disk."""
+    _sync(path, os.O_RDONLY)
 
 
 def sync_directory(folder: Path) -> None:

@@ -21,8 +21,6 @@ class GroupWork:
     rewards: list[float] = field(default_factory=list)
     """[G] the rewards so far."""
     num_errors: int = 0
-    scores: dict[str, tuple[float, ...]] = field(default_factory=dict)
-    """[judge][G] the scores so far."""
 
     @property
     def is_answered(self) -> bool:

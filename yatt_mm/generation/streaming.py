@@ -131,7 +131,7 @@ class Streaming:
                 self._context.client.release([work.group.ref])
                 work.group = None
             if position in carried:
-                work.rewards, work.scores = [], {}
+                work.rewards = []
                 self._carried[position] = work
         return [work for position, work in self._works.items() if position in kept]
 

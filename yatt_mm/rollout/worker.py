@@ -193,7 +193,10 @@ class RolloutWorker:
         group = attempt.joined(sampled, self._text)
         ref = await self._call(
             lambda: self._client.put(
-                group_record.encode(group), name=task.name, scope=self._scope, durable=self._durable
+                group_record.encode(group),
+                name=task.name,
+                scope=self._scope,
+                durable="unsynced" if self._durable else False,  # against the death of the node, not of the machine
             )
         )
         self._num_groups += 1

@@ -19,6 +19,7 @@ from dataplane.client.reader import Reader
 from dataplane.core.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
+from dataplane.storage import group_commit
 from tests.dataplane.shards import wait_until
 
 MIB = 1 << 20
@@ -36,6 +37,50 @@ def node(tmp_path: Path) -> Iterator[Node]:
 def client(node: Node) -> Iterator[Client]:
     with Client(node.uri, timeout_s=60) as opened:
         yield opened
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The files and folders that were synced to the disk, in order."""
+    paths: list[Path] = []
+    real = group_commit._sync
+
+    def sync(path: Path, flags: int) -> None:
+        paths.append(path)
+        real(path, flags)
+
+    monkeypatch.setattr(group_commit, "_sync", sync)
+    return paths
+
+
+def test_an_unsynced_object_waits_for_no_disk_and_survives_its_node(
+    node: Node, client: Client, tmp_path: Path, synced: list[Path]
+) -> None:
+    client.put(b"rollout", name="rollout", durable="unsynced")
+    assert synced == []
+    assert client.stat()["num_durable"] == 1
+    node.stop()
+    again = Node(NodeConfig(memory_bytes=2 * MIB, spill_dir=tmp_path / "spill", spill_bytes=8 * MIB))
+    try:
+        with Client(again.uri, timeout_s=60) as other:
+            assert other.get("rollout") == b"rollout"
+    finally:
+        again.stop()
+
+
+def test_an_unsynced_object_that_is_put_again_as_durable_is_synced(
+    client: Client, tmp_path: Path, synced: list[Path]
+) -> None:
+    first = client.put(b"same", name="same", durable="unsynced")
+    assert synced == []
+    assert client.put(b"same", name="same", durable=True) == first
+    (file,) = (tmp_path / "spill" / "durable" / "objects").glob("*.arrow")
+    assert {file, file.parent} <= set(synced)
+
+
+def test_another_word_for_durable_is_refused(client: Client) -> None:
+    with pytest.raises(BadRequestError, match=r"put\.durable is 'maybe'; wanted true, false or \"unsynced\""):
+        client.put(b"x", name="x", durable="maybe")  # type: ignore[arg-type]
 
 
 def test_plain_objects_spill_instead_of_being_refused_and_read_back_from_their_files(
