@@ -17,7 +17,8 @@ class EngineHealth:
         self.failure: str | None = None
         """Why the engine is unusable; None while it works."""
         self._name = name
-        self._timeout_s = timeout_s
+        self.timeout_s = timeout_s
+        """The limit of every wait, in seconds."""
         self._describe = describe
         self._waits = EngineWaits()
         self.note_progress = self._waits.note_progress
@@ -47,16 +48,16 @@ class EngineHealth:
 
     def deadline(self, what: str) -> AbstractAsyncContextManager[None]:
         """Limit a `with` block to the timeout by the clock."""
-        late = f"did not finish {what} within {self._timeout_s:g} s"
-        return self._bounded(self._waits.at_most(self._timeout_s), what, late)
+        late = f"did not finish {what} within {self.timeout_s:g} s"
+        return self._bounded(self._waits.at_most(self.timeout_s), what, late)
 
     def progress(self, what: str) -> AbstractAsyncContextManager[None]:
         """Limit the time in which the engine finishes nothing.
 
         Requests may queue behind others, so the clock cannot limit them.
         """
-        late = f"finished nothing for {self._timeout_s:g} s while it had {what} to compute"
-        return self._bounded(self._waits.while_progressing(self._timeout_s), what, late)
+        late = f"finished nothing for {self.timeout_s:g} s while it had {what} to compute"
+        return self._bounded(self._waits.while_progressing(self.timeout_s), what, late)
 
     @asynccontextmanager
     async def _bounded(self, bound: AbstractAsyncContextManager[object], what: str, late: str) -> AsyncIterator[None]:

@@ -244,7 +244,7 @@ def test_a_judge_that_is_late_is_asked_again_then_its_answers_are_scored_by_the_
 ) -> None:
     judge = judge_of(dataclasses.replace(NEVER, max_tokens=1800, max_attempts=2), engine, client, reader, tiny_dir)
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "config", dataclasses.replace(engine.config, answer_timeout_s=0.2))
+        patch.setattr(engine._health, "timeout_s", 0.2)
         (judged,) = run(judge.judge([task_for(group)], as_batch=as_batch))
     assert judged is not None
     assert (judged.scores, judged.num_retried, judged.num_failed) == ((0.25, 0.25, 0.25), 3, 3)

@@ -188,7 +188,7 @@ def test_a_late_answer_names_engine_and_seconds_and_the_engine_goes_on(
     engine: VllmEngine, prompts: Prompts, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "config", dataclasses.replace(engine.config, answer_timeout_s=0.2))
+        patch.setattr(engine._health, "timeout_s", 0.2)
         with pytest.raises(
             EngineTimeoutError,
             match=r"engine shared finished nothing for 0\.2 s while it had a group of 4 to .* \(4 samples",
