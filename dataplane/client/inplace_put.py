@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow.flight as fl
 
 from dataplane.client.inplace_stream import InplaceStream
-from dataplane.core.errors import DataPlaneError, NodeUnavailableError
+from dataplane.core.errors import DataPlaneError
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
@@ -81,24 +81,18 @@ class InplacePut:
     ) -> list[Ref]:
         """Allocate slabs, write the bytes and seal the objects over the open stream; return their refs. `fd` is the
         descriptor of the arena."""
-        remaining = max(0.01, deadline - time.monotonic())
         stream = self._stream
         assert stream is not None
-        sizes = [view.nbytes for view in views]
-        places = stream.ask({"allocate": sizes, "timeout_s": remaining, "scope": scope}, deadline)["places"]
+        offsets = stream.allocate([view.nbytes for view in views], scope, deadline)
         try:
-            offsets = [place["offset"] for place in places]
-            if any(not 0 <= at <= stream.segment["nbytes"] - nbytes for at, nbytes in zip(offsets, sizes, strict=True)):
-                raise NodeUnavailableError(f"{self._uri} gave a slab outside of its arena: it is not a data-plane node")
             for num_bytes in _write(fd, list(_parts(zip(views, offsets, strict=True)))):
                 stream.tell({"written": num_bytes})
-            sealed = stream.ask({"seal": [dict(body) for body in bodies]}, deadline)
+            return stream.seal(bodies, deadline)
         except DataPlaneError:
             raise  # the node's reply: it freed the slabs, or the stream is gone
         except BaseException:
             self._drop_stream()  # which frees the slabs
             raise
-        return [Ref.from_dict(ref) for ref in sealed["refs"]]
 
     def close(self) -> None:
         """End the stream; the node frees slabs that are not sealed."""

@@ -6,7 +6,7 @@
 import logging
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,11 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.retry import GRACE_S
-from dataplane.core.errors import StreamLostError
+from dataplane.core.errors import NodeUnavailableError, StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.hosts import default_host_id
 from dataplane.core.json_body import dump, parse
+from dataplane.core.refs import Ref
 from dataplane.core.timers import TIMERS
 
 log = logging.getLogger(__name__)
@@ -37,7 +38,22 @@ class InplaceStream:
         self.path = Path(self.segment["path"])
         self.is_same_host = hello["host"] == default_host_id()
 
-    def ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
+    def allocate(self, sizes: Sequence[int], scope: str | None, deadline: float) -> list[int]:
+        """Wait for slabs of these sizes in bytes until `deadline`, and return their offsets in the arena. The slabs
+        belong to this stream until they are sealed."""
+        left_s = max(0.01, deadline - time.monotonic())
+        reply = self._ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
+        offsets = [int(place["offset"]) for place in reply["places"]]
+        if any(not 0 <= at <= self.segment["nbytes"] - nbytes for at, nbytes in zip(offsets, sizes, strict=True)):
+            raise NodeUnavailableError(f"{self._uri} gave a slab outside of its arena: it is not a data-plane node")
+        return offsets
+
+    def seal(self, bodies: Sequence[Mapping[str, Any]], deadline: float) -> list[Ref]:
+        """Publish the written slabs as objects, one body for each, and return their refs."""
+        reply = self._ask({"seal": [dict(body) for body in bodies]}, deadline)
+        return [Ref.from_dict(ref) for ref in reply["refs"]]
+
+    def _ask(self, request: Mapping[str, Any], deadline: float) -> dict[str, Any]:
         """Send a request and return the node's reply. Raises the error that the node replies; closes the stream if it
         breaks.
 

@@ -121,8 +121,7 @@ class Writer:
             stream = InplaceStream(self._flight, self.uri, deadline)
         try:
             arena = self._map(stream)
-            reply = stream.ask({"allocate": list(sizes), "timeout_s": left_s, "scope": scope}, deadline)
-            offsets = [place["offset"] for place in reply["places"]]
+            offsets = stream.allocate(sizes, scope, deadline)
             parts = [arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
             return stream, [
                 WritableArray(part.view(spec.dtype).reshape(spec.shape))
@@ -140,10 +139,10 @@ class Writer:
         ]
         deadline = time.monotonic() + self.timeout_s
         with self._errors_of_seal():
-            refs = stream.ask({"seal": bodies}, deadline)["refs"]
+            refs = stream.seal(bodies, deadline)
         for place, ref in zip(places, refs, strict=True):
             place.array.flags.writeable = False
-            place.ref = Ref.from_dict(ref)
+            place.ref = ref
 
     @contextmanager
     def _errors_of_seal(self) -> Iterator[None]:
