@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -29,9 +30,9 @@ from dataplane.datasets.catalog import Catalog
 from dataplane.derive.decode_pool import Allocate, DecodePool
 from dataplane.derive.derived_refs import derived_ref
 from dataplane.derive.fetch_or_make import RemoteObjects
-from dataplane.derive.materializer import Materializer, QuarantinedError
+from dataplane.derive.materializer import Materializer, QuarantinedError, Wanted
 from dataplane.derive.prefetch import WINDOW, PrefetchedObjects
-from dataplane.derive.quarantine import Wanted
+from dataplane.derive.quarantine import Key
 from dataplane.media.recipes import parse_recipe
 from dataplane.storage.store import Store
 
@@ -53,7 +54,7 @@ class Deriver:
     ) -> None:
         self._store = store
         self._pool = pool
-        self._remote = RemoteObjects(store, datasets, peers, fetcher, lambda ref, until: self._start(ref, until)[0])
+        self._remote = RemoteObjects(store, datasets, peers, fetcher, self._make_here)
         self._maker = Materializer(store, datasets, pool, node_id, self._remote, self.make_resident)
         self._prefetched = PrefetchedObjects(store)
         self._lock = threading.Lock()
@@ -65,20 +66,16 @@ class Deriver:
 
         Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
         """
-        checked = parse_recipe(recipe).model_dump()
-        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
-        made = self._make_all(wanted, deadline)
-        return [self._maker.renamed(made[self._maker.key(ref)], ref) for ref in wanted]
+        return self.finish(self.begin(refs, recipe, deadline), deadline)
 
-    def begin(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> None:
-        """Begin to make the derived object of each source, without waiting. `derive` then waits for the results."""
-        checked = parse_recipe(recipe).model_dump()
-        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
-        quarantine = self._maker.quarantine
-        missing = [
-            ref for ref in wanted if self._store.find(ref.name) is None and self._maker.key(ref) not in quarantine
-        ]
-        self._start_all(missing, deadline)
+    def begin(self, refs: Sequence[Ref], recipe: Mapping[str, Any], deadline: float) -> "Begun":
+        """Begin to make the derived object of each source, without waiting."""
+        return self._begin_all(self._derived(refs, recipe), deadline)
+
+    def finish(self, begun: "Begun", deadline: float) -> list[Ref | BadMedia]:
+        """Wait for what `begin` began, and return the results like `derive`."""
+        made = self._finish_all(begun, deadline)
+        return [self._maker.renamed(made[wanted.key], wanted) for wanted in begun.wanted]
 
     def make_resident(self, refs: Sequence[Ref], deadline: float, *, is_local: bool = False) -> None:
         """Make every object resident that is not: fetch it, or make it again. If that is impossible, raise the reason.
@@ -86,8 +83,8 @@ class Deriver:
         If `is_local`, the request comes from another node. That node asks further nodes itself, so no request can
         travel in a circle.
         """
-        wanted = [self._remote.checked(ref, is_local=is_local) for ref in refs]
-        for made in self._make_all(wanted, deadline).values():
+        wanted = [self._maker.wanted(self._remote.checked(ref, is_local=is_local)) for ref in refs]
+        for made in self._finish_all(self._begin_all(wanted, deadline), deadline).values():
             if isinstance(made, BadMedia):
                 raise BadMediaError(f"{made.name} ({made.shard} {made.key}) is in quarantine: {made.reason}")
 
@@ -96,10 +93,10 @@ class Deriver:
         wanted = []
         for ref in refs:
             try:
-                checked = self._remote.checked(ref, is_local=is_local)
+                checked = self._maker.wanted(self._remote.checked(ref, is_local=is_local))
             except DataPlaneError:
                 continue  # `make_resident` raises the reason
-            if self._maker.key(checked) not in self._maker.quarantine:
+            if checked.key not in self._maker.quarantine:
                 wanted.append(checked)
         self._start_all(wanted, deadline)
 
@@ -116,9 +113,8 @@ class Deriver:
         into the window. If a prefetched object finds no room beside other unused ones, the queued ones are cancelled.
         Objects of other nodes are left to those nodes.
         """
-        checked = parse_recipe(recipe).model_dump()
-        wanted = [derived_ref(ref, checked, ref.node) for ref in refs]
-        return next((at for at, ref in enumerate(wanted) if not self._begin_ahead(ref)), len(wanted))
+        derived = self._derived(refs, recipe)
+        return next((at for at, wanted in enumerate(derived) if not self._begin_ahead(wanted)), len(derived))
 
     def quarantine(self) -> list[BadMedia]:
         """Return a record for every medium that could not be decoded."""
@@ -128,48 +124,56 @@ class Deriver:
         """Return the counters of objects that were made."""
         return {**self._maker.stat(), **self._remote.stat(), **self._prefetched.stat()}
 
-    def _make_all(self, refs: Sequence[Ref], deadline: float) -> dict[Wanted, Ref | BadMedia]:
-        made: dict[Wanted, Ref | BadMedia] = {}
-        missing: dict[Wanted, Ref] = {}
-        for ref in refs:
-            key = self._maker.key(ref)
-            if key in made or key in missing:
-                continue
-            entry = self._store.find(ref.name)
-            bad = self._maker.quarantine.get(key)
-            if bad is not None:
-                made[key] = bad
-            elif entry is not None:
-                self._prefetched.use(ref.name)
-                made[key] = self._maker.checked_label(entry.ref, ref, key)
-            else:
-                missing[key] = ref
-        started = self._start_all(list(missing.values()), deadline)
-        waiting = {key: (ref, *begun) for (key, ref), begun in zip(missing.items(), started, strict=True)}
-        for num_done, (key, (ref, future, is_own)) in enumerate(waiting.items()):
-            try:
-                made[key] = self._wait(ref, key, future, is_own, deadline)
-            except _OverdueError as error:
-                num_done += sum(other.done() for _, other, _ in list(waiting.values())[num_done:])
-                raise NodeTimeoutError(
-                    f"made {num_done} of {len(waiting)} objects before the deadline, waiting for {ref.name}; ask for "
-                    "fewer at once, raise timeout_s, or start the node with more --workers"
-                ) from error
-        return made
+    def _make_here(self, ref: Ref, deadline: float) -> "Future[Ref]":
+        return self._start(self._maker.wanted(ref), deadline)[0]
 
-    def _wait(self, ref: Ref, key: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
+    def _derived(self, refs: Sequence[Ref], recipe: Mapping[str, Any]) -> list[Wanted]:
+        """Return the objects that a recipe makes of these sources."""
+        checked = parse_recipe(recipe).model_dump()
+        return [self._maker.wanted(derived_ref(ref, checked, ref.node)) for ref in refs]
+
+    def _begin_all(self, wanted: Sequence[Wanted], deadline: float) -> "Begun":
+        begun, missing = Begun(wanted), dict[Key, Wanted]()
+        for item in wanted:
+            if item.key in begun.made or item.key in missing:
+                continue
+            bad, entry = self._maker.quarantine.get(item.key), self._store.find(item.ref.name)
+            if bad is not None:
+                begun.made[item.key] = bad
+            elif entry is not None:
+                self._prefetched.use(item.ref.name)
+                begun.made[item.key] = self._maker.checked_label(entry.ref, item)
+            else:
+                missing[item.key] = item
+        started = self._start_all(list(missing.values()), deadline)
+        begun.started = [(item, *task) for item, task in zip(missing.values(), started, strict=True)]
+        return begun
+
+    def _finish_all(self, begun: "Begun", deadline: float) -> dict[Key, Ref | BadMedia]:
+        for num_done, (wanted, future, is_own) in enumerate(begun.started):
+            try:
+                begun.made[wanted.key] = self._wait(wanted, future, is_own, deadline)
+            except _OverdueError as error:
+                num_done += sum(other.done() for _, other, _ in begun.started[num_done:])
+                raise NodeTimeoutError(
+                    f"made {num_done} of {len(begun.started)} objects before the deadline, waiting for "
+                    f"{wanted.ref.name}; ask for fewer at once, raise timeout_s, or start the node with more --workers"
+                ) from error
+        return begun.made
+
+    def _wait(self, wanted: Wanted, future: "Future[Ref]", is_own: bool, deadline: float) -> Ref | BadMedia:
         """Return an object that is being made, or its bad medium. If the task failed because of another caller's
         deadline or ref, try again."""
         while True:
             try:
                 made = future.result(timeout=max(0.0, deadline - time.monotonic()))
                 self._prefetched.use(made.name)
-                return self._maker.checked_label(made, ref, key)
+                return self._maker.checked_label(made, wanted)
             except QuarantinedError:
-                key = self._maker.key(ref)  # compute the key again: the dataset may have been ingested again
-                bad = self._maker.quarantine.get(key)
+                bad = self._maker.quarantine.get(wanted.key)
                 if bad is not None:
                     return bad
+                wanted = self._maker.wanted(wanted.ref)  # the dataset may have been ingested again
             except FutureTimeoutError as error:  # the task itself may have raised this too
                 if not future.done():
                     raise _OverdueError from error
@@ -179,42 +183,45 @@ class Deriver:
                 needed_s = FETCH_AGAIN_S if isinstance(error, PeerError) else 0.0
                 if is_own or time.monotonic() + needed_s >= deadline:
                     raise
-            future, is_own = self._start_all([ref], deadline)[0]
+            future, is_own = self._start_all([wanted], deadline)[0]
 
-    def _start_all(self, refs: Sequence[Ref], deadline: float) -> "list[tuple[Future[Ref], bool]]":
-        """Do the same as `_start` for many refs. Objects of other nodes are fetched together."""
-        remote = [ref for ref in refs if self._remote.can_fetch(ref)]
-        fetched = dict(zip(map(id, remote), self._remote.start(remote, deadline), strict=True))
-        return [fetched[id(ref)] if id(ref) in fetched else self._start(ref, deadline) for ref in refs]
+    def _start_all(self, wanted: Sequence[Wanted], deadline: float) -> "list[tuple[Future[Ref], bool]]":
+        """Do the same as `_start` for many objects. Objects of other nodes are fetched together."""
+        remote = [item.ref for item in wanted if self._remote.can_fetch(item.ref)]
+        fetched = dict(zip(map(id, remote), self._remote.start(remote, deadline), strict=True)) if remote else {}
+        return [fetched[id(item.ref)] if id(item.ref) in fetched else self._start(item, deadline) for item in wanted]
 
-    def _start(self, ref: Ref, deadline: float) -> "tuple[Future[Ref], bool]":
+    def _start(self, wanted: Wanted, deadline: float) -> "tuple[Future[Ref], bool]":
         """Return the future of an object, and True if it was started for this caller, not for an earlier one."""
+        name = wanted.ref.name
         with self._lock:
-            future = self._in_flight.get(ref.name)
+            future = self._in_flight.get(name)
             if future is not None:
                 self._pool.queue.promote(future)
                 return future, False
-            future = self._pool.submit(self._run, ref, partial(self._store.allocate, deadline=deadline))
-            self._in_flight[ref.name] = future
+            future = self._pool.submit(self._run, wanted, partial(self._store.allocate, deadline=deadline))
+            self._in_flight[name] = future
             return future, True
 
-    def _begin_ahead(self, ref: Ref) -> bool:
+    def _begin_ahead(self, wanted: Wanted) -> bool:
         """Queue an object that no caller waits for yet. Return False if the window is full."""
-        is_there = self._maker.key(ref) in self._maker.quarantine or self._store.find(ref.name) is not None
+        ref = wanted.ref
+        is_there = wanted.key in self._maker.quarantine or self._store.find(ref.name) is not None
         is_there = is_there or self._remote.can_fetch(ref)
         with self._lock:
             if is_there or ref.name in self._in_flight:
                 return True
             if self._pool.queue.num_ahead >= WINDOW:
                 return False
-            self._in_flight[ref.name] = self._pool.queue.submit(partial(self._run_ahead, ref), is_urgent=False)
+            self._in_flight[ref.name] = self._pool.queue.submit(partial(self._run_ahead, wanted), is_urgent=False)
             return True
 
-    def _run_ahead(self, ref: Ref) -> Ref:
-        self._prefetched.begin(ref.name)
+    def _run_ahead(self, wanted: Wanted) -> Ref:
+        name = wanted.ref.name
+        self._prefetched.begin(name)
         made = None
         try:
-            made = self._run(ref, self._prefetched.allocate)
+            made = self._run(wanted, self._prefetched.allocate)
             return made
         except OutOfSpaceError:
             with self._lock:
@@ -223,14 +230,24 @@ class Deriver:
             self._prefetched.note_refusal()
             raise
         finally:
-            self._prefetched.end(ref.name, made.nbytes if made else None)
+            self._prefetched.end(name, made.nbytes if made else None)
 
-    def _run(self, ref: Ref, allocate: Allocate) -> Ref:
+    def _run(self, wanted: Wanted, allocate: Allocate) -> Ref:
         try:
-            return self._maker.make(ref, allocate)
+            return self._maker.make(wanted, allocate)
         finally:
             with self._lock:
-                self._in_flight.pop(ref.name, None)
+                self._in_flight.pop(wanted.ref.name, None)
+
+
+@dataclass(slots=True)
+class Begun:
+    """The objects that one caller wants: those that are there, and those that are being made."""
+
+    wanted: Sequence[Wanted]
+    made: dict[Key, Ref | BadMedia] = field(default_factory=dict)
+    started: list[tuple[Wanted, Future[Ref], bool]] = field(default_factory=list)
+    """Each with its future, and True if it was started for this caller."""
 
 
 class _OverdueError(Exception):

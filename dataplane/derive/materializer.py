@@ -22,7 +22,7 @@ from dataplane.datasets.catalog import Catalog, MediumLocation
 from dataplane.derive.decode_pool import Allocate, DecodePool
 from dataplane.derive.fetch_or_make import RemoteObjects
 from dataplane.derive.jobs import file_job, source_job
-from dataplane.derive.quarantine import Quarantine, Wanted
+from dataplane.derive.quarantine import Key, Quarantine
 from dataplane.derive.worker_handle import Result
 from dataplane.storage.entries import Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
@@ -37,6 +37,21 @@ log = logging.getLogger(__name__)
 
 class QuarantinedError(Exception):
     """The object is in the quarantine table now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """An object that a caller wants, with the place of its source in a data set of this node."""
+
+    ref: Ref
+    place: MediumLocation | None
+    """None if no data set here has the source."""
+
+    @property
+    def key(self) -> Key:
+        """The quarantine key: the object's name plus the formats that its file name promises. A medium may be good
+        under one file name and mislabelled under another."""
+        return self.ref.name, self.place.formats if self.place is not None and self.ref.kind == "derived" else ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,43 +91,44 @@ class Materializer:
         self._processed_bytes = 0
         self._pixel_bytes = 0
 
-    def make(self, ref: Ref, allocate: Allocate) -> Ref:
+    def wanted(self, ref: Ref) -> Wanted:
+        """Return the object that a ref names, with the place of its source. If the place is unknown, making the object
+        raises the reason."""
+        lineage = ref.lineage
+        if lineage is None or not lineage.dataset:
+            return Wanted(ref, None)
+        try:
+            return Wanted(ref, self._datasets.locate(lineage))
+        except DatasetError:
+            return Wanted(ref, None)
+
+    def make(self, wanted: Wanted, allocate: Allocate) -> Ref:
         """Return the object, made now unless it is resident. Raises QuarantinedError, or the reason why it cannot be
         made."""
-        entry = self._store.find(ref.name)
-        if self.key(ref) in self.quarantine:
+        entry = self._store.find(wanted.ref.name)
+        if wanted.key in self.quarantine:
             raise QuarantinedError
         if entry is not None:
             return entry.ref
-        return self._make_derived(ref, allocate) if ref.kind == "derived" else self._make_source(ref, allocate)
+        if wanted.ref.kind == "derived":
+            return self._make_derived(wanted, allocate)
+        return self._make_source(wanted.ref, wanted.place, allocate)
 
-    def key(self, ref: Ref) -> Wanted:
-        """Return the quarantine key: the object's name plus the formats that its file name promises. A medium may be
-        good under one file name and mislabelled under another."""
-        lineage = ref.lineage
-        if lineage is None or lineage.recipe is None or not lineage.dataset:
-            return ref.name, ()
-        try:
-            return ref.name, self._datasets.locate(lineage).formats
-        except DatasetError:
-            return ref.name, ()  # the task that makes it meets the same error
-
-    def checked_label(self, made: Ref, wanted: Ref, key: Wanted) -> Ref | BadMedia:
+    def checked_label(self, made: Ref, wanted: Wanted) -> Ref | BadMedia:
         """Return the object, or BadMedia if the file name in `wanted` promises another format than the source has."""
-        before, formats, lineage = self._made.get(made.name), key[1], wanted.lineage
-        if before is None or not formats or before.source_format in formats or lineage is None:
+        before, place = self._made.get(made.name), wanted.place
+        if before is None or place is None or not place.formats or before.source_format in place.formats:
             return made
-        reason = f"mislabelled: named as {formats[0]}, holds {before.source_format}"
-        return self._put_in_quarantine(wanted, lineage, key, self._datasets.locate(lineage).key, reason)
+        reason = f"mislabelled: named as {place.formats[0]}, holds {before.source_format}"
+        return self._put_in_quarantine(wanted, reason)
 
-    def renamed(self, made: Ref | BadMedia, wanted: Ref) -> Ref | BadMedia:
+    def renamed(self, made: Ref | BadMedia, wanted: Wanted) -> Ref | BadMedia:
         """Return the object under the name of this caller's sample: equal images share their bytes, but each shard has
         its own name."""
-        lineage = wanted.lineage
+        lineage, place = wanted.ref.lineage, wanted.place
         assert lineage is not None
         if isinstance(made, Ref):
             return replace(made, lineage=lineage)
-        place = self._place(wanted, lineage)
         if place is None:
             return made
         return replace(made, dataset=lineage.dataset, shard=lineage.shard, key=place.key, offset=lineage.offset)
@@ -129,21 +145,20 @@ class Materializer:
                 "pixel_bytes": self._pixel_bytes,
             }
 
-    def _make_derived(self, ref: Ref, allocate: Allocate) -> Ref:
-        lineage = ref.lineage
+    def _make_derived(self, wanted: Wanted, allocate: Allocate) -> Ref:
+        ref, lineage = wanted.ref, wanted.ref.lineage
         assert lineage is not None and lineage.recipe is not None
-        place = self._place(ref, lineage)
+        place = wanted.place or self._place(ref, lineage)
         data = self._datasets.take_encoded(lineage.source) if place is not None else None
         if place is not None and (data is not None or place.file.is_local):
             result = self._pool.run(file_job(lineage, place, data), allocate)
         else:
             result = self._run_on_resident_source(ref, place, allocate)
-        key = place.key if place else source_name(lineage.source)
         if result.bad:
-            formats = place.formats if place else ()
-            self._put_in_quarantine(ref, lineage, (ref.name, formats), key, result.bad, is_lasting=result.is_lasting)
+            self._put_in_quarantine(Wanted(ref, place), result.bad, is_lasting=result.is_lasting)
             raise QuarantinedError
         if result.failed or result.slab is None:
+            key = place.key if place else source_name(lineage.source)
             raise DatasetError(f"{lineage.dataset} {lineage.shard} {key}: {result.failed}")
         return self._publish(ref, result)
 
@@ -170,7 +185,7 @@ class Materializer:
             if place is None and self._remote.can_fetch(source):
                 self._fetch([source], time.monotonic() + SOURCE_TIMEOUT_S)
             else:
-                self._make_source(source, allocate)
+                self._make_source(source, place, allocate)
             leased = self._store.lease_one(name)
         if leased is None:
             raise MissingObjectError(f"{name} was evicted again at once; start the node with more --memory")
@@ -187,12 +202,12 @@ class Materializer:
         finally:
             self._store.end_leases([leased.lease], INTERNAL_SESSION)
 
-    def _make_source(self, ref: Ref, allocate: Allocate) -> Ref:
+    def _make_source(self, ref: Ref, place: MediumLocation | None, allocate: Allocate) -> Ref:
         lineage = ref.lineage
         if lineage is None or not lineage.dataset:
             self._remote.check_home(ref)
             raise MissingObjectError(f"{ref.name} is not resident and belongs to no dataset; put it again")
-        place = self._datasets.locate(lineage)
+        place = place or self._datasets.locate(lineage)
         data = self._datasets.take_encoded(lineage.source) or place.file.read(place.offset, place.nbytes)
         if content_digest(data) != lineage.source:
             raise ChecksumError(
@@ -223,12 +238,13 @@ class Materializer:
             self._made.put(ref.name, _Made(made, result.format))
         return self._store.publish([Written(result.slab, made, result.checksum)])[0].ref
 
-    def _put_in_quarantine(
-        self, ref: Ref, lineage: Lineage, wanted: Wanted, key: str, reason: str, *, is_lasting: bool = True
-    ) -> BadMedia:
+    def _put_in_quarantine(self, wanted: Wanted, reason: str, *, is_lasting: bool = True) -> BadMedia:
+        ref, lineage = wanted.ref, wanted.ref.lineage
+        assert lineage is not None
+        key = wanted.place.key if wanted.place else source_name(lineage.source)
         log.warning("bad media: %s %s: %s", lineage.shard or "put by hand", key, reason)
         bad = BadMedia(
             dataset=lineage.dataset, shard=lineage.shard, key=key, reason=reason, name=ref.name, offset=lineage.offset
         )
-        self.quarantine.put(wanted, bad, is_lasting=is_lasting)
+        self.quarantine.put(wanted.key, bad, is_lasting=is_lasting)
         return bad

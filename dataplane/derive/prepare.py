@@ -11,7 +11,7 @@ from typing import Any
 
 from dataplane.core.refs import BadMedia, Ref, Sample
 from dataplane.datasets.catalog import Catalog
-from dataplane.derive.deriver import Deriver
+from dataplane.derive.deriver import Begun, Deriver
 
 WINDOW_SAMPLES = 16
 
@@ -28,14 +28,16 @@ def prepare(
     Waits for: the pool, and for room in the arena. Raises NodeTimeoutError at `deadline` (monotonic).
     """
     prepared: list[Sample] = []
-    begun: list[Sample] = []
+    earlier: tuple[list[Sample], dict[str, Begun]] = ([], {})
     for window in _windows(datasets, dataset, indices):
-        for kind, refs in _by_kind(window).items():
-            if kind in recipes:
-                deriver.begin(refs, recipes[kind], deadline)
-        prepared += _derived(deriver, begun, recipes, deadline)
-        begun = window
-    return prepared + _derived(deriver, begun, recipes, deadline)
+        begun = {
+            kind: deriver.begin(refs, recipes[kind], deadline)
+            for kind, refs in _by_kind(window).items()
+            if kind in recipes
+        }
+        prepared += _finished(deriver, *earlier, deadline)
+        earlier = window, begun
+    return prepared + _finished(deriver, *earlier, deadline)
 
 
 def prefetch(datasets: Catalog, deriver: Deriver, dataset: str, indices: Sequence[int], recipes: Recipes) -> int:
@@ -56,19 +58,13 @@ def _windows(datasets: Catalog, dataset: str, indices: Sequence[int]) -> Iterato
         yield datasets.samples(dataset, indices[start : start + WINDOW_SAMPLES])
 
 
-def _derived(deriver: Deriver, samples: Sequence[Sample], recipes: Recipes, deadline: float) -> list[Sample]:
+def _finished(deriver: Deriver, samples: Sequence[Sample], begun: Mapping[str, Begun], deadline: float) -> list[Sample]:
     """Return the samples with the results of their media."""
-    made = {
-        kind: iter(
-            deriver.derive(refs, recipes[kind], deadline)
-            if kind in recipes
-            else [_without_recipe(ref, kind) for ref in refs]
-        )
-        for kind, refs in _by_kind(samples).items()
-    }
+    made = {kind: iter(deriver.finish(of_kind, deadline)) for kind, of_kind in begun.items()}
     prepared = []
     for sample in samples:
-        results = [next(made[_kind_of(ref)]) for ref in sample.media]
+        kinds = [(ref, _kind_of(ref)) for ref in sample.media]
+        results = [next(made[kind]) if kind in made else _without_recipe(ref, kind) for ref, kind in kinds]
         media = tuple(result for result in results if isinstance(result, Ref))
         bad = tuple(result for result in results if isinstance(result, BadMedia))
         prepared.append(replace(sample, media=media, bad=(*sample.bad, *bad)))

@@ -15,7 +15,7 @@ EXPIRY_S = 600.0
 MAX_MEDIA = 100_000
 """The maximum number of entries. The oldest are dropped first, and tried again when a client requests them."""
 
-Wanted = tuple[str, tuple[str, ...]]
+Key = tuple[str, tuple[str, ...]]
 """The key of an entry: an object's name, and the formats that the file name of its source promises."""
 
 
@@ -25,30 +25,30 @@ class Quarantine:
     def __init__(self, max_media: int = MAX_MEDIA) -> None:
         self._max_media = max_media
         self._lock = threading.Lock()
-        self._bad: OrderedDict[Wanted, tuple[BadMedia, float | None]] = OrderedDict()
+        self._bad: OrderedDict[Key, tuple[BadMedia, float | None]] = OrderedDict()
         """The entries by key: the bad medium, and the time (monotonic) from which it may be tried again, or None for
         never."""
 
-    def __contains__(self, wanted: Wanted) -> bool:
-        return self.get(wanted) is not None
+    def __contains__(self, key: Key) -> bool:
+        return self.get(key) is not None
 
     def __len__(self) -> int:
         return len(self.all())
 
-    def get(self, wanted: Wanted) -> BadMedia | None:
+    def get(self, key: Key) -> BadMedia | None:
         """Return the reason why an object is not made, or None if it may be tried."""
         with self._lock:
-            bad, until = self._bad.get(wanted, (None, None))
+            bad, until = self._bad.get(key, (None, None))
             if until is not None and time.monotonic() >= until:
-                del self._bad[wanted]
+                del self._bad[key]
                 return None
             return bad
 
-    def put(self, wanted: Wanted, bad: BadMedia, *, is_lasting: bool = True) -> None:
+    def put(self, key: Key, bad: BadMedia, *, is_lasting: bool = True) -> None:
         """Add a medium: for good if `is_lasting`, otherwise for a while."""
         with self._lock:
-            self._bad.pop(wanted, None)
-            self._bad[wanted] = bad, None if is_lasting else time.monotonic() + EXPIRY_S
+            self._bad.pop(key, None)
+            self._bad[key] = bad, None if is_lasting else time.monotonic() + EXPIRY_S
             while len(self._bad) > self._max_media:
                 self._bad.popitem(last=False)
 
