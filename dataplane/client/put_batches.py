@@ -1,4 +1,4 @@
-"""Requests of a client's put: the body that describes an object, and the groups in which many objects are stored."""
+"""Requests of a client's put: the body that describes an object, and the batches in which many objects are stored."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
