@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def measure(group_size: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one row."""
+    """Measure planning with groups of this size, and return one line of the results table."""
     prompts = draw(options.samples // group_size, group_size, shrink=1, seed=0)
     groups = [_planned(position, prompt) for position, prompt in enumerate(prompts)]
     seconds = []

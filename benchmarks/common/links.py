@@ -110,7 +110,7 @@ class NamespaceLink:
         self._ip("-n", self._space("a"), "link", "set", self._device("a"), "down")
 
     def mend(self) -> None:
-        """Take the interface up again."""
+        """Bring the interface up again."""
         self._ip("-n", self._space("a"), "link", "set", self._device("a"), "up")
 
     def _space(self, host: str) -> str:

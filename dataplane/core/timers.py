@@ -43,7 +43,7 @@ class Timers:
         self._is_running = False
 
     def start(self, at: float, call: Callable[[], object]) -> Timer:
-        """Make `call` at this moment in the thread of all timers, which it must not block for long."""
+        """Make `call` at the moment `at` in the thread of all timers, which it must not block for long."""
         timer = Timer(at, call)
         if at == math.inf:
             return timer
@@ -61,7 +61,7 @@ class Timers:
 
     @contextmanager
     def limit(self, at: float, call: Callable[[], object]) -> Iterator[Timer]:
-        """Make `call` if the block is still running at this moment; yield the timer, which the block may move.
+        """Make `call` if the block is still running at the moment `at`; yield the timer, which the block may move.
 
         The block itself is not interrupted: the call must end the wait inside it.
         """

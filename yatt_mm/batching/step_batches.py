@@ -68,7 +68,7 @@ class StepBatches:
         """Return for each controller its further prompts. `bad`: for each controller, sample numbers of its last share
         to skip for good.
 
-        Prompts that a stream before a checkpoint carried over come first.
+        Prompts carried over from a stream before a checkpoint come first.
 
         The first call of a round deals what the batch still needs. Each later call replaces the bad samples, for the
         controller that had them.

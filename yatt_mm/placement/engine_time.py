@@ -46,8 +46,8 @@ def work_s(times: EngineTime, *, is_rollout: bool, is_replacing: bool) -> float:
 
     `is_replacing` means that groups without signal are replaced. Rollout then waits for verdicts, so its engines can be
     half empty only because GenRM is slow. More cells would have shortened only the time in which requests waited for
-    room; with fewer cells, the others would have had to take all requests that filled these. The mean of the two
-    counts.
+    room. With fewer cells, the remaining engines would have had to take all requests of the removed ones. The result is
+    the mean of these two estimates.
     """
     if not is_rollout:
         return times.filled_s

@@ -28,9 +28,10 @@ EXCHANGES_PER_REPLICA = 8
 
 
 def spread(groups: Sequence[WorkGroup], num_replicas: int, limits: Limits) -> list[list[Piece]]:
-    """Return [replica] its pieces of the groups; every row of every group is in exactly one piece.
+    """Return the pieces of the groups that each replica trains on, by replica. Every row of every group is in exactly
+    one piece.
 
-    The result depends on the groups alone, not on their order, because their positions differ.
+    The order of `groups` does not matter: the groups are sorted by their positions, which all differ.
 
     Raises:
         ValueError: a row or a group's images do not fit a microbatch.
