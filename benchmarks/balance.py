@@ -104,7 +104,7 @@ def main() -> None:
 
 
 def measure(folder: Path, options: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
-    """Return one row per path."""
+    """Measure the training step with each way of dividing samples, and return one row of the table for each."""
     model_dir = build_folder(folder / "model", text=TEXT, vision=VISION)
     operations = count_operations(json.loads((model_dir / "config.json").read_text()))
     prompts = draw(options.samples // options.group_size, options.group_size, shrink=SHRINK, seed=options.seed)

@@ -167,8 +167,8 @@ def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[in
 
 
 def paid(groups: Sequence[GroupRef]) -> np.ndarray:
-    """Return [5] the number of units of each of `COSTS`, by the rule of the simulator: a prompt is read once, and all
-    sequences decode together."""
+    """Return [5] how often these groups pay each of `COSTS`, by the rule of the simulator: a prompt is read once, and
+    all sequences decode together."""
     lengths = [length for group in groups for length in group.lengths]
     patches = sum(int(np.prod(ref.shape[:-1])) for group in groups for ref in group.media)
     prompts = sum(group.num_prompt_tokens for group in groups)

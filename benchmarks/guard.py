@@ -99,7 +99,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def guard(options: argparse.Namespace, folder: Path, console: Console) -> tuple[list[dict[str, Any]], list[str]]:
-    """Run both sides. Return one row for each layout, and the keys that were compared."""
+    """Run the digits run of both commits, the old and the new. Return one row for each layout, and the keys that were
+    compared."""
     rows, compared = [], {}
     with ExitStack() as stack:
         sides = []

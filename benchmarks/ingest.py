@@ -163,8 +163,8 @@ def make_alone(place: Place) -> int:
 
 
 def derive_all(client: Client, dataset: str, count: int) -> int:
-    """Return the refs of all patches, window by window; the next window is requested before the present one is
-    ready."""
+    """Have all patches made, window by window, and return how many were made. The next window is requested before the
+    present one is ready."""
 
     def derive(start: int) -> int:
         samples = client.samples(dataset, range(start, min(start + WINDOW, count)))

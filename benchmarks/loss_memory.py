@@ -58,7 +58,8 @@ def main() -> None:
 
 
 def measure(path: str, options: argparse.Namespace) -> dict[str, Any]:
-    """Return one row. Runs in a process of its own."""
+    """Return one row of the table: the peak memory and the time of the loss on this path. Runs in a process of its
+    own."""
     import torch
     import torch.distributed as dist
 

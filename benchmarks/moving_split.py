@@ -1,8 +1,8 @@
 """Compares the moving split of devices with the best fixed one, found by trying all, on random workloads in the
 simulator.
 
-The generation phase of each workload is compared, after the policy has seen two steps. `ratio` is the moving split's
-time divided by that of the best fixed split; below 1 the moving one is faster.
+The generation phase of each workload is compared, after the placement policy has seen two steps. `ratio` is the moving
+split's time divided by that of the best fixed split; below 1 the moving one is faster.
 
     python -m benchmarks.moving_split                                  # the 20 workloads that the tests use
     python -m benchmarks.moving_split --kind replacing
@@ -40,8 +40,8 @@ NEAR = 1.05
 
 
 def plain(seed: int) -> dict[str, Any]:
-    """Return a workload with eight devices and 32 groups of four a step. The rest is random: lengths with tails,
-    speeds, places, wake costs."""
+    """Return a workload with eight devices and 32 groups of four a step. The rest is random: lengths (some of them very
+    long), speeds, how many requests an engine takes, wake costs."""
     draw = random.Random(seed)
     response = {
         "median": draw.uniform(100, 600),

@@ -59,7 +59,8 @@ def main() -> None:
 
 
 def measure(sweep: str, value: str, overrides: tuple[str, ...]) -> dict[str, Any]:
-    """Return one row."""
+    """Simulate the layouts with these overrides of the base config, and return their step times as one row of the
+    table."""
     config = load_simulation(BASE, overrides)
     colocated, dynamic = full(config), partial_dynamic(config)
     static, external = best_partial_static(config), best_external(config)

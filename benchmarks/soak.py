@@ -230,7 +230,7 @@ def unreadable(node: EmbeddedNode, durable: list[dict[str, Any]]) -> list[str]:
 
 
 def segments_of(node_id: str) -> list[str]:
-    """Return the shared memory of all starts of a node."""
+    """Return the names of the shared-memory files that a node made, from each time that it was started."""
     return [path.name for path in SHM_DIR.glob(f"{PREFIX}*-{node_id}-*")]
 
 

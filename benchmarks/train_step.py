@@ -79,7 +79,8 @@ def main() -> None:
 
 
 def measure(model: str, path: str, num_samples: int, num_steps: int) -> dict[str, Any]:
-    """Return one row. Runs in a process of its own."""
+    """Measure the training step of one model on one path, and return its row of the table. Runs in a process of its
+    own."""
     import models.compat.megatron_core  # noqa: F401  makes this process ready for transformers' models
     from benchmarks.common.peaks import measured_peak
     from benchmarks.common.small_model import build_folder

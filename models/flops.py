@@ -31,7 +31,8 @@ where the forward pass has two."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """The numbers of operations, forward and backward, per unit of a sample."""
+    """The numbers of operations, forward and backward, of each part of the model: per token, per patch, and per pair of
+    them."""
 
     per_token: int
     """The operations of the decoder's linear layers, per token; with experts, those that a token visits."""

@@ -136,7 +136,7 @@ def allowed_imports(package: str) -> set[str]:
 
 
 def reachable(graph: Mapping[str, Iterable[str]], start: str) -> set[str]:
-    """Return every node that can be reached from `start`."""
+    """Return everything in the graph that can be reached from `start`."""
     found: set[str] = set()
     left = [start]
     while left:

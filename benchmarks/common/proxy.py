@@ -105,7 +105,7 @@ class Proxy:
 
 
 def _received(one: socket.socket) -> int:
-    """Return the number of bytes that a connection received, as the kernel counted them."""
+    """Return the number of bytes that a connection received, as the operating system counted them."""
     try:
         info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
     except OSError:

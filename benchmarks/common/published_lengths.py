@@ -32,7 +32,7 @@ MIN_PIXELS, MAX_PIXELS = 56 * 56, 1280 * 28 * 28
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """The sizes of one group of samples."""
+    """The sizes of one prompt and of its responses."""
 
     grid: tuple[int, int, int]
     """The grid of the group's image, in patches."""

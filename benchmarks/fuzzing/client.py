@@ -149,8 +149,8 @@ class Worker:
         return socket.create_connection((host, int(port)), timeout=DEADLINE_S)
 
     def _tcp(self, request: Request) -> tuple[str, str]:
-        """Send bytes on a bare connection; the node may answer, close, or wait for more. Return the code and the text
-        of the end."""
+        """Send bytes on a bare connection; the node may answer, close, or wait for more. Return a code and a text that
+        say how the connection ended."""
         try:
             with self._connect() as connection:
                 connection.sendall(request.messages[0])
@@ -182,7 +182,8 @@ def _act(channel: grpc.Channel, verb: str, body: dict[str, Any]) -> None:
 
 
 def _why(code: str, text: str, seconds: float) -> str:
-    """Return what is wrong with a reply; empty if nothing is. The node itself may say that a deadline has passed."""
+    """Return what is wrong with a reply; empty if nothing is. A deadline error that the node itself sends in time is
+    not wrong."""
     if code == "DEADLINE_EXCEEDED" and seconds >= DEADLINE_S:
         return f"no answer in {DEADLINE_S:g} s"
     if code == "UNAVAILABLE":
@@ -193,7 +194,8 @@ def _why(code: str, text: str, seconds: float) -> str:
 
 
 def _names_in(answer: bytes) -> set[str]:
-    """Return the name of a ref that the node gave. DoPut replies in field 1, a put stream in field 3."""
+    """Return the names of the refs in a reply of the node. They are in protobuf field 1 of a reply to DoPut, and in
+    field 3 of a message of a put stream."""
     found = set()
     with contextlib.suppress(ValueError, IndexError):
         for _, value in fields_of(answer):
@@ -205,7 +207,8 @@ def _names_in(answer: bytes) -> set[str]:
 
 
 def run_worker(uri: str, known: dict[str, Any], seed: int, indices: range, out: Any) -> None:
-    """Run a worker process. `out` is a queue for its results."""
+    """Send the requests numbered `indices`, and put findings and counts into the queue `out`. The main function of a
+    worker process."""
     worker = Worker(uri, Known(**known), seed)
     try:
         worker.run(indices, out.put)

@@ -74,7 +74,8 @@ class FuzzedNode:
         return Usage(resident_bytes=0, num_threads=0, num_fds=0)
 
     def settled_usage(self) -> Usage:
-        """Return the usage when the node is idle: threads and their memory end some time after their calls."""
+        """Wait until the node's usage stays the same, and return it. The node ends threads and frees their memory some
+        time after their calls."""
         usage, until = self.usage(), time.monotonic() + SETTLE_S
         while time.monotonic() < until:
             time.sleep(1)

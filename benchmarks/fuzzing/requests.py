@@ -1,7 +1,7 @@
 """Malformed Flight requests, one for each (seed, index): good requests of every verb, damaged in one way or another.
 
-The verbs and the keys of their bodies come from the node's own ListActions, so that a new verb is fuzzed from its first
-day. A request is a pure function of the seed, its index and `Known`, so it can be sent again.
+The actions and the keys of their bodies come from the node's own ListActions, so that a new action is fuzzed from its
+first day. A request is a pure function of the seed, its index and `Known`, so it can be sent again.
 """
 
 import json
@@ -104,7 +104,7 @@ class Corpus:
 
     @property
     def verbs(self) -> list[str]:
-        """The DoAction verbs of the node."""
+        """The node's actions (named requests of DoAction)."""
         return list(self._actions)
 
     # -- private: one of each kind ---------------------------------------------------------------------------------
@@ -185,8 +185,8 @@ class Corpus:
         return Request(index=0, method="", messages=[data], how="bytes on the TCP port")
 
     def _json(self, rng: random.Random, good: Any) -> tuple[bytes, str]:
-        """Return a damaged body and a description of the damage. The body is small, so that the node's memory peak does
-        not hide its growth."""
+        """Return a damaged body and a description of the damage. The body is cut to a small size: after a large one the
+        node would keep more memory, and a leak could not be seen."""
         body, how = self._spoilt(rng, good)
         return body[:MAX_BODY_BYTES], how
 

@@ -176,7 +176,7 @@ class Watcher:
         return [list(zip(refs, views, strict=True))]
 
     def _get(self, ref: Ref) -> None:
-        """Fetch the same bytes over DoGet."""
+        """Fetch the bytes of an object over DoGet."""
         try:
             data = self._client.get(ref)
         except MissingObjectError as error:

@@ -40,7 +40,7 @@ BARS = (
 def top(client: Client, console: Console, *, interval_s: float, is_once: bool) -> None:
     """Draw a frame every `interval_s` seconds until Ctrl-C; with `is_once` only one.
 
-    Its rates are averages since the node's start; so are all rates where the console is not a terminal.
+    Rates are averages since the node's start with `is_once`, and where the console is not a terminal.
     """
     found = client.stat()
     if is_once:

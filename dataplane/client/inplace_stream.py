@@ -49,7 +49,7 @@ class InplaceStream:
         return offsets
 
     def seal(self, bodies: Sequence[Mapping[str, Any]], deadline: float) -> list[Ref]:
-        """Publish the written slabs as objects, one body for each, and return their refs."""
+        """Make objects of the written slabs, one body for each, and return their refs."""
         reply = self._ask({"seal": [dict(body) for body in bodies]}, deadline)
         return [Ref.from_dict(ref) for ref in reply["refs"]]
 

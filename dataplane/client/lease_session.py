@@ -76,14 +76,14 @@ class ResolveStream:
         return chunk.data, chunk.app_metadata
 
     def _cut(self) -> None:
-        """Cancel the stream, unless `ask` has its reply; `ask` then raises."""
+        """Cancel the stream, so that `ask` raises; do nothing if `ask` has its reply already."""
         with self._lock:
             if self._is_waiting:
                 self.is_overdue = self.is_broken = True
                 self._reader.cancel()
 
     def close(self) -> None:
-        """Close the stream. The leases that came over it stay, because they belong to the session."""
+        """Close this stream of requests. The leases that came over it stay: they end with the session's own stream."""
         close_quietly(self._writer)
 
 

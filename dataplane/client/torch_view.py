@@ -52,7 +52,7 @@ class CudaPin:
         self.close()
 
     def update(self) -> None:
-        """Register the segment that the reader maps now, unless it is registered. Call this after the node
+        """Register with CUDA the segment that the reader maps now, unless it is registered. Call this after the node
         restarted."""
         import torch
 

@@ -160,7 +160,8 @@ def _check_directory(directory: Path) -> None:
 
 @contextlib.contextmanager
 def _only_one(directory: Path, node_id: str) -> Iterator[None]:
-    """Wait until this is the only node that reads and writes the directory. Other nodes need a moment each."""
+    """Wait until this is the only node that reads and writes the directory. Each other node uses it only for a
+    moment."""
     deadline = time.monotonic() + _ANNOUNCE_S
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -50,7 +50,8 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
 
 
 class Trimmer:
-    """Returns freed memory to the kernel (malloc_trim), `wait_s` seconds after a request. It is thread-safe.
+    """Gives freed memory back to the operating system (malloc_trim), `wait_s` seconds after a request. It is
+    thread-safe.
 
     It trims at most about once in `wait_s`, for any number of requests.
     """
@@ -78,7 +79,7 @@ class Trimmer:
         timer.start()
 
     def _trim(self) -> None:
-        """Trim now, and again later if another request came since the timer was started."""
+        """Give freed memory back now, and again later if another request came since the timer was started."""
         with self._lock:
             left_s = self._asked_at + self._wait_s - time.monotonic()
             self._is_waiting = left_s > 0

@@ -19,8 +19,8 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
 
 
 def next_source(counts: Sequence[int], weights: Sequence[int]) -> int:
-    """Return the source of the next sample, if source i gave `counts[i]` samples so far. `weights` are whole and
-    positive."""
+    """Return the number of the data set that gives the next sample, if data set i gave `counts[i]` samples so far.
+    `weights` are whole and positive."""
     total, drawn = sum(weights), sum(counts)
     best, best_end = -1, 0
     for source, (count, weight) in enumerate(zip(counts, weights, strict=True)):

@@ -54,7 +54,7 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class DatasetFiles:
-    """A file of a dataset with its format."""
+    """A file, or a pattern that names many files, of a dataset, with its format."""
 
     file: RangeFile
     format: Format

@@ -1,5 +1,5 @@
-"""The DoAction verbs of a node: each takes a JSON body, calls the store, the datasets or the deriver, and replies
-JSON."""
+"""The actions of a node (named requests of DoAction): each takes a JSON body, calls the store, the datasets or the
+deriver, and replies JSON."""
 
 import time
 from collections.abc import Callable, Mapping

@@ -1,9 +1,9 @@
 """The DoExchange streams of a node: a reader's session and its resolve requests; the put in place is in
 `do_exchange_put.py`.
 
-Leases and unsealed slabs belong to a stream. They end with it: when its client closes it, or when the kernel closes the
-connection of a process that died. Requests and replies are JSON in the metadata of a message. Locators are a record
-batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
+Leases and unsealed slabs belong to a stream. They end with it: when its client closes it, or when the operating system
+closes the connection of a process that died. Requests and replies are JSON in the metadata of a message. Locators are a
+record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
 """
 
 import logging
@@ -148,7 +148,7 @@ def _locate(leased: Sequence[Leased | None]) -> Locators:
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """A verb of DoExchange and the right that it needs."""
+    """A kind of DoExchange stream, and the right that it needs."""
 
     run: Callable[
         [

@@ -1,7 +1,7 @@
 """DoExchange `put`: slabs of the arena for writers on this machine, which write into them and then seal them.
 
 The slabs belong to their stream. A slab that is not sealed when the stream ends goes back to the arena. The stream ends
-when its client closes it, or when the kernel closes the connection of a process that died.
+when its client closes it, or when the operating system closes the connection of a process that died.
 """
 
 import time
@@ -79,7 +79,8 @@ class _PutStream:
         return self._allocate(request)
 
     def _hash(self, request: Mapping[str, Any]) -> None:
-        """Hash written bytes. This raises nothing: the writer uses the slabs, and they stay until its next request."""
+        """Hash written bytes. An error is kept and raised at the next request, because until then the writer uses the
+        slabs."""
         try:
             if self._slabs and self._fault is None:
                 self._digests.hash_until(take(request, "put", "written", int))

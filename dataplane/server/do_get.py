@@ -103,8 +103,8 @@ class _Row:
 def _rows(
     services: Services, run: Sequence[tuple[int, Ref]], found: Sequence[Leased | DataPlaneError | None]
 ) -> Iterator[_Row]:
-    """Yield the pieces of the leased objects of a run, and the errors of others. Each lease ends with the last piece of
-    its object."""
+    """Yield the pieces of the leased objects among `run`, a list of numbered refs, and the errors of those that cannot
+    be described. Each lease ends with the last piece of its object."""
     buffers = [_buffer(services.store, one) if isinstance(one, Leased) else _NO_BYTES for one in found]
     for (at, asked), one, data in zip(run, found, buffers, strict=True):
         if one is None:

@@ -1,4 +1,5 @@
-"""The verbs of scopes: the stream that keeps a client's scopes open, and the actions that open, close and fill them."""
+"""The requests about scopes: the stream that keeps a client's scopes open, and the actions that open, close and fill
+them."""
 
 import logging
 import time

@@ -147,7 +147,8 @@ def _create_locked(shm_dir: Path, node_id: str) -> tuple[Path, int]:
 
 
 def _prefault(segment: mmap.mmap, capacity: int) -> None:
-    """Touch every page. On kernels without this call, the first writer touches each page."""
+    """Have the system provide every page now. On systems that cannot do this, each page is provided when it is first
+    used."""
     for start in range(0, capacity, _PREFAULT_STEP):
         try:
             segment.madvise(_POPULATE_WRITE, start, min(_PREFAULT_STEP, capacity - start))

@@ -20,7 +20,7 @@ class Slab:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A written slab with what it becomes."""
+    """A written slab, and the description of the object that it becomes when it is sealed."""
 
     slab: Slab
     ref: Ref

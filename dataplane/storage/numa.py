@@ -56,6 +56,6 @@ class NumaPolicy:
 
 
 def numa_nodes() -> tuple[int, ...]:
-    """Return the NUMA nodes of this machine; (0,) where the kernel names none."""
+    """Return the NUMA nodes of this machine; (0,) where the system names none."""
     found = sorted(int(path.name[4:]) for path in _NODES.glob("node[0-9]*"))
     return tuple(found) or (0,)

@@ -45,8 +45,8 @@ class ObjectTable:
         return entry
 
     def merge(self, item: Written, entry: Entry) -> None:
-        """Handle an object that was written again: its slab is given back; its scope, its hold and its first durable
-        file count."""
+        """Handle an object that was written again: its slab is given back, and the object takes over its scope and its
+        hold, and its durable file if the object had none."""
         slab = item.slab
         if item.file is not None:
             self.spill.adopt(entry, item.file)
@@ -105,7 +105,8 @@ class ObjectTable:
     # -- scopes ----------------------------------------------------------------------------------------------------
 
     def join(self, entry: Entry, scope: Scope) -> None:
-        """Put an object into a scope, which keeps its durable file already. The object cannot be evicted any more."""
+        """Put an object into a scope. The object cannot be evicted any more. If it has a durable file, the disk has a
+        note already that the scope keeps it."""
         if scope in entry.scopes:
             return
         scope.reserve(entry.slab_bytes)
@@ -230,8 +231,8 @@ class ObjectTable:
 
     @property
     def room_bytes(self) -> int:
-        """The bytes of `evictable` objects that can go now: it may be lost, has a file, or the disk has room for its
-        file."""
+        """The bytes of `evictable` objects that can go now. An object can go if it may be lost, if it has a file, or if
+        the disk has room for its file."""
         free = to_write = 0
         takes_bytes = self.spill.takes_bytes
         for entry in self.evictable:
@@ -275,7 +276,8 @@ class ObjectTable:
         return not entry.is_held or entry.file is not None or self.spill.disk is not None
 
     def _hand_over(self, slab: Slab, entry: Entry) -> None:
-        """Count the slab's reserved bytes for the object now, or not at all if the object counted already."""
+        """Count the slab's reserved bytes as the object's from now on; or no longer at all, if the scope counts the
+        object already."""
         scope = slab.scope
         if scope is None:
             return

@@ -34,7 +34,7 @@ class Scope:
         self.used_bytes += nbytes
 
     def give_back(self, nbytes: int) -> None:
-        """Count bytes no longer."""
+        """Stop counting `nbytes` bytes in the scope's quota."""
         self.used_bytes -= nbytes
 
     def has_room(self, nbytes: int) -> bool:

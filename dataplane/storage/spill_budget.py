@@ -84,7 +84,7 @@ class SpillBudget:
         self.paused_until = time.monotonic() + _PAUSE_S
 
     def adopt(self, entry: Entry, file: DiskFile) -> None:
-        """Give the first durable file to an object that exists already."""
+        """Make `file` the durable file of an object that exists already and had none."""
         old = entry.file
         assert old is None or not old.is_durable
         entry.file = file
@@ -107,7 +107,8 @@ class SpillBudget:
                 log.error("%s will not be in %s after a restart: %s", entry.ref.name, where, error)
 
     def unmark(self, entry: Entry, scope: Scope | None) -> None:
-        """Undo `keep`."""
+        """Note on the disk that `scope` no longer keeps the object's durable file; with None, that no client holds
+        it."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
             try:
                 self.disk.unmark(entry.file.path, scope)

@@ -247,8 +247,8 @@ class Store:
             }
 
     def _check_files(self, granted: list[Leased | None], session: str) -> list[Leased | None]:
-        """Return the leases without those of damaged files. If one object is lost for good or cannot be read, return no
-        lease and raise."""
+        """Return the leases without those of damaged files. If one object is lost for good or cannot be read, end all
+        the leases and raise."""
         for at, leased in enumerate(granted):
             if leased is None or leased.entry.slab is not None:
                 continue

@@ -1,6 +1,6 @@
-"""The questions from which the judge learns: first which digit it sees, then whether an answer is right.
+"""The questions from which the judge learns: first which digit it sees, then whether a response is right.
 
-Half of the answers are the right digit. The others are wrong: mostly another digit, sometimes more or less than one
+Half of the responses are the right digit. The others are wrong: mostly another digit, sometimes more or less than one
 digit. A judge that never saw the latter might say yes to them, and a policy would learn to use that.
 """
 
@@ -54,7 +54,7 @@ def judging(digits: Sequence[str], scans: Sequence[int], pieces: Sequence[str], 
 
 
 def draw_wrong(rng: random.Random, right: str, pieces: Sequence[str]) -> str:
-    """Return a random answer that is not the right one."""
+    """Return a random wrong response."""
     if rng.random() >= NO_DIGIT_FRAC:
         return rng.choice([digit for digit in DIGITS if digit != right])
     parts = rng.choices(pieces, k=rng.randint(0, MAX_PIECES))

@@ -49,7 +49,7 @@ class Clip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    """All clips, each in exactly one part; no scan is in both."""
+    """All clips, divided into a training part and a held-out part. No scan of a digit is used in both."""
 
     train: tuple[Clip, ...]
     held_out: tuple[Clip, ...]

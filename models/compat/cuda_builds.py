@@ -28,7 +28,7 @@ collection would remove their schemas."""
 
 
 def install() -> None:
-    """Hide or repair the CUDA builds that this process has not imported yet. Does nothing on a CUDA torch."""
+    """With a torch for CPUs, hide or repair those packages built for CUDA that this process has not imported yet."""
     if not torch_is_cpu_only():
         return
     for name in HIDDEN:

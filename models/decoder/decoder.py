@@ -40,7 +40,8 @@ class Decoder(GPTModel):
 
 
 class _AddSlice:
-    """A forward hook that adds the layer's slice of the context to its output."""
+    """A forward hook that adds to a layer's output that layer's slice of the visual features, which come as
+    `context`."""
 
     def __init__(self, number: int, size: int) -> None:
         self.columns = slice(number * size, (number + 1) * size)

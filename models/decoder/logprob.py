@@ -23,7 +23,7 @@ dtype where that is not float32. Larger chunks read the weight less often; small
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The function's inputs that are not tensors."""
+    """The inputs of `linear_logprob` that are not tensors."""
 
     group: dist.ProcessGroup
     """The tensor-parallel ranks, in the order of their rows."""
@@ -39,7 +39,7 @@ def linear_logprob(
     """Return ([N] log-probabilities of the labels, [N] entropies), float32, the same on all ranks of the group.
 
     `hidden_Nh` must be the same on all ranks. Its gradient is this rank's part, and the caller sums the parts. A loss
-    without a weight on the entropies costs one matrix of a chunk and one pass over it less.
+    that does not use the entropies saves one matrix per chunk and one pass over it.
     """
     logprobs, entropy = _LinearLogprob.apply(hidden_Nh, weight_Vh, labels_N, head)  # type: ignore[no-untyped-call]
     return logprobs, entropy

@@ -35,7 +35,7 @@ def make_visual(hf_config: InternVLConfig, dtype: torch.dtype) -> Any:
 
 
 class Tower(VisionTower):
-    """Turns uint8 tiles [n, C, S, S] into embeddings, tile by tile and, in a tile, squares of patches row by row."""
+    """Turns uint8 tiles [n, C, S, S] into embeddings, in the order of the tiles, and row by row in each tile."""
 
     attention: ClassVar[str] = "sdpa"
 

@@ -57,7 +57,8 @@ def _check_single(vpp: int, first: int | None, last: int | None) -> None:
 
 
 def _advice(num_layers: int, num_others: int, first: int | None, last: int | None) -> str:
-    """Return the nearest value for one end with which the remaining layers divide."""
+    """Return advice: the nearest number of layers for the first or the last stage with which the other stages share the
+    rest equally."""
     key, found, other = ("last_stage_layers", last, first) if first is None else ("first_stage_layers", first, last)
     left = num_layers - (other or 0)
     fitting = [n for n in range(1, left + 1) if n <= left - num_others and (left - n) % max(1, num_others) == 0]

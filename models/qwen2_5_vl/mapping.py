@@ -10,7 +10,8 @@ from models.weights.rules import Prefixes, end_rules, layer_rules
 
 
 def rules(hf_config: Qwen2_5_VLConfig, files: CheckpointFiles) -> list[Rule]:
-    """Return the table, with the prefixes that this checkpoint uses."""
+    """Return the rules between this checkpoint's tensors and the megatron model's parameters, with the name prefixes
+    that the checkpoint uses."""
     prefixes = Prefixes.found_in(files.names, "Qwen2.5-VL")
     is_head_tied = bool(hf_config.tie_word_embeddings)
     return end_rules(prefixes, files.names, is_head_tied=is_head_tied) + layer_rules(prefixes)

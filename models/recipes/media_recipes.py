@@ -21,7 +21,7 @@ DEFAULT_MAX_FRAMES = 768
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoRules:
-    """The rules that differ between the videos of families."""
+    """The rules for videos that differ between model families."""
 
     sampling: Literal["qwen2_vl", "qwen3_vl"]
     """The data plane's rule for sampling frames."""
@@ -69,7 +69,7 @@ class MediaRecipes:
         return {"image": self.image} | ({"video": self.video} if self.video is not None else {})
 
     def of(self, kind: str) -> Mapping[str, Any]:
-        """Return the recipe of a kind of medium, which the model must take."""
+        """Return the recipe for a kind of medium. The model must be able to take this kind."""
         recipe = self.video if kind == "video" else self.image
         assert recipe is not None
         return recipe

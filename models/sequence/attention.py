@@ -27,7 +27,7 @@ class Segments:
     """The boundaries of the segments of a packed stream."""
 
     def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
-        """`bounds` are the positions of the boundaries: 0, the end of the first segment, ..., the number of tokens."""
+        """`bounds` are the positions of the boundaries: 0, the end of the first sequence, ..., the number of tokens."""
         self.bounds = tuple(bounds)
         self.device = device
         self.max_length = max(end - begin for begin, end in pairwise(bounds))
@@ -39,7 +39,7 @@ class Segments:
 
     @cached_property
     def by_length(self) -> list[tuple[int, list[int]]]:
-        """Pairs (length, begins of the segments of that length), in order of first appearance."""
+        """Pairs (length, begins of the sequences of that length), in order of first appearance."""
         groups: dict[int, list[int]] = {}
         for begin, end in pairwise(self.bounds):
             groups.setdefault(end - begin, []).append(begin)

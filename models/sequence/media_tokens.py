@@ -35,7 +35,7 @@ class TokenLayout:
 
 
 def qwen_token_layout(hf_config: Any, *, tokens_per_second: float | None = None) -> TokenLayout:
-    """Return the layout of the Qwen-VL families."""
+    """Return which tokens the Qwen-VL families use for media, and how."""
     return TokenLayout(
         image_token_id=hf_config.image_token_id,
         video_token_id=hf_config.video_token_id,

@@ -32,8 +32,8 @@ class PackableSample(HasMedia, Protocol):
 
     @property
     def seconds_per_grid(self) -> tuple[float, ...]:
-        """The seconds from one t of a video to the next, per medium (any number for images); empty means 1 second for
-        each."""
+        """The seconds from one time position of a video to the next, one value per medium (ignored for images). An
+        empty tuple means 1 second for each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +156,8 @@ def _padded(part: Mapping[str, np.ndarray], multiple: int) -> Mapping[str, np.nd
 
 
 def _embedding_rows(media: DistinctMedia, layout: TokenLayout) -> np.ndarray:
-    """Return [V] rows of the distinct media's embeddings, in the order of the stream."""
+    """Return [V] the number of the row of the distinct media's embeddings that each visual token takes, in the order of
+    the stream."""
     sizes = [t * h * w // layout.merge_size**2 for t, h, w in media.grids]
     begins = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
     rows = [np.arange(begins[number], begins[number + 1]) for own in media.numbers for number in own]

@@ -59,7 +59,8 @@ def copy_whole(held: torch.Tensor | ExpertStack, place: torch.Tensor) -> None:
 
 
 def expert_shapes(layout: ExpertLayout, kind: Kind, stack: Shape, shapes: Shapes, num_ranks: int) -> list[Shape]:
-    """Return the shapes of the Hugging Face tensors behind the `stack` that each of the ranks holds."""
+    """Return the shapes of the Hugging Face tensors that the ranks' stacks make up together. Each rank holds one of
+    shape `stack`."""
     single = full_shapes(kind, stack[1:], shapes, shapes.expert_ranks)
     num_experts = stack[0] * num_ranks // shapes.expert_ranks
     if layout == "named":

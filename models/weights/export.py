@@ -131,13 +131,14 @@ class _Buffers:
         self._was_read = torch.cuda.Event() if device.type == "cuda" else None
 
     def next(self, bucket: Sequence[Shards]) -> torch.Tensor:
-        """Return [number of owners of a parameter, elements of a shard] of the next buffer, in the bucket's dtype."""
+        """Return the next buffer, as [number of owners of a parameter, elements of a shard] in the bucket's dtype."""
         self._flat.reverse()
         num_positions = len(bucket[0].owners)
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
 
     def note_read(self) -> None:
-        """Record that all operations on the current stream read the buffer that is used next."""
+        """Record what was sent to the device so far. The buffer that is used next is written only after that, as its
+        readers are among it."""
         if self._was_read:
             self._was_read.record()
 

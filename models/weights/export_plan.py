@@ -67,8 +67,8 @@ def holders() -> dist.ProcessGroup:
 
 
 def replica() -> tuple[int, int]:
-    """Return the number of this rank's `holders()` among the groups that hold the same, and the number of these
-    groups."""
+    """Several groups of ranks hold the same weights. Return which of them this rank's `holders()` are (counted from 0),
+    and how many there are."""
     if holders() is parallel_state.get_model_parallel_group():
         group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     else:

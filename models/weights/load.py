@@ -24,7 +24,7 @@ Held = torch.Tensor | ExpertStack
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One row of a family's table."""
+    """One row of a family's table: which Hugging Face tensors make which parameter of the megatron model, and how."""
 
     megatron: str
     """The name in megatron with the global layer number; it may hold {layer} and {rest}."""
@@ -52,7 +52,7 @@ class Match:
 
 @dataclass(slots=True)
 class WeightTable:
-    """A family's rules, ready to use for one model."""
+    """A family's rules for making this model's parameters from the tensors of a Hugging Face checkpoint, and back."""
 
     rules: Sequence[Rule]
     shapes: Shapes

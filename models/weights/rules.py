@@ -16,7 +16,8 @@ HEADS = ("lm_head.weight", "language_model.lm_head.weight")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prefixes:
-    """The prefixes of a checkpoint's two parts, which changed between transformers releases."""
+    """The name prefixes of a checkpoint's language model and of its vision tower, which changed between transformers
+    releases."""
 
     text: str
     visual: str

@@ -10,7 +10,7 @@ follows, then the tensors."""
 
 
 def read_header(path: Path) -> bytes:
-    """Return the header as parsed JSON: by name the dtype, shape and data_offsets (behind the header). `__metadata__`
-    is not a tensor."""
+    """Return the header, which is JSON: each tensor's dtype, shape and data_offsets by its name. The offsets count from
+    the end of the header. The key `__metadata__` is no tensor."""
     with path.open("rb") as file:
         return file.read(int.from_bytes(file.read(LENGTH_BYTES), "little"))

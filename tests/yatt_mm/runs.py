@@ -120,7 +120,7 @@ def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess
 
 
 def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporary: Path) -> Finished:
-    """Wait for the end of a run and return its result, with everything that should be gone."""
+    """Wait for the end of a run and return its result, with everything that it left behind."""
     try:
         output, _ = process.communicate(timeout=DEADLINE_S)
     except subprocess.TimeoutExpired:
@@ -147,8 +147,8 @@ def shared_memory() -> set[str]:
 
 
 def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
-    """Return what has the mark, or appeared in shared memory or the temporary folder and belongs to no other
-    process."""
+    """Return the processes with the mark, and the files that appeared in shared memory or the temporary folder and
+    belong to no other process."""
     appeared = shared_memory() - before
     left = [str(path) for path in temporary.iterdir()]
     for entry in Path("/proc").iterdir():

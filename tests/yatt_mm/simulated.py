@@ -56,5 +56,5 @@ def engine(**changes: Any) -> dict[str, Any]:
 
 
 def simulation(**changes: Any) -> SimulationConfig:
-    """Return the checked config of `tree`."""
+    """Return the checked config that `tree(**changes)` describes."""
     return parse_simulation(tree(**changes))

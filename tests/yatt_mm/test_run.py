@@ -134,7 +134,8 @@ def test_a_run_that_one_controller_resumes_gives_the_numbers_of_two(
 
 
 def check_that_it_trains_alike(folder: Path, name: str, step: int = 1) -> None:
-    """Check that a run in another layout has the same prompts in `step` as the whole run, and the same rewards."""
+    """Check that a run in another layout has the same prompts in `step` as the run named "whole", and the same
+    rewards."""
     here, there = (
         next(record for record in runs.metrics(folder, run) if record["step"] == step) for run in (name, "whole")
     )

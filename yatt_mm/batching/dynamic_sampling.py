@@ -32,7 +32,7 @@ MIN_SIGNAL_FRAC = 0.05
 
 
 class Tail(StrEnum):
-    """What happens to groups that are in flight when the batch is full."""
+    """What happens to the tail: the groups that are still being sampled when the batch is full."""
 
     DROP = "drop"
     """They are aborted. Their prompts come again in the next epoch."""
@@ -133,7 +133,8 @@ class StepSampling:
         return self._num_used
 
     def spend(self, count: int) -> None:
-        """Count prompts of this step that an earlier stream began and cut off."""
+        """Count `count` more prompts as used in this step: an earlier stream of the step began them and cut them
+        off."""
         self._num_used += count
 
     @property

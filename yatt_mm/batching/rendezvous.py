@@ -137,7 +137,8 @@ class Rendezvous:
         self._last_seen[controller] = time.monotonic()
 
     async def abort(self, controller: int, reason: str) -> None:
-        """End the present and all later phases of this start. Every waiting controller gets the reason."""
+        """End the present and all later phases, until the run is started again. Every waiting controller gets the
+        reason."""
         if self._aborted is None:
             self._aborted = f"controller {controller} failed: {reason}"
         self._is_full.set()

@@ -146,7 +146,8 @@ class StepBatches:
         return self._step
 
     def _rule_of_round(self) -> SamplingRule:
-        """Return the sampling rule of a round: its stream ends when it has as many groups as the step still needs."""
+        """Return the sampling rule of one round of a step: engines sample until there are as many groups as the step
+        still needs."""
         step = self._open_step()
         max_prompts = max(step.num_wanted, self._rule.max_prompts - step.num_used)
         return replace(self._rule, num_groups=step.num_wanted, max_prompts=max_prompts, replaces_groups=False)

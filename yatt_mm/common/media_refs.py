@@ -25,8 +25,8 @@ def kind_of(ref: Ref) -> MediaKind:
 
 
 def derive_media(client: Client, refs: Sequence[Ref], recipes: MediaRecipes) -> list[Ref | BadMedia]:
-    """Return the patches of all refs, in their order. A medium that cannot be decoded, or is refused, gives
-    BadMedia."""
+    """Have the patches of all media made, and return their refs, in order. A medium that cannot be decoded, or is
+    refused, gives BadMedia."""
     made: dict[int, Ref | BadMedia] = {}
     for kind, places in _by_kind(refs).items():
         if not recipes.takes(kind):

@@ -87,7 +87,7 @@ def remove(folder: Path) -> None:
 
 @contextmanager
 def semaphores_named(folder: Path) -> Iterator[None]:
-    """Give the multiprocessing semaphores of processes that are started inside the name of `folder`."""
+    """Name multiprocessing semaphores after `folder`, in the processes that are started during the block."""
     settings = multiprocessing.current_process()._config  # type: ignore[attr-defined]  # children inherit it
     before = settings["semprefix"]
     settings["semprefix"] = f"/{folder.name}"

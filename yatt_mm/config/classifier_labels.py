@@ -19,10 +19,9 @@ BODY = ("model.", "visual.", "language_model.", "vision_tower.", "multi_modal_pr
 
 
 def read_labels(model_dir: Path) -> tuple[str, ...]:
-    """Return the names of the labels, by row of the head.
+    """Return the names of a classifier's labels, by row of its head.
 
-    Raises:
-        ValueError: the folder has no head of this form, or its config.json says another number of labels.
+    Raises: ValueError: the folder has no linear head of a classifier, or its config.json says another number of labels.
     """
     shapes = _shapes(model_dir)
     if HEAD not in shapes:

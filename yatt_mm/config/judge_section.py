@@ -96,10 +96,10 @@ class JudgeSection(Section):
 
 
 def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeSpec:
-    """Return how this judge is asked.
+    """Return what a judge's engines need to know: the template, the verdict's form, the sampling.
 
-    Raises:
-        ConfigError: a template or a pattern cannot be used, or a classifier's folder has no such head.
+    Raises: ConfigError: a template or a pattern cannot be used, or a classifier's folder does not have the head that
+    the section wants.
     """
     try:
         return JudgeSpec(

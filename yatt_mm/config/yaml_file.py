@@ -15,8 +15,8 @@ from yatt_mm.config.values import Section
 def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the plain tree of a YAML file, with `dotted.key=value` overrides applied.
 
-    Raises:
-        ConfigError: the file cannot be read or is not a mapping, or an override is not one.
+    Raises: ConfigError: the file cannot be read or is not a mapping, or an override is not of the form
+    `dotted.key=value`.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -70,8 +70,8 @@ def explain(problem: Any, root: type[Section]) -> str:
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
-    """Return the section that a field holds, itself or by name, and the text between its key and theirs; otherwise
-    None."""
+    """Return the class of the section that a field holds, or that each value of a field's mapping is; and the text
+    between the field's key and the section's keys. None if the field holds no section."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, "."
     inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]

@@ -36,14 +36,14 @@ class WorkerCalls:
         return self.wait(calls, method)
 
     def on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
-        """Return what engines of the policy return."""
+        """Call `method` on these engines of the policy, and return their results in order."""
         calls = [
             (self._team.engine_name(e), getattr(self._team.engines[e], method).remote(*arguments)) for e in engines
         ]
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
     def on_my_judges(self, method: str, *arguments: object) -> list[Any]:
-        """Return what my share of the judges' engines returns."""
+        """Call `method` on this controller's share of the judges' engines, and return their results in order."""
         calls = [
             (self._team.judge_name(judge, e), getattr(self._team.judges[judge][e], method).remote(*arguments))
             for judge, e in self._my_judges

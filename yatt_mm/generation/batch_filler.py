@@ -1,5 +1,4 @@
-"""How a controller fills its share of a step's batch: in a stream, in turns with judges, or in rounds of all
-prompts."""
+"""How a controller fills its share of a step's batch: in a stream, in turns with judges, or in rounds."""
 
 from __future__ import annotations
 
@@ -139,7 +138,8 @@ class BatchFiller:
         return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
 
     def _in_turn(self, name: str) -> list[GroupWork]:
-        """Return a round's groups: a stream samples responses until there are enough groups, then these are judged."""
+        """Return judged groups: engines sample a stream of prompts until there are enough groups, then the judges judge
+        these."""
         _, works, _ = self._stream(Phase.ROLLOUT, name)
         self._judge_all(works, name)
         return works
@@ -176,8 +176,8 @@ class BatchFiller:
             self.run(entered, name, partial(judge, works, self._meter))
 
     def _next_prompts(self) -> list[Prompt]:
-        """Return this controller's share of a round's prompts, with their patches made; media that cannot be decoded
-        are replaced."""
+        """Return this controller's share of a round's prompts, with their patches made. Prompts with media that cannot
+        be decoded are replaced."""
         self._rendezvous.phase = "prompts"
         prompts: list[Prompt] = []
         bad: list[int] = []

@@ -28,7 +28,7 @@ class GroupWork:
         return self.group is not None and "abort" not in self.group.finish_reasons
 
     def scored(self) -> ScoredGroup:
-        """Return the group with its rewards, when it has them."""
+        """Return the group with its rewards. It must have them already."""
         assert self.group is not None
         return ScoredGroup(
             prompt=self.prompt, group=self.group, rewards=tuple(self.rewards), num_errors=self.num_errors

@@ -39,7 +39,7 @@ class JudgeStage:
                 batch.hold(self._context.awake[judge], num_groups)
 
     async def judge(self, work: GroupWork) -> None:
-        """Add the judges' weighted scores to the weighted rewards of the reward function."""
+        """Set the rewards of the group: the weighted sum of the reward function's scores and the judges' scores."""
         reward = self._context.config.reward
         self._meter.add_mean("reward/function_mean", sum(work.rewards), len(work.rewards))
         task = self._task(work)

@@ -50,7 +50,8 @@ class PhaseCalls:
         return task
 
     async def finish(self) -> None:
-        """Wait until everything that was started has ended, with what this tick still starts."""
+        """Wait until every call that was started has ended, also those that start in the present tick of the event
+        loop."""
         await asyncio.sleep(0)
         while self._started:
             await asyncio.wait(self._started)

@@ -41,7 +41,7 @@ class PhaseContext:
         return self.config.rollout.deterministic
 
     def engines(self, pool: str) -> Engines:
-        """Return what gives the engines of a pool to this controller's groups."""
+        """Return the `Engines` through which this controller's groups get an engine of the pool."""
         if self.is_deterministic:
             return FixedEngines(self.awake[pool])
         return QueuedEngines(self.calls, self.coordinator, pool, phase=self.number)

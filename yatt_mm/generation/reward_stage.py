@@ -18,7 +18,7 @@ MAX_ATTEMPTS = 3
 
 
 class RewardStage:
-    """Has reward workers score groups."""
+    """Scores groups with the reward function, in reward workers."""
 
     def __init__(self, context: PhaseContext) -> None:
         self._context = context
@@ -32,7 +32,7 @@ class RewardStage:
         context.calls.on_late = self._restart_late
 
     async def score(self, work: GroupWork) -> None:
-        """Give a group with all its responses the rewards of the reward function."""
+        """Give all responses of a group the scores of the reward function."""
         assert work.group is not None
         task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
         got = await self._scored.add(None, task)
@@ -58,7 +58,8 @@ class RewardStage:
         raise AssertionError("the loop ends by itself only")
 
     def _restart_late(self) -> bool:
-        """End workers that do not reply. Their calls fail, and are asked again. Return False when there are none."""
+        """Restart the workers that did not reply. Their calls fail, and are made again. Return False if no call is
+        under way."""
         late = [worker for worker, num_calls in self._busy.items() if num_calls]
         for worker in late:
             ray.kill(self._context.team.reward_workers[worker], no_restart=False)

@@ -1,4 +1,5 @@
-"""Generation phases in rounds: all controllers work through one list, and sample and score it, or judge it.
+"""Generation phases in rounds: all controllers work through one list of groups, and sample and score them, or judge
+them.
 
 `yatt_mm.generation.streaming` is the other way: groups flow from stage to stage, and further prompts come in.
 """

@@ -85,7 +85,7 @@ class Streaming:
         return in_order(self._keep(outcome)), outcome
 
     async def _follow(self, work: GroupWork) -> None:
-        """The way of one group. It is cancelled when the batch is full."""
+        """Take one group through all stages: sample, score, judge. Cancelled when the batch is full."""
         await self._rollout.sample(work)
         await self._rewards.score(work)
         if self._judges is not None:
@@ -94,7 +94,7 @@ class Streaming:
         self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards)))
 
     def _begin(self, slots: Sequence[Slot]) -> None:
-        """Begin with the groups of these prompts, or continue them."""
+        """Begin the groups of these prompts, or continue them."""
         works = [self._carried.pop(slot.position) for slot in slots if slot.position in self._carried]
         have = {work.prompt.slot.position for work in works}
         prompts, notices = self._load_prompts([slot for slot in slots if slot.position not in have])

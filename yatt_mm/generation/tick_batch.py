@@ -43,7 +43,8 @@ class TickBatch(Generic[Key, Item, Reply]):
             self._flush_soon()
 
     def add(self, key: Key, item: Item) -> asyncio.Future[Reply]:
-        """Send an item at the end of this tick, or with the items that it is held for. Return the future of its reply.
+        """Send an item at the end of this tick; after `hold`, together with all the items that `hold` waits for. Return
+        the future of its reply.
 
         The future is cancelled if the call fails or the phase ends. Cancelling it does not end the call, which other
         items share.

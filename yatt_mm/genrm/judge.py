@@ -194,7 +194,7 @@ class Judge:
     async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
         """Return what the judge wrote for each vote, or None if the engine was late.
 
-        Not as a batch, the finish reason is "abort" if the engine was asleep.
+        Without `as_batch`, the finish reason is "abort" if the engine was asleep.
         """
         if not as_batch:
             return list(await asyncio.gather(*(self._ask_one(vote, attempt) for vote in votes)))

@@ -131,7 +131,8 @@ class Coordinator:
     async def acquire(
         self, number: int, pool: str, controller: int, count: int, ended: Sequence[Ended] = ()
     ) -> list[int]:
-        """Wait for engines for a controller's `count` requests; return at least one: one engine index per request.
+        """Wait until engines are free for the first of a controller's `count` requests. Return one engine index for
+        each request that may start, at least one.
 
         The list is empty if the controller has called `want` with 0 in the meantime, or if phase `number` is over.
         `ended`: see `want`.

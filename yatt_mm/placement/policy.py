@@ -175,7 +175,8 @@ def _divide(split: Split, options: list[Split], observation: Observation, bounds
     def takes_s(option: Split) -> float:
         """Return the seconds that the phase takes.
 
-        If the balance is between this split and the next, rollout's cells are counted as help for GenRM afterwards.
+        If the best split lies between this one and the next, rollout's cells are assumed to help GenRM when rollout is
+        done.
         """
         alone_s = phase_s(option, rollout_work_s, genrm_work_s)
         rollout_s = _role_s(rollout_work_s, option.rollout)

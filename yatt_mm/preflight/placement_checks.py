@@ -10,7 +10,7 @@ from yatt_mm.protocol.placement_model import Engines
 
 
 def check_placement(config: Config) -> None:
-    """Check that every engine has its devices, and that nothing that depends on time is to be deterministic.
+    """Check that every engine has its devices, and that a deterministic run uses nothing whose result depends on time.
 
     Raises:
         ConfigError: the placement cannot work.

@@ -51,7 +51,7 @@ class ScoredGroup:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
-    """Where the controllers begin."""
+    """What the controllers begin with: the step, the checkpoint, and the data sets."""
 
     step: int
     """The number of finished steps."""

@@ -31,7 +31,7 @@ class JudgeTemplate:
 
     @property
     def names_response(self) -> bool:
-        """True if the text contains the response."""
+        """True if the template has a place for the response."""
         return any(name == "response" for _, name, _, _ in string.Formatter().parse(self.text))
 
     def __post_init__(self) -> None:

@@ -23,7 +23,7 @@ class Role(StrEnum):
 
 
 class State(StrEnum):
-    """How much of a device a role holds."""
+    """How much of its devices' memory a unit holds."""
 
     ASLEEP = "asleep"
     WEIGHTS_ONLY = "weights_only"
@@ -93,7 +93,7 @@ class Placement:
         return tuple(unit for unit in self.units if unit.role is role)
 
     def pools(self) -> dict[str, tuple[Unit, ...]]:
-        """Return [pool] its units, by the pool's name."""
+        """Return the units of each pool, by the pool's name."""
         names = dict.fromkeys(unit.pool for unit in self.units)
         return {name: tuple(unit for unit in self.units if unit.pool == name) for name in names}
 

@@ -74,7 +74,8 @@ class Published:
 
 
 def segment_on(gpu: str, devices: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return the published segment on a GPU. Raises ValueError where no training rank has one there."""
+    """Return the published weights that are in the memory of this GPU. Raises ValueError where no training rank has one
+    there."""
     for segment in devices:
         if segment["gpu"] == gpu:
             return segment

@@ -29,7 +29,7 @@ class EngineHealth:
             raise EngineError(f"engine {self._name} is unusable: {self.failure}; start another")
 
     def give_up(self, reason: str) -> None:
-        """Make the engine unusable and end every wait now; in vLLM itself they would wait forever."""
+        """Make the engine unusable and end every wait now; vLLM itself would never end them."""
         self.failure = self.failure or reason
         self._waits.end_all()
 
@@ -47,14 +47,14 @@ class EngineHealth:
             raise
 
     def deadline(self, what: str) -> AbstractAsyncContextManager[None]:
-        """Limit a `with` block to the timeout by the clock."""
+        """Limit a `with` block to `timeout_s` seconds."""
         late = f"did not finish {what} within {self.timeout_s:g} s"
         return self._bounded(self._waits.at_most(self.timeout_s), what, late)
 
     def progress(self, what: str) -> AbstractAsyncContextManager[None]:
         """Limit the time in which the engine finishes nothing.
 
-        Requests may queue behind others, so the clock cannot limit them.
+        A limit for each request would be wrong, because requests may queue behind others.
         """
         late = f"finished nothing for {self.timeout_s:g} s while it had {what} to compute"
         return self._bounded(self._waits.while_progressing(self.timeout_s), what, late)

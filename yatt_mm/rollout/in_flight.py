@@ -75,7 +75,7 @@ class InFlightGroups:
             self.num_samples -= sum(len(flight.queues) for flight in flights)
 
     async def send(self, request: GenerateRequest, flights: list[InFlightGroup], cut: Cut | None = None) -> None:
-        """Send the group's samples to the core, in order, and stop when the `cut` is made.
+        """Send the group's samples to vLLM, in order. Stop if `cut` ends the group meanwhile.
 
         Adds the group to `flights`.
         """
@@ -102,7 +102,7 @@ class InFlightGroups:
         await self._abort(self._under_way)
 
     async def abort_cut(self) -> None:
-        """End the groups whose cut is made; `collect` returns them with the tokens that they have."""
+        """End the groups that their `Cut` says are to end; `collect` returns them with the tokens that they have."""
         await self._abort([flight for flight in self._under_way if flight.is_cut])
 
     async def collect(self, flight: InFlightGroup, on_progress: Callable[[], None]) -> list[Sampled]:

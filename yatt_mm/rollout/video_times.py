@@ -11,19 +11,19 @@ NEXT = 1e-15
 
 
 def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> float:
-    """Return `seconds`, or a value close to it with which float64 gives the same positions as float32.
+    """Return `seconds`, or a value close to it with which float64 gives the same token positions as float32.
 
     `seconds`: distance of two frames. `num_steps`: number of frames.
 
-    No value gives all positions if float32 rounds neighbouring frames in opposite directions (about 1 video in 400 of
-    random lengths and rates). Then the value with the fewest different frames is returned; these differ by one
-    position. Among equally good values, the value closest to `seconds` is returned.
+    No value gives all token positions if float32 rounds neighbouring frames in opposite directions (about 1 video in
+    400 of random lengths and rates). Then the value with the fewest different frames is returned; these differ by one
+    token position. Among equally good values, the value closest to `seconds` is returned.
     """
     steps = np.arange(1, num_steps)
     wanted = (steps.astype(np.float32) * np.float32(tokens_per_second * seconds)).astype(np.int64)
 
     def num_wrong(value: float) -> int:
-        """Return the number of frames that get another position in float64 than in float32."""
+        """Return the number of frames that get another token position in float64 than in float32."""
         return int(((steps * (value * tokens_per_second)).astype(np.int64) != wanted).sum())
 
     if not num_wrong(seconds):

@@ -140,7 +140,8 @@ def logprobs_of(output: CompletionOutput) -> tuple[float, ...]:
 
 
 def scored_logprobs_of(output: CompletionOutput, token_ids: Sequence[int]) -> tuple[float, ...]:
-    """Return the log-probability of each token as the first of the response; () if no token was sampled."""
+    """Return, for each of `token_ids`, the log-probability that it is the first token of the response; () if no token
+    was sampled."""
     if not token_ids or not output.token_ids:
         return ()
     first = cast(list[dict[int, Logprob]], output.logprobs)[0]

@@ -278,5 +278,5 @@ class VllmEngine:
         self._health.give_up(f"its process {pid} died")
 
     def _describe(self) -> str:
-        """Return what the engine has to do, for the error of a timeout."""
+        """Return what the engine is working on, for the text of a timeout error."""
         return f"{self.num_in_flight} samples in flight, policy version {self.policy_version}"

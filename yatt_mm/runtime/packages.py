@@ -10,7 +10,8 @@ PACKAGES = ("models", "dataplane")
 
 
 def check_packages_are_ours(names: tuple[str, ...] = PACKAGES) -> None:
-    """Raise ImportError, with the other file, if a package is not next to yatt_mm itself."""
+    """Raise ImportError if Python finds one of these packages elsewhere than next to yatt_mm. The error names the file
+    that Python finds."""
     ours = Path(__file__).resolve().parents[2]
     for name in names:
         spec = importlib.util.find_spec(name)

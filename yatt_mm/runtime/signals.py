@@ -23,7 +23,7 @@ def signals_restored() -> Iterator[None]:
 
 
 def interrupt_on_signals() -> None:
-    """From now on each of these signals raises KeyboardInterrupt."""
+    """From now on SIGINT, SIGTERM and SIGHUP each raise KeyboardInterrupt."""
 
     def interrupt(signum: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -33,7 +33,8 @@ def interrupt_on_signals() -> None:
 
 
 def say_on_signals(console: Console) -> None:
-    """From now on these signals only print that the run is being stopped, so that stopping is not interrupted."""
+    """From now on SIGINT, SIGTERM and SIGHUP only print that the run is being stopped, so that stopping is not
+    interrupted."""
 
     def say(signum: int, frame: object) -> None:
         console.print("stopping what this run started; one moment")

@@ -120,7 +120,7 @@ def _workers(
 
 
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
-    """Return one controller actor per `controllers.num`. They are idle until they are told to run."""
+    """Start and return `controllers.num` controller actors. They are idle until they are told to run."""
     return [
         _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
         for c in range(config.controllers.num)
@@ -143,7 +143,7 @@ class _Site:
         return str(Path(self.config.model.path).absolute())
 
     def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """Return the processor cores of devices, where devices are cores and each keeps to its own."""
+        """Return the processor cores to which these CPU devices are bound; empty if devices are not bound to cores."""
         is_pinned = self.config.placement.pin_cores and not self.devices.gpus
         return tuple(map(core_of, devices)) if is_pinned else ()
 

@@ -187,7 +187,7 @@ class ByPolicy:
         """Do nothing; the next decision will see the change."""
 
     def end(self) -> None:
-        """Keep the measured values."""
+        """End the phase, and keep what was measured in it for the next phase."""
         self._is_on = False
         for fleet in (self._generation.rollout, self._generation.genrm):
             times, num_ended = self._since_begin(fleet)

@@ -61,7 +61,7 @@ class Fleet:
         return self._num_running + len(self.waiting)
 
     def times(self) -> EngineTime:
-        """Return the cell-seconds of work, idling and crowding so far."""
+        """Return how many cell-seconds the engines worked, were idle, and had more requests than places, so far."""
         now_s = self._events.now_s
         self._count_crowded()
         engines = [engine for group in self._engines.values() for engine in group]
@@ -153,7 +153,8 @@ class Fleet:
             self._plan(engine)
 
     def _count_crowded(self) -> None:
-        """Count crowded time; called before the present requests or the cells change."""
+        """Add the time since the last call to the crowded time, if there are more requests than places for them. Called
+        before the requests or the cells change."""
         now_s, num_cells = self._events.now_s, len(self._engines)
         if self.num_present > num_cells * self._requests_per_cell:
             self._crowded_s += num_cells * (now_s - self._crowded_until_s)

@@ -89,7 +89,7 @@ class GenerationPhase:
 
     @property
     def num_held(self) -> int:
-        """The number of verdicts that wait for the last response."""
+        """The number of requests to GenRM that wait until the last response is sampled."""
         return len(self._held)
 
     @property

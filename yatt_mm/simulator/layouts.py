@@ -52,7 +52,8 @@ def best_external(config: SimulationConfig) -> LayoutResult:
 
 
 def best_async(config: SimulationConfig) -> LayoutResult:
-    """Return the asynchronous layout with the best split into three; the search halves the generating share.
+    """Return the asynchronous layout with the best split into three. The share of cells that generate is found by
+    bisection.
 
     With many cells, rollout and GenRM share theirs in the proportion of their work in full colocation.
     """

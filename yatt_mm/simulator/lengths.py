@@ -40,7 +40,7 @@ def _erfc(values: np.ndarray) -> np.ndarray:
 
 
 def _normal_quantile(share: float) -> float:
-    """Return the score below which a share of the standard normal distribution is (bisection)."""
+    """Return the value below which a share of the standard normal distribution is (bisection)."""
     low, high = -10.0, 10.0
     for _ in range(80):
         middle = (low + high) / 2

@@ -33,7 +33,7 @@ class Speed:
 
     @classmethod
     def of(cls, section: EngineSection) -> Speed:
-        """Return the numbers of a section."""
+        """Return the speed that a section of the config describes."""
         return cls(
             decode_fixed_s=section.decode_fixed_s.value,
             decode_per_sequence_s=section.decode_per_sequence_s.value,
@@ -139,8 +139,8 @@ class ModelledEngine:
         return max(self.clock_s, self._stalled_until_s) + decode_s
 
     def pop_ended(self, now_s: float) -> list[Request]:
-        """Return the sequences that have ended by now: the earliest one, for any rounding of the clock, and those equal
-        to it."""
+        """Remove and return the sequences that end first, all at the same time. There is at least one, even if rounding
+        puts its end just after `now_s`."""
         self.advance(now_s)
         ended: list[Request] = []
         while self._heap and (not ended or self._heap[0][0] <= self._tokens + EPSILON):

@@ -32,8 +32,8 @@ def as_object(results: Sequence[LayoutResult]) -> dict[str, Any]:
 
 
 def as_table(results: Sequence[LayoutResult], title: str) -> Table:
-    """Return a table with one row per layout. Savings say how much less time full colocation and the dynamic split
-    take."""
+    """Return a table with one row per layout. Savings say by how much full colocation and the dynamic split shorten the
+    time of the row's layout."""
     table = Table(title=title)
     table.add_column("layout", no_wrap=True, min_width=max(len(result.name) for result in results))
     for heading in ("step_s", "rollout_s", "busy_frac", "full saves", "dynamic saves", "dynamic saves (rollout)"):

@@ -32,7 +32,7 @@ def partial_static(config: SimulationConfig, num_rollout: int) -> LayoutResult:
 
 
 def partial_dynamic(config: SimulationConfig) -> LayoutResult:
-    """Simulate the same layout with cells that the placement policy moves. Return its result."""
+    """Simulate the layout of `partial_static`, but with cells that the placement policy moves. Return its result."""
     run = _Run(config, num_external=0)
     mover = ByPolicy(
         config,
@@ -160,7 +160,7 @@ class _Run:
         self._all(Use.SWITCH, seconds + config.training.wake_s.value)
 
     def _all(self, use: Use, seconds: float) -> None:
-        """Let all shared cells do the same for this time."""
+        """Give all shared cells the use `use` for `seconds`."""
         for cell in range(self._num_shared):
             if self.cells.use_of(cell) is not use:
                 self.cells.put(cell, use, self.events.now_s)

@@ -1,6 +1,6 @@
 """The prompts of a simulated run: lengths of responses and verdicts, and whether the rewards of a group differ.
 
-Everything follows from (seed, position), so all layouts work on the same prompts, in any order of their ends.
+Everything follows from (seed, position), so all layouts work on the same prompts, in whatever order these end.
 """
 
 from __future__ import annotations

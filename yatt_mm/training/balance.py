@@ -111,7 +111,8 @@ def _search(replicas: list[_Replica], limits: Limits) -> None:
 
 
 def _exchange(full: _Replica, empty: _Replica, limits: Limits, smallest_gain: float) -> bool:
-    """Make the exchange that leaves the fuller of the two with the least work. Return False if none gains enough."""
+    """Exchange pieces between two replicas so that the fuller one has the least work afterwards. Return False if no
+    exchange gains enough."""
     given, taken = _offers(full, empty, limits), _offers(empty, full, limits)
     after = _loads_after(full, empty, given, taken)
     i, j = divmod(int(np.argmin(after)), after.shape[1])
@@ -139,7 +140,8 @@ def _loads_after(full: _Replica, empty: _Replica, given: list[_Offer], taken: li
 
 
 def _offers(giver: _Replica, taker: _Replica, limits: Limits) -> list[_Offer]:
-    """Return every piece as a whole, and every row of a piece with several rows."""
+    """Return what `giver` can give to `taker` within the limits: every piece as a whole, and every row of a piece with
+    several rows."""
     offers = []
     for piece in giver.pieces:
         parts = [piece]

@@ -63,7 +63,8 @@ def _spread(sums: np.ndarray, num_parts: int) -> int:
 
 
 def _merge(first: np.ndarray, second: np.ndarray, num_parts: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return (sums in descending order, the place of each before it was sorted)."""
+    """Join two partitions, given as sums in descending order: the largest of one goes with the smallest of the other.
+    Return (the new sums in descending order, the place of each before it was sorted)."""
     length = min(num_parts, len(first) + len(second))
     together = np.zeros(length, dtype=np.int64)
     together[: len(first)] = first

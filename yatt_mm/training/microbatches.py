@@ -59,7 +59,7 @@ class Piece:
 
 
 def cut(group: WorkGroup, limits: Limits, *, rows: Sequence[int] | None = None) -> list[Piece]:
-    """Return the fewest pieces that first fit finds, longest rows first, of some `rows` of the group or of all.
+    """Cut some `rows` of the group, or all, into pieces by the first-fit rule, longest rows first.
 
     Raises:
         ValueError: a row or the group's images do not fit a microbatch.

@@ -1,4 +1,5 @@
-"""One training sample in the form that the engine takes: numpy at the border, and pixels only where they are needed."""
+"""One training sample in the form that the training engine takes: numpy at the border, and pixels only where they are
+needed."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ import numpy as np
 
 @dataclass(slots=True, kw_only=True)
 class SampledTokens:
-    """What the loss needs of the sampled tokens of one response, in host memory: K of each."""
+    """What the loss needs of the K sampled tokens of one response, in host memory: arrays of K values."""
 
     weights: np.ndarray
     """[K] float32. The weights of all tokens of an update, over all replicas, add up to 1."""

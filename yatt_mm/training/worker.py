@@ -54,7 +54,8 @@ class _Group:
     """uint8 patches per medium; None for those that other ranks encode."""
 
     def sample(self, row: int, *, advantage: float, token_weight: float, policy_version: int) -> TrainSample:
-        """Return one row in the form for the engine. `policy_version`: the weights at the start of the step."""
+        """Return one row in the form that the training engine takes. `policy_version`: the weights at the start of the
+        step."""
         prompt, response = self.record.prompt_token_ids, self.record.samples[row]
         num_prompt, num_sampled = len(prompt), len(response.token_ids)
         return TrainSample(
@@ -165,7 +166,8 @@ class TrainWorker:
         self._engine.save(Path(directory), asynchronous=asynchronous)
 
     def finish_save(self) -> None:
-        """Wait until the checkpoint that is being written is on disk, in any state. All ranks must be called."""
+        """Wait until the checkpoint that is being written is on disk. The rank may be asleep or awake. All ranks must
+        be called."""
         self._engine.finish_save()
 
     def load(self, directory: str) -> None:
@@ -182,7 +184,8 @@ class TrainWorker:
             raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
 
     def _resolve(self, plan: UpdatePlan) -> tuple[list[Samples], int]:
-        """Return [minibatch] the plan's samples with the patches that this rank encodes, and the patches' bytes."""
+        """Return the plan's samples, one list per minibatch, with the patches that this rank encodes; and the number of
+        bytes of those patches."""
         views = self._reader.resolve([group.ref for group in plan.groups])
         groups = [
             _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)

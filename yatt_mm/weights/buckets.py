@@ -19,7 +19,7 @@ BUCKET_BYTES = 64 * 2**20
 
 
 def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[tuple[str, torch.Tensor]]:
-    """Receive a stream: yield (name, tensor) in new memory on `device`.
+    """Receive a weight stream: yield (name, tensor) in new memory on `device`.
 
     `name`: what errors call this receiver.
 

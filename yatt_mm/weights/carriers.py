@@ -50,7 +50,7 @@ def resolve_carrier(carrier: Carrier, device: torch.device) -> Carrier:
 def make_publisher(
     carrier: Carrier, weights: ShardedWeights, path: str, device: torch.device, receivers: Receivers
 ) -> Publisher:
-    """Return the publisher of a resolved carrier. Collective over all training ranks.
+    """Return the publisher that uses this carrier. Collective over all training ranks.
 
     `path`: the file for a segment in shared memory. `receivers`: the engines' processes, for nccl.
     """

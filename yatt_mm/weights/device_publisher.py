@@ -12,7 +12,7 @@ from yatt_mm.protocol.published import DeviceSegment
 from yatt_mm.weights import cuda_ipc
 from yatt_mm.weights.checked_copy import NonFiniteWeightsError
 from yatt_mm.weights.rank_agreement import fail_together
-from yatt_mm.weights.segment import Layout, views
+from yatt_mm.weights.segment import SegmentLayout, views
 
 
 class DevicePublisher:
@@ -21,7 +21,7 @@ class DevicePublisher:
     def __init__(self, weights: ShardedWeights, device: torch.device) -> None:
         self._weights = weights
         self._device = device
-        self._layout = Layout.of(weights.metadata())
+        self._layout = SegmentLayout.of(weights.metadata())
         self._flat: torch.Tensor | None = None
 
     def publish(self, version: int) -> DeviceSegment:

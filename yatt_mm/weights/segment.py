@@ -103,8 +103,8 @@ class Row(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """The places of index and tensors in the file of a model. The same tensors always give the same layout."""
+class SegmentLayout:
+    """The places of the index and of the tensors in a weight segment. The same tensors always give the same places."""
 
     index: bytes
     """The index of the tensors, as a JSON list of `Row`s."""
@@ -112,8 +112,8 @@ class Layout:
     """The size of the file in bytes."""
 
     @classmethod
-    def of(cls, metas: Sequence[TensorMeta]) -> Layout:
-        """Return the layout of these tensors, in their order.
+    def of(cls, metas: Sequence[TensorMeta]) -> SegmentLayout:
+        """Return the places of these tensors, in their order.
 
         Raises ValueError if a name appears twice, or if a segment cannot hold a dtype.
         """

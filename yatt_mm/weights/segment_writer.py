@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 
 from yatt_mm.weights.checked_copy import copy_finite
-from yatt_mm.weights.segment import ALIGNMENT_BYTES, HEADER, Header, Layout, TensorMeta, views
+from yatt_mm.weights.segment import ALIGNMENT_BYTES, HEADER, Header, SegmentLayout, TensorMeta, views
 
 
 class SegmentWriter:
@@ -27,7 +27,7 @@ class SegmentWriter:
     def __init__(self, path: str | Path, metas: Sequence[TensorMeta]) -> None:
         """Map the segment at `path`. `prepare` must have made it for the same tensors."""
         self.path = Path(path)
-        self._layout = Layout.of(metas)
+        self._layout = SegmentLayout.of(metas)
         with self.path.open("r+b") as file:
             # fill the page tables now: one page fault per page would cost more than the copy
             flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
@@ -41,7 +41,7 @@ class SegmentWriter:
 
         All memory is allocated here, never in the middle of a publish. Raises OSError if there is no room.
         """
-        target, layout = Path(path), Layout.of(metas)
+        target, layout = Path(path), SegmentLayout.of(metas)
         if _is_for(target, layout):
             return
         draft = target.with_name(f".{target.name}.{os.getpid()}")
@@ -85,7 +85,7 @@ class _Meta(NamedTuple):
 def write_segment(path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]], *, version: int = 0) -> Path:
     """Write tensors of this process as a whole segment, and return its path.
 
-    A segment that already exists with the same layout is written in place.
+    A segment that already exists for the same tensors is written in place.
 
     Raises NonFiniteWeightsError, and leaves the segment unsealed, if a value is not finite.
     """
@@ -100,8 +100,8 @@ def write_segment(path: str | Path, tensors: Iterable[tuple[str, torch.Tensor]],
     return writer.path
 
 
-def _is_for(path: Path, layout: Layout) -> bool:
-    """Return True if there is a segment with this layout at `path`."""
+def _is_for(path: Path, layout: SegmentLayout) -> bool:
+    """Return True if there is a segment at `path` with the same tensors in the same places."""
     if not path.exists() or path.stat().st_size != layout.num_bytes:
         return False
     with path.open("rb") as file:

@@ -23,12 +23,12 @@ class StreamError(RuntimeError):
 
 
 class StreamGroup:
-    """One member's part of the group; the sender has number 0."""
+    """One member's part in the process group of a weight stream; the sender has number 0."""
 
     def __init__(self, stream: WeightStream, store: dist.Store, device: torch.device, name: str) -> None:
-        """Join the group. `name`: what errors call this member; empty for the sender.
+        """Join the process group. `name`: what errors call this member; empty for the sender.
 
-        Waits for: all other members.  Unblocked by: the last member, or the stream's deadline.
+        Waits for: all other members. Unblocked by: the last member, or the weight stream's deadline.
 
         Raises StreamError if a member did not come before the deadline, or if there are too many.
         """

@@ -1,8 +1,8 @@
 """Publishing by broadcast, bucket by bucket, to engines that share no memory with the training ranks.
 
-Every publish has a separate group (`stream_group`), so an engine that was restarted simply joins the next one.
-`publish` returns as soon as the stream is announced, and a thread sends; `release` waits until every engine has the
-weights.
+Every publish has a process group of its own (`stream_group`), so an engine that was restarted simply joins the next
+one. `publish` returns as soon as the weight stream is announced, and a thread sends; `release` waits until every engine
+has the weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.buckets import buckets, new_flat
 from yatt_mm.weights.checked_copy import check_finite
 from yatt_mm.weights.rank_agreement import fail_together
-from yatt_mm.weights.segment import Layout, view_of
+from yatt_mm.weights.segment import SegmentLayout, view_of
 from yatt_mm.weights.stream_group import StreamGroup
 
 
@@ -43,7 +43,7 @@ class StreamPublisher:
         self._weights = weights
         self._device = device
         self._receivers = receivers
-        self._index = Layout.of(weights.metadata()).index
+        self._index = SegmentLayout.of(weights.metadata()).index
         self._store: dist.TCPStore | None = None
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._sending: Future[None] | None = None
@@ -77,7 +77,7 @@ class StreamPublisher:
             check_finite(name, tensor)
 
     def _announce(self, version: int) -> WeightStream:
-        """Open the store for the receivers if necessary, and return the description of the new stream."""
+        """Open the store for the receivers if necessary, and return the description of the new weight stream."""
         if self._store is None:
             timeout = timedelta(seconds=self._receivers.deadline_s)
             self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)

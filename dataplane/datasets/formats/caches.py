@@ -22,7 +22,7 @@ NUM_NAMED_FILES = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Caches:
-    """The caches, shared by the shards of all datasets of a node."""
+    """The caches of what was read from files. The shards of all datasets of a node share them."""
 
     groups: "LruCache[pa.Table]" = field(default_factory=lambda: LruCache(GROUP_CACHE_BYTES))
     encoded: LruCache[bytes] = field(default_factory=lambda: LruCache(ENCODED_CACHE_BYTES))

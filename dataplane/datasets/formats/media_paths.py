@@ -74,7 +74,8 @@ class MediaFolders:
 
 
 def media_folders(file: RangeFile, root_folder: str, extra: Sequence[Path]) -> MediaFolders:
-    """Return the folders for the rows of a shard that was found below `root_folder`."""
+    """Return the folders in which the rows of a shard may name media. The shard was found below `root_folder`; `extra`:
+    more folders that the owner of the node allows."""
     home = posixpath.dirname(file.path)
     if file.filesystem is not None:
         return MediaFolders(home, tuple(dict.fromkeys([home, root_folder])), file.filesystem)

@@ -41,7 +41,8 @@ class ParquetGroups:
         self._nbytes = [group.total_byte_size for group in groups]
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the uncompressed bytes of all columns of a group, as an estimate for any of them."""
+        """Return the uncompressed bytes of all columns of a row group. This is the estimate for any choice of
+        `columns`."""
         return self._nbytes[group]
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:

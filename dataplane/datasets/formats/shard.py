@@ -74,7 +74,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One sample in the form of its shard."""
+    """One sample as its shard stores it."""
 
     key: str
     fields: Mapping[str, Any]

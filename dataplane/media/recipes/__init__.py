@@ -36,7 +36,8 @@ old one stays beside it."""
 
 
 def parse_recipe(data: Mapping[str, Any]) -> Kernel:
-    """Return the checked recipe. Raises BadRequestError that names every field that is unknown or out of range."""
+    """Check a recipe, and return it as the kernel that runs it. Raises BadRequestError that names every field that is
+    unknown or out of range."""
     if not isinstance(data, Mapping):
         raise BadRequestError(f"a recipe is {type(data).__name__}; wanted a JSON object with a kernel")
     kernel = data.get("kernel")

@@ -81,7 +81,7 @@ class FrameSampling:
         return [(times[at] + times[at + temporal - 1]) / 2 for at in range(0, len(times), temporal)]
 
     def meta(self) -> dict[str, Any]:
-        """Return what a scheduler and an engine need to know about the sample; JSON-safe."""
+        """Return what a scheduler and an engine need to know about the sampled frames; JSON-safe."""
         return {
             "fps": self.fps,
             "video_fps": self.video_fps,

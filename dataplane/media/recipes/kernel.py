@@ -43,7 +43,8 @@ class Plan:
 
 
 class Kernel(Protocol):
-    """A checked recipe that can plan. A ValueError from `plan` or `write` means that the medium is at fault."""
+    """A checked recipe with the code that makes the derived object. A ValueError from `plan` or `write` means that the
+    medium is at fault."""
 
     medium: ClassVar[Medium]
 

@@ -25,7 +25,8 @@ def write_frame(image: Image.Image, out: np.ndarray, patch: int, merge: int, tem
 
 
 def repeat_frame(out: np.ndarray, patch: int, temporal: int, source: int, places: Iterable[int]) -> None:
-    """Copy frame `source` of every patch in `out` (flat uint8) to the frames `places` of the `temporal` ones."""
+    """In every patch of `out` (flat uint8, `temporal` frames in each patch), copy the frame number `source` over the
+    frames with the numbers `places`."""
     squares = out.view(np.dtype((np.void, patch * patch))).reshape(-1, 3, temporal)
     for at in places:
         squares[:, :, at] = squares[:, :, source]

@@ -27,7 +27,7 @@ def shared_narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def narrow(shared_narrow: Served) -> Served:
-    """The narrow node, after it has noticed that the calls and streams of the previous test have ended."""
+    """The node with low limits, after it has noticed that the calls and streams of the previous test have ended."""
     gc.collect()  # views in the frames of errors that were expected
     with Client(shared_narrow.uri, timeout_s=20) as client:
         wait_until(lambda: answers(client) and client.stat()["num_streams"] == client.stat()["num_leases"] == 0)

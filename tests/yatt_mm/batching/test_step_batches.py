@@ -166,7 +166,7 @@ def test_prompts_that_were_carried_over_survive_a_checkpoint() -> None:
 
 
 class Turns:
-    """Steps in turns with a judge: a stream of responses, then verdicts, until the batch is full."""
+    """Steps in turns with a judge: a stream of prompts is sampled, then judged, until the batch is full."""
 
     def __init__(self, batches: StepBatches, num_controllers: int) -> None:
         self.batches = batches

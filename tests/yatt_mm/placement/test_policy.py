@@ -174,8 +174,8 @@ def test_lent_cells_come_back_as_far_as_waiting_requests_fill_them() -> None:
 
 
 def test_rollouts_are_crowded_on_fewer_cells_only_for_more_than_that_may_cost() -> None:
-    """Test with two cells and 32 verdicts of 1 s, which take 16 s. Three cells take 11.3 s, or 2.7 s more if rollouts
-    are slowed."""
+    """Two cells need 16 s for 32 verdicts of 1 s. With a third, this is 11.3 s; but rollouts may then take 2.7 s
+    longer. A cell moves only if more is gained."""
     split, bounds = Split(rollout=2, genrm=2), bounds_of(4)
     crowded = inside(rollout=load(8), genrm=load(16, 16), move_s=2.0)
     assert decide(split, crowded, bounds).split == split

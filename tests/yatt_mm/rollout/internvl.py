@@ -1,5 +1,5 @@
-"""Makes a tiny InternVL folder that vLLM can serve: random weights, the digits example's words, and a processor of
-tiles."""
+"""Makes a tiny InternVL folder that vLLM can serve: random weights, the tokenizer of the digits example, and a
+processor that makes tiles."""
 
 from __future__ import annotations
 

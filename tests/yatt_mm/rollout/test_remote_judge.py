@@ -244,8 +244,8 @@ async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTa
 
 
 async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> list[str]:
-    """Return the words that the server reports as likely after each of the task's answers. A random model seldom gives
-    yes or no."""
+    """Return the words that the server reports as likely after each of the task's responses. A random model seldom
+    gives yes or no."""
     told: list[set[str]] = []
 
     class Listener(RemoteJudge):

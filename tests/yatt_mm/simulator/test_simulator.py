@@ -1,5 +1,5 @@
-"""Tests of the simulator: numbers computed by hand, conservation, the bound, and the promises of the placement
-policy."""
+"""Tests of the simulator: numbers computed by hand; no request is lost; no layout is faster than the lower bound; and
+the promises of the placement policy."""
 
 from __future__ import annotations
 

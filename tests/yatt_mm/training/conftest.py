@@ -29,5 +29,6 @@ def experts_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def deep_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with four layers and a tied head, for stages that are uneven or cut once more."""
+    """A model folder with four layers and a tied head, for pipeline stages that are uneven, or divided into virtual
+    stages."""
     return build_folder(tmp_path_factory.mktemp("deep"), "qwen2_5_vl_deep", is_head_tied=True)

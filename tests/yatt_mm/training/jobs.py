@@ -53,14 +53,15 @@ def microbatches(engine: TrainEngine, groups: Sequence[Sequence[int]] = GROUPS) 
 
 
 def form_of(engine: TrainEngine) -> Form:
-    """Return the form in which the samples of the engine's model show their media."""
+    """Return the form of media that samples for the engine's model must have."""
     if not engine._layout.has_mrope:
         return "tiles"
     return "frames" if engine._layout.tokens_per_second is None else "spans"
 
 
 def own_part(engine: TrainEngine, microbatch: Sequence[TrainSample]) -> list[TrainSample]:
-    """Return the microbatch as a worker would give it to this rank."""
+    """Return the samples of the microbatch, with only those patches that this rank encodes, as the training worker
+    makes them."""
     without = [with_patches_of(sample, [False] * len(sample.patches)) for sample in microbatch]
     is_own = engine.own_media(without)
     return [with_patches_of(sample, own) for sample, own in zip(microbatch, is_own, strict=True)]

@@ -43,7 +43,8 @@ EXPERT_MOVES = {
 
 
 class Saves:
-    """The checkpoints by (model, layout, dtype). Each is saved once: at once, and while training continues."""
+    """The checkpoints by (model, layout, dtype). Each state is written only once for all tests, in two ways: while
+    training waits, and while training continues."""
 
     def __init__(self, ranks: RankPool, root: Path) -> None:
         self._ranks = ranks
@@ -51,7 +52,8 @@ class Saves:
         self._done: dict[tuple, tuple[Path, dict[str, Any]]] = {}
 
     def of(self, folder: Path, layout: Parallel, dtype: str = "float32") -> tuple[Path, dict[str, Any]]:
-        """Return the folder of both checkpoints, and the results of the saving ranks in the two updates after them."""
+        """Return the folder in which ranks with this layout saved two checkpoints, and the results of the same ranks in
+        the two updates after that."""
         key = (folder, layout, dtype)
         if key not in self._done:
             directory = self._root / str(len(self._done))

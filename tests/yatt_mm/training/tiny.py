@@ -185,10 +185,10 @@ FORMS: dict[str, Form] = {
 
 
 def make_samples(form: Form = "spans") -> list[TrainSample]:
-    """Return samples with images of several sizes, one shared by two samples; text alone (2 and 5); a video; a video
-    between two images.
+    """Return eight samples: with images of several sizes, one of them shared by two samples; without media (numbers 2
+    and 5); with a video; with a video between two images.
 
-    For tiles, they have images of one and of several tiles in the same places.
+    In the form "tiles", images of one and of several tiles stand in the same places.
     """
     random = np.random.default_rng(0)
     lengths = [13, 9, 17, 30, 5, 21, 11, 8]
@@ -229,7 +229,7 @@ class _Medium:
 
 
 def with_patches_of(sample: TrainSample, is_own: Sequence[bool]) -> TrainSample:
-    """Return the sample as a rank gets it that encodes some of its images."""
+    """Return the sample with the patches of some of its media only, as it reaches a rank that encodes these."""
     patches = tuple(array if own else None for array, own in zip(sample.patches, is_own, strict=True))
     return replace(sample, patches=patches)
 

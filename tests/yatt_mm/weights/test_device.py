@@ -26,7 +26,7 @@ HANDLE = (b"", 0, 0, b"", 0, b"", False)
 
 
 def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
-    """Return what an engine beside each rank reads, after a publish that was refused."""
+    """Publish once with a value that is refused, and then again. Return what an engine next to each rank then reads."""
     engine = jobs.build_engine(model_dir, parallel)
     shared: list[torch.Tensor] = []
 

@@ -35,7 +35,8 @@ def taken(stream: WeightStream, name: str) -> dict[str, np.ndarray]:
 
 
 def send_twice(rank: int, model_dir: Path, parallel: Parallel) -> list[dict[str, np.ndarray]]:
-    """Return what two receivers beside the first rank got the second time. Buckets are smaller than most tensors."""
+    """Send the weights twice, and return what the two receivers in the first rank's process got the second time.
+    Buckets are smaller than most tensors."""
     streams.BUCKET_BYTES = 4096
     engine, publisher = publisher_of(model_dir, parallel, num=2, deadline_s=60)
     first = next(engine._model.parameters()).data.view(-1)
