@@ -266,7 +266,7 @@ def test_the_first_durable_puts_into_a_scope_may_come_together_and_outlive_the_n
 
 
 class AlwaysTaken(SimpleQueue[int | None]):
-    """A queue that seems to have items; but whenever one is asked for, somebody else has just taken it."""
+    """A queue that seems to have items; but whenever one is asked for, another reader has just taken it."""
 
     def empty(self) -> bool:
         return False
