@@ -92,7 +92,7 @@ class DiskFiles:
             # the directory was there before and may be entered, but not read
             with contextlib.suppress(PermissionError):
                 sync_directory(directory.parent)
-            self._lock = os.open(directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            self._lock = (directory / "lock").open("a+b", buffering=0)
             directory.chmod(0o700)
         except OSError as error:
             raise OutOfSpaceError(
@@ -101,20 +101,23 @@ class DiskFiles:
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            owner = os.pread(self._lock, 100, 0).decode(errors="replace").strip()
-            os.close(self._lock)
+            with self._lock:
+                owner = os.pread(self._lock.fileno(), 100, 0).decode(errors="replace").strip()
             raise BadRequestError(
                 f"--spill {directory} is used by {owner or 'another node'}; give every node a directory of its own"
             ) from error
-        os.ftruncate(self._lock, 0)
-        os.pwrite(self._lock, f"node {node_id}, process {os.getpid()}".encode(), 0)
+        self._lock.truncate(0)
+        self._lock.write(f"node {node_id}, process {os.getpid()}".encode())
         shutil.rmtree(self._spill, ignore_errors=True)
         self._spill.mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Remove the files that are not durable, and unlock the directory."""
+        """Remove the files that are not durable, and unlock the directory. A second call does nothing, because another
+        node may use the directory by then."""
+        if self._lock.closed:
+            return
         shutil.rmtree(self._spill, ignore_errors=True)
-        os.close(self._lock)
+        self._lock.close()
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -17,9 +17,11 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
+from dataplane.core.refs import Ref
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
 from dataplane.storage import group_commit
+from dataplane.storage.disk_files import DiskFiles
 from tests.dataplane.shards import wait_until
 
 MIB = 1 << 20
@@ -66,6 +68,21 @@ def test_an_unsynced_object_waits_for_no_disk_and_survives_its_node(
             assert other.get("rollout") == b"rollout"
     finally:
         again.stop()
+
+
+def test_a_node_that_is_stopped_twice_leaves_the_next_one_on_its_directory_alone(node: Node, tmp_path: Path) -> None:
+    node.stop()
+    following = DiskFiles(tmp_path / "spill", MIB, "following")
+    try:
+        ref = Ref(name="a", kind="plain", dtype="uint8", shape=(5,), nbytes=5, node="following", lineage=None)
+        file = following.write(ref, "digest", np.arange(5, dtype=np.uint8))
+        node.stop()
+        assert file.path.exists()
+        assert os.fstat(following._lock.fileno()).st_ino == (tmp_path / "spill" / "lock").stat().st_ino
+        with pytest.raises(BadRequestError, match="is used by node following"):
+            DiskFiles(tmp_path / "spill", MIB, "third")
+    finally:
+        following.close()
 
 
 def test_an_unsynced_object_that_is_put_again_as_durable_is_synced(
