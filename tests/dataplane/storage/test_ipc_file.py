@@ -1,0 +1,34 @@
+"""Tests of the Arrow files of objects: where the body begins, and what any Arrow reader finds."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from dataplane.storage.ipc_file import ALIGN, read_ipc, write_ipc
+
+
+@pytest.mark.parametrize("length", [0, 1, 200, 240, 241, 242, 243, 244, 245, 256, 500, 3800, 4096, 20_000])
+@pytest.mark.parametrize("nbytes", [0, 1, 5000])
+def test_the_body_begins_at_a_page_whatever_the_description(tmp_path: Path, length: int, nbytes: int) -> None:
+    path, about = tmp_path / "object", {"name": "x" * length}
+    data = np.random.default_rng(0).integers(0, 256, nbytes, dtype=np.uint8)
+
+    offset = write_ipc(path, data, about)
+
+    assert read_ipc(path) == (offset, nbytes, about)
+    assert offset % ALIGN == 0
+    assert path.read_bytes()[offset : offset + nbytes] == data.tobytes() and (offset or not nbytes)
+
+
+def test_any_arrow_reader_opens_the_file(tmp_path: Path) -> None:
+    path, data = tmp_path / "object", np.arange(100, dtype=np.uint8)
+
+    write_ipc(path, data, {"name": "frames", "note": "é"})
+
+    with pa.OSFile(str(path)) as file:
+        table = pa.ipc.open_file(file).read_all()
+    assert table["data"].to_numpy().tolist() == data.tolist()
+    assert json.loads(table.schema.metadata[b"dataplane"]) == {"name": "frames", "note": "é"}
