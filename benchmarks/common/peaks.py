@@ -22,7 +22,7 @@ class Peak:
 @contextmanager
 def measured_peak() -> Iterator[Peak]:
     """Measure the peak memory of a `with` block, in bytes: of the CUDA device, or the resident size on the CPU. On the
-    CPU the kernel keeps the maximum (`VmHWM`), so nothing is sampled or missed."""
+    CPU the system keeps the maximum (`VmHWM`), so nothing is sampled or missed."""
     gc.collect()
     peak = Peak()
     if torch.cuda.is_available():

@@ -44,7 +44,7 @@ class Proxy:
         return self._num_connections
 
     def received_bytes(self) -> int:
-        """The number of bytes that the target sent over all connections so far, as the kernel counted them."""
+        """The number of bytes that the target sent over all connections so far, as the system counted them."""
         with self._lock:
             return self._ended_bytes + sum(_received(one) for one in self._to_target)
 

@@ -1,7 +1,7 @@
 """The command `serve`: run a node until it is told to stop, from a terminal or embedded (as the child of its owner).
 
 A node that runs from a terminal stops on Ctrl-C, SIGTERM or SIGHUP. An embedded node ignores Ctrl-C, because its owner
-decides. It stops on SIGTERM, or when its owner is gone: its standard input closes, or the kernel signals it.
+decides. It stops on SIGTERM, or when its owner is gone: its standard input closes, or the system signals it.
 """
 
 import argparse

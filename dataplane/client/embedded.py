@@ -39,9 +39,9 @@ class EmbeddedNode:
     the node is ready.
 
     The node runs in a separate process session, so that Ctrl-C reaches only its owner. The node ends when this process
-    ends (its standard input closes, and the kernel signals it). `stop` ends exactly this node and removes its shared
-    memory, even if the node was killed. With `restart`, a node that dies is started again, at most 5 times in 60 s;
-    after that `failure` is set, and `on_failure` is called with `failure` in a thread of this object.
+    ends (its standard input closes, and the operating system sends it a signal). `stop` ends exactly this node and
+    removes its shared memory, even if the node was killed. With `restart`, a node that dies is started again, at most 5
+    times in 60 s; after that `failure` is set, and `on_failure` is called with `failure` in a thread of this object.
     """
 
     def __init__(
@@ -185,7 +185,7 @@ def _reserve(port: int) -> socket.socket:
     """Return a socket that is bound to a port of 127.0.0.1, to keep the port while the node restarts. For port 0 the
     kernel chooses a free port.
 
-    The socket never listens, so the node can still listen on the port (both sockets have SO_REUSEADDR), and the kernel
+    The socket never listens, so the node can still listen on the port (both sockets have SO_REUSEADDR), and the system
     does not use the port for outgoing connections. Raises NodeUnavailableError if the port is taken.
     """
     reservation = socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -13,7 +13,7 @@ GROUP_BYTES, GROUP_OBJECTS = 64 << 20, 512
 
 Durable = bool | Literal["unsynced"]
 """How a stored object outlives its node: not at all (False); on the disk, also after a failure of the machine (True);
-or as a file that the kernel writes later, which outlives only the process of the node ("unsynced")."""
+or as a file that the system writes later, which outlives only the process of the node ("unsynced")."""
 Buffer = Any
 """Any object with the buffer protocol: bytes, memoryview, pa.Buffer, a contiguous numpy array."""
 

@@ -13,7 +13,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
-    """Ask the kernel to send this process a signal when the parent's *thread* that started it ends.
+    """Ask the system to send this process a signal when the parent's *thread* that started it ends.
 
     The parent itself may still run then: compare `os.getppid()` before acting on the signal. This works only on Linux.
     """
@@ -34,8 +34,8 @@ def limit_memory(more_bytes: int) -> None:
 
 
 def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) - 1) -> None:
-    """Let malloc keep freed memory instead of returning it to the kernel. Only processes that move big objects call
-    this.
+    """Let malloc keep freed memory instead of returning it to the operating system. Only processes that move big
+    objects call this.
 
     Blocks of up to `largest_bytes` are reused, and up to `kept_bytes` stay with the process. The reason is the cost of
     page faults: in fresh blocks of 64 MiB they limit the speed of Flight more than serialisation does, and in fresh

@@ -83,7 +83,7 @@ def map_segment(path: Path) -> np.ndarray:
 
 
 def fault_in(arena: np.ndarray) -> None:
-    """Enter the arena into this process's page table. If the kernel did this page by page during the writing, it would
+    """Enter the arena into this process's page table. If the system did this page by page during the writing, it would
     cost many times more."""
     libc = ctypes.CDLL(None, use_errno=True)
     for at in range(0, arena.nbytes, _FAULT_IN_BYTES):

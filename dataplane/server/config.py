@@ -64,7 +64,7 @@ class NodeConfig:
     spill_bytes: int = DEFAULT_SPILL_BYTES
     """The byte budget of the files in `spill_dir`."""
     numa: NumaPolicy | None = None
-    """The NUMA policy of the arena's pages; None leaves it to the kernel."""
+    """The NUMA policy of the arena's pages; None leaves it to the system."""
     scope_grace_s: float = GRACE_S
     """The time in seconds that a client may take to come back after its connection broke; then its scopes close."""
     call_limits: CallLimits = field(default_factory=CallLimits)

@@ -42,7 +42,7 @@ class PutRequest:
     is_durable: bool = False
     """True if the object must have a file on disk before it is acknowledged."""
     is_synced: bool = True
-    """False if the kernel may write that file later."""
+    """False if the system may write that file later."""
     is_hashed: bool = True
     """False if the writer asks the node not to hash a plain object."""
 

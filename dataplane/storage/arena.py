@@ -1,7 +1,7 @@
 """The arena's segment: one pre-faulted shared-memory file in `/dev/shm` that a node owns while it runs.
 
 The file is private to the user (0600), and its name is unique for each run. Its owner holds an exclusive lock on it,
-which the kernel releases when the owner dies in any way. So a later node knows which segments it may remove.
+which the system releases when the owner dies in any way. So a later node knows which segments it may remove.
 """
 
 import fcntl
@@ -118,7 +118,7 @@ def _shortage(capacity: int, shm_dir: Path) -> str:
 
 
 def _check_memory(capacity: int, shortage: str) -> None:
-    """Raise OutOfSpaceError if the machine has too little memory, before the kernel kills a process for it."""
+    """Raise OutOfSpaceError if the machine has too little memory, before the system kills a process for it."""
     available = psutil.virtual_memory().available
     limit = _CGROUP_LIMIT.read_text().strip() if _CGROUP_LIMIT.exists() else "max"
     if limit.isdigit():

@@ -36,7 +36,7 @@ class DiskTier:
 
     def write_durable(self, slab: Slab, data: np.ndarray, ref: Ref, digest: str, *, is_synced: bool = True) -> DiskFile:
         """Write a file of a slab that is not sealed yet, and return the file for the seal. With `is_synced` the file is
-        on the disk when this returns; else the kernel writes it later.
+        on the disk when this returns; else the system writes it later.
 
         BadRequestError if the node has no disk, OutOfSpaceError if the spill budget or the disk is full.
         """

@@ -1,4 +1,4 @@
-"""NUMA placement of the arena: the kernel is told a policy before the pages are touched."""
+"""NUMA placement of the arena: the operating system is told a policy before the pages are touched."""
 
 import ctypes
 import os
@@ -35,7 +35,7 @@ class NumaPolicy:
         return cls("bind", (int(match[1]),))
 
     def apply(self, address: int, nbytes: int) -> None:
-        """Set the policy for a mapping whose pages are not touched yet. BadRequestError if the kernel refuses."""
+        """Set the policy for a mapping whose pages are not touched yet. BadRequestError if the system refuses."""
         number = _MBIND.get(platform.machine())
         if number is None:
             raise BadRequestError(f"--numa works on {' and '.join(_MBIND)}, this machine is {platform.machine()}")

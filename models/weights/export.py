@@ -19,7 +19,8 @@ from models.weights.load import Held, WeightTable, global_names
 
 
 class ShardedWeights:
-    """The source of the tensors. It reads the parameters each time it is iterated; the ranks agree on the plan once."""
+    """The model's weights as Hugging Face tensors, gathered from the ranks. Each iteration reads the present
+    parameters. The ranks agree once, at the beginning, on which of them sends what."""
 
     def __init__(self, chunks: Iterable[torch.nn.Module], table: WeightTable) -> None:
         """`chunks` are this rank's parts of the model. All ranks of `export_plan.holders()` must call this together."""

@@ -1,7 +1,7 @@
 """Folders that end with their owner: the owner removes them at its end, or the next owner of the same user does if it
 was killed.
 
-The owner holds a lock on a file inside, which the kernel releases when the owner dies in any way. With a folder, named
+The owner holds a lock on a file inside, which the system releases when the owner dies in any way. With a folder, named
 semaphores are removed too: those that `semaphores_named` gave the name of the folder, or of a folder in it. Semaphores
 cannot be in a folder, and a process that is killed leaves them.
 """

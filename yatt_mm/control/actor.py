@@ -40,7 +40,8 @@ class ControllerActor:
 
 
 def _check_nothing_heavy_was_held() -> None:
-    """Raise if this process imported a module that holds pixels, or maps a segment of the data plane."""
+    """Raise if this process imported a module that works with pixels (such as torch), or maps a segment of the data
+    plane."""
     loaded = [name for name in FORBIDDEN_MODULES if name in sys.modules]
     assert not loaded, f"a controller imported {loaded}"
     maps = Path("/proc/self/maps").read_text().splitlines()

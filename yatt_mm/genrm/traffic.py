@@ -1,4 +1,4 @@
-"""A counter of the bytes that this process moved over TCP, as the kernel counts them. Linux only.
+"""A counter of the bytes that this process moved over TCP, as the system counts them. Linux only.
 
 Shared memory, pipes and Unix sockets are not counted.
 """

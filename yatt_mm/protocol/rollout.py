@@ -82,4 +82,4 @@ class EngineSpec:
     num_labels: int | None = None
     """The number of labels of a sequence classifier; None for a model that generates."""
     cores: tuple[int, ...] = ()
-    """The processor cores for all threads of the engine; none leaves the choice to the kernel."""
+    """The processor cores for all threads of the engine; none leaves the choice to the system."""

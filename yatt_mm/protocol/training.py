@@ -40,7 +40,7 @@ class TrainSpec:
     deadline_s: float
     """The deadline of every wait for them, in seconds."""
     cores: tuple[int, ...] = ()
-    """The processor cores of the rank; none leaves the choice to the kernel."""
+    """The processor cores of the rank; none leaves the choice to the system."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,7 +24,7 @@ def children() -> set[psutil.Process]:
 def watch(processes: set[psutil.Process], on_death: Callable[[int], None]) -> Callable[[], None]:
     """Call `on_death` with the process id when one of the processes ends; return a function that stops the watching.
 
-    The kernel reports the end through the running event loop; there is no polling.
+    The system reports the end through the running event loop; there is no polling.
     """
     loop = asyncio.get_running_loop()
     pidfds = {process.pid: os.pidfd_open(process.pid) for process in processes}

@@ -10,7 +10,7 @@ from yatt_mm.rollout.engine_waits import EngineWaits
 
 
 class EngineHealth:
-    """The health of one engine, in one event loop."""
+    """Whether one engine still works, and the time limits of the waits for it. Used from one event loop."""
 
     def __init__(self, name: str, timeout_s: float, describe: Callable[[], str]) -> None:
         """`describe` returns what a timeout's error says about the engine's present work."""

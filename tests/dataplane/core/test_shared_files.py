@@ -60,7 +60,7 @@ class RogueServer(fl.FlightServerBase):
 
 @contextmanager
 def rogue(segment: Mapping[str, Any], offset: int = 0) -> Iterator[str]:
-    """Yield the address of a server that names this file as its arena."""
+    """Yield the address of a server that says that `segment` is its shared memory."""
     server = RogueServer(segment, offset)
     try:
         yield f"grpc://127.0.0.1:{server.port}"
