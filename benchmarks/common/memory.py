@@ -19,7 +19,7 @@ def family(pid: int) -> list[int]:
 
 
 def cpu_s(pids: Sequence[int]) -> float:
-    """Return the processor time in seconds that these processes have spent, including time in the kernel."""
+    """Return the processor time in seconds that these processes have spent, including time in system calls."""
     return sum(sum(psutil.Process(pid).cpu_times()[:2]) for pid in pids)
 
 

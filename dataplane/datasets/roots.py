@@ -120,7 +120,8 @@ def format_of(file: RangeFile) -> Format:
 
 
 def _files_of_folders(pattern: str) -> list[RangeFile]:
-    """Return the files of the one folder that the pattern names. The folder's content decides which files."""
+    """Return the files of the one folder that the pattern names. Which files these are depends on who wrote the folder:
+    `save_to_disk` of `datasets`, or a repository of the Hugging Face hub."""
     folders = _folders(pattern)
     if not folders:
         return []

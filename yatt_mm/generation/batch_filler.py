@@ -207,5 +207,5 @@ class BatchFiller:
 
 
 def _scored(works: Sequence[GroupWork]) -> list[ScoredGroup]:
-    """Return the part of the groups that training and metrics need."""
+    """Return, for each group, what training and metrics need of it."""
     return [work.scored() for work in works]

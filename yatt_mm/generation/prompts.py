@@ -82,7 +82,8 @@ class PromptSource:
         return prompts, notices
 
     def _prompt(self, slot: Slot, sample: Sample, donor: Sample) -> Prompt:
-        """Return the prompt of a sample. Raises ValueError with the reason why a sample cannot be used."""
+        """Return the prompt of a sample, with the answer of `donor`: the sample itself, or another one in a control
+        run. Raises ValueError with the reason why a sample cannot be used."""
         for bad in (*sample.bad, *donor.bad):
             raise ValueError(bad.reason)
         media = sample.media

@@ -201,7 +201,8 @@ def media_tokens(hf_config: Any, image_marks: tuple[str, ...]) -> MediaTokens:
 def _patches_item(
     kind: MediaKind, pixels: torch.Tensor, grid_thw: tuple[int, int, int], seconds: float | None
 ) -> MultiModalKwargsItem:
-    """Return an image or a video for vLLM's Qwen-VL models: patches [N, D], grid, and `seconds` per step if given."""
+    """Return an image or a video for vLLM's Qwen-VL models: patches [N, D], grid, and the `seconds` between two time
+    positions of the grid if given."""
     grid = torch.tensor([grid_thw])
     pixels_name, grid_name = FIELDS[kind]
     fields = {

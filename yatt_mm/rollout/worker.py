@@ -11,8 +11,11 @@ from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import numpy as np
+
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
+from dataplane.core.refs import ArraySpec, Ref
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.published import Published
 from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
@@ -28,6 +31,7 @@ from yatt_mm.rollout.engine_types import (
     Sampled,
 )
 from yatt_mm.rollout.prompt_template import PromptTemplate
+from yatt_mm.rollout.tick_calls import TickCalls
 from yatt_mm.rollout.vllm_engine import VllmEngine
 
 T = TypeVar("T")
@@ -36,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 NUM_IO_THREADS = 8
 """The number of calls to the data plane that may be under way at the same time."""
+MAX_GROUPS_PER_CALL = 32
+"""The number of groups whose media are resolved, or that are stored, in one call to the data plane."""
 
 
 class RolloutWorker:
@@ -56,6 +62,8 @@ class RolloutWorker:
         self._reader = reader
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
+        self._resolve = TickCalls(self._resolve_together, self._io, max_items=MAX_GROUPS_PER_CALL)
+        self._put = TickCalls(self._put_together, self._io, max_items=MAX_GROUPS_PER_CALL)
         self._in_hand: set[Cut] = set()
         """One cut per group that `generate` is working on."""
         self._num_groups = 0
@@ -102,8 +110,7 @@ class RolloutWorker:
 
         groups = iter(await self._resending(sample) if unfinished else ())
         sampled = [next(groups) if attempt.unfinished else [] for attempt in attempts]
-        stored = map(self._store, attempts, sampled)
-        return list(await asyncio.gather(*stored))  # at the same time: the node's disk writes many for the cost of one
+        return list(await asyncio.gather(*map(self._store, attempts, sampled)))
 
     async def abort(self, names: Collection[str]) -> None:
         """End the groups of these tasks now, with the tokens that they have. Unknown names are ignored."""
@@ -148,8 +155,7 @@ class RolloutWorker:
         """Return the attempt at a task, with what its `partial` already has."""
         partial = None
         if task.partial is not None:
-            wanted = task.partial
-            (view,) = await self._call(lambda: self._reader.resolve([wanted]))
+            (view,) = await self._resolve([task.partial])
             partial = group_record.decode(view)
         return begin_attempt(task, sampling, self._token_ids(task), partial)
 
@@ -181,8 +187,7 @@ class RolloutWorker:
 
         The views keep their leases until the engine has received the media.
         """
-        refs = [ref for attempt in attempts for ref in attempt.task.media]
-        views = iter(await self._call(lambda: self._reader.resolve(refs)))
+        views = iter(await self._resolve([ref for attempt in attempts for ref in attempt.task.media]))
         return [
             attempt.request(tuple(medium_of(ref, next(views)) for ref in attempt.task.media)) for attempt in attempts
         ]
@@ -191,14 +196,7 @@ class RolloutWorker:
         """Store the group, joined from earlier and new tokens, and return its ref and lengths."""
         task = attempt.task
         group = attempt.joined(sampled, self._text)
-        ref = await self._call(
-            lambda: self._client.put(
-                group_record.encode(group),
-                name=task.name,
-                scope=self._scope,
-                durable="unsynced" if self._durable else False,  # against the death of the node, not of the machine
-            )
-        )
+        ref = await self._put((task.name, group))
         self._num_groups += 1
         self._num_tokens += sum(len(new.token_ids) for new in sampled)
         return GroupRef(
@@ -224,6 +222,17 @@ class RolloutWorker:
             return self.engine.policy_version, self.engine.policy_version
         return int(versions.min()), int(versions.max())
 
-    async def _call(self, function: Callable[[], T]) -> T:
-        """Run a blocking call to the data plane in a thread, and return its result."""
-        return await asyncio.get_running_loop().run_in_executor(self._io, function)
+    def _resolve_together(self, wanted: Sequence[Sequence[Ref]]) -> list[list[np.ndarray]]:
+        """Return the views of each list of refs."""
+        views = iter(self._reader.resolve([ref for refs in wanted for ref in refs]))
+        return [[next(views) for _ in refs] for refs in wanted]
+
+    def _put_together(self, named: Sequence[tuple[str, group_record.GroupRecord]]) -> list[Ref]:
+        """Store groups under their names, and return their refs."""
+        data = [group_record.encode(group) for _, group in named]
+        specs = [
+            ArraySpec(name=name, dtype="uint8", shape=(len(encoded),))
+            for (name, _), encoded in zip(named, data, strict=True)
+        ]
+        # against the death of the node, not of the machine
+        return self._client.put_many(specs, data, scope=self._scope, durable="unsynced" if self._durable else False)

@@ -1,4 +1,5 @@
-"""The time of an update: operations over devices, and the real balance of the step's samples over replicas."""
+"""The time of an update: its operations divided by what the devices can do, and the real balance of the step's samples
+between replicas."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def rogue(segment: Mapping[str, Any], offset: int = 0) -> Iterator[str]:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file that is not an arena."""
+    """A file that is not a segment of an arena."""
     path = tmp_path / "victim"
     path.write_bytes(b"precious")
     return path

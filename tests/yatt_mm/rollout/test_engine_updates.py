@@ -149,8 +149,8 @@ def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_drop
     other_weights: dict[str, torch.Tensor],
     tmp_path: Path,
 ) -> None:
-    """Test an engine whose files change while it sleeps: first its folder, and after an update the published
-    weights."""
+    """Test an engine that reads its weights again when it wakes up. While it sleeps, other weights are written: first
+    to its model folder, and after an update to the weight segment."""
     before = set(Path("/dev/shm").glob("vllm_dist_*"))
     folder = save_folder(tmp_path / "model", tiny_dir, weights)
     policy = tmp_path / "policy"

@@ -2,15 +2,18 @@
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
-from dataplane.core.refs import Ref
+from dataplane.core.errors import MissingObjectError
+from dataplane.core.refs import ArraySpec, Ref
 from tests.yatt_mm.rollout.conftest import Prompts, Run, stored, tasks_for
-from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.rollout import GroupRef, SamplingSettings
 from yatt_mm.rollout.continuation import sample_seed
 from yatt_mm.rollout.worker import RolloutWorker
 
@@ -44,6 +47,47 @@ def test_a_batch_is_stored_the_same_again_and_its_patches_are_those_of_the_data_
             assert np.array_equal(sample.token_ids, wanted_sample.token_ids)
             assert np.array_equal(sample.logprobs, wanted_sample.logprobs)
     assert worker.metrics()["num_groups"] == 12
+
+
+def test_groups_that_begin_together_resolve_their_media_in_one_call_and_a_lost_medium_fails_its_own_group_alone(
+    worker: RolloutWorker, client: Client, media: tuple[Ref, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    resolve = worker._reader.resolve
+
+    def counted(refs: Sequence[Ref]) -> list[np.ndarray]:
+        asked.append(len(refs))
+        return resolve(refs)
+
+    monkeypatch.setattr(worker._reader, "resolve", counted)
+    lost = client.put(b"gone", name="lost/partial")
+    client.release([lost])
+    good = tasks_for(media, "together")
+    bad = dataclasses.replace(good[0], name="together/lost", partial=lost)
+
+    async def generate() -> list[GroupRef | BaseException]:
+        calls = (worker.generate(task, SAMPLING) for task in (bad, *good))
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    failed, *groups = run(generate())
+    assert isinstance(failed, MissingObjectError)
+    assert all(isinstance(group, GroupRef) for group in groups)
+    assert asked == [7, *[1] * 7]  # together, and then each alone
+
+
+def test_groups_that_end_together_are_stored_in_one_call(
+    worker: RolloutWorker, media: tuple[Ref, ...], run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored_in_one: list[int] = []
+    put_many = worker._client.put_many
+
+    def counted(specs: Sequence[ArraySpec], data: Sequence[Any], **kwargs: Any) -> list[Ref]:
+        stored_in_one.append(len(specs))
+        return put_many(specs, data, **kwargs)
+
+    monkeypatch.setattr(worker._client, "put_many", counted)
+    groups = run(worker.generate_batch(tasks_for(media, "one call"), SAMPLING))
+    assert stored_in_one == [len(groups)]
 
 
 def test_no_lease_is_held_while_the_engine_computes(

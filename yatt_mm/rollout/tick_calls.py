@@ -1,0 +1,59 @@
+"""Blocking calls that are made together: what coroutines ask for in one tick of the event loop goes out as one call in
+a thread.
+
+Groups begin and end in bunches. A call for each of them would cost the node a thread, and many threads at once make
+each other wait.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import Generic, TypeVar
+
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
+
+
+class TickCalls(Generic[Item, Reply]):
+    """Calls one function with all items of a tick. Used from one event loop."""
+
+    def __init__(self, function: Callable[[list[Item]], Sequence[Reply]], threads: Executor, *, max_items: int) -> None:
+        """`function` gets up to `max_items` items and returns one reply per item, in order. If it raises, it is called
+        again with each of the items alone, so that one item does not fail the others."""
+        self._function = function
+        self._threads = threads
+        self._max_items = max_items
+        self._waiting: list[tuple[Item, asyncio.Future[Reply]]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+
+    async def __call__(self, item: Item) -> Reply:
+        """Return the reply to one item. Raises what the function raises for this item alone."""
+        loop = asyncio.get_running_loop()
+        if not self._waiting:
+            loop.call_soon(self._flush)
+        reply: asyncio.Future[Reply] = loop.create_future()
+        self._waiting.append((item, reply))
+        return await reply
+
+    def _flush(self) -> None:
+        waiting, self._waiting = self._waiting, []
+        for start in range(0, len(waiting), self._max_items):
+            call = asyncio.create_task(self._call(waiting[start : start + self._max_items]))
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
+
+    async def _call(self, asked: Sequence[tuple[Item, asyncio.Future[Reply]]]) -> None:
+        items = [item for item, _ in asked]
+        try:
+            replies = await asyncio.get_running_loop().run_in_executor(self._threads, self._function, items)
+            for (_, future), reply in zip(asked, replies, strict=True):
+                if not future.done():
+                    future.set_result(reply)
+        except Exception as error:
+            if len(asked) > 1:
+                await asyncio.gather(*(self._call([one]) for one in asked))
+            elif not asked[0][1].done():
+                asked[0][1].set_exception(error)
+        finally:
+            for _, future in asked:
+                future.cancel()  # nothing happens to those that have their reply; nobody waits for ever for the others
