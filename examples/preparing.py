@@ -82,7 +82,8 @@ def command_line(name: str, doc: str | None, *, out: Path) -> argparse.ArgumentP
 def find_or_make(
     options: argparse.Namespace, find: Callable[[Path, int], S | None], make: Callable[[Path, int], S], console: Console
 ) -> S:
-    """Return the stamp of the folder. Its files are made now if they are missing, or if the options say so."""
+    """Return the folder's stamp: the record of how its files were made. Its files are made now if they are missing, or
+    if the options say so."""
     start = time.monotonic()
     stamp = None if options.force else find(options.out, options.seed)
     if stamp is not None:

@@ -1,10 +1,10 @@
 """The main program of a decode worker: it decodes one medium at a time and writes the result straight into the node's
 arena.
 
-It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. It replies on the socket FD with JSON
-frames: for a job (and the encoded bytes, if the node has read them) `read`, `need` (the number of bytes; it waits for
-the offset and writes) and `done`; or `bad` (the medium is at fault) or `failed` (the bytes cannot be read, or do not
-have the digest). It ends when the socket closes.
+It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. The node sends jobs over the socket FD,
+each with the encoded bytes if the node has read them. The worker replies with JSON frames: `read` when it has the
+bytes, `need` with the number of bytes of the result (the node then says where to write them), and `done`; or `bad` (the
+medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends when the socket closes.
 """
 
 import ctypes

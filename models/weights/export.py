@@ -138,8 +138,8 @@ class _Buffers:
         return self._flat[0][: num_positions * _shard_bytes(bucket)].view(bucket[0].dtype).view(num_positions, -1)
 
     def note_read(self) -> None:
-        """Record what was sent to the device so far. The buffer that is used next is written only after that, as its
-        readers are among it."""
+        """Record an event after all work that was sent to the device so far. Some of this work reads the buffer that is
+        used next, so that buffer is written only after the event."""
         if self._was_read:
             self._was_read.record()
 

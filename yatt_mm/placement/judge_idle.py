@@ -25,8 +25,8 @@ class JudgeIdle:
         self._last_lead_s, self._lead_s = self._lead_s or 0.0, None
 
     def left_s(self, num_present: int, now_s: float) -> float:
-        """Return the expected seconds until the last time that the placement policy decides before GenRM gets its first
-        request; may be negative.
+        """Return the expected seconds until the placement policy's last decision before GenRM's first request; may be
+        negative.
 
         0 if GenRM has had a request in this phase. `num_present`: requests that GenRM has now.
         """

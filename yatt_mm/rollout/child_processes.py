@@ -55,7 +55,7 @@ def mapped(processes: set[psutil.Process], prefix: str) -> set[Path]:
 def end(processes: set[psutil.Process], timeout_s: float) -> None:
     """Wait for `processes` to end, then send SIGTERM to the rest, then SIGKILL.
 
-    Each step has a third of `timeout_s`.
+    Each of the three waits has a third of `timeout_s`.
     """
     _, alive = psutil.wait_procs(processes, timeout=timeout_s / 3)
     for action in (psutil.Process.terminate, psutil.Process.kill):

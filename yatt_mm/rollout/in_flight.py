@@ -59,7 +59,7 @@ class InFlightGroups:
 
     @asynccontextmanager
     async def together(self) -> AsyncIterator[list[InFlightGroup]]:
-        """Yield a list for the groups that the block sends.
+        """Yield a list, to which the body of the `async with` block adds every group that it sends.
 
         If an error ends the block, all groups in the list are aborted.
         """

@@ -56,4 +56,4 @@ class TickCalls(Generic[Item, Reply]):
                 asked[0][1].set_exception(error)
         finally:
             for _, future in asked:
-                future.cancel()  # nothing happens to those that have their reply; nobody waits for ever for the others
+                future.cancel()  # those that have no reply yet would wait for ever

@@ -1,4 +1,5 @@
-"""Weight updates inside vLLM: load a segment of this host or of this GPU, a stream, or a model folder.
+"""Weight updates inside vLLM: load the weights from memory of this host or of this GPU, from a weight stream, or from a
+model folder.
 
 This module runs in vLLM's worker processes. Layers are reloaded one by one through vLLM's own reload. This is necessary
 because on the CPU vLLM packs weights after loading and leaves empty parameters: a plain `load_weights` into a running

@@ -217,7 +217,8 @@ def views(flat: torch.Tensor, index: bytes) -> Iterator[tuple[str, torch.Tensor]
 
 
 def view_of(row: Row, flat: torch.Tensor, begin: int) -> torch.Tensor:
-    """Return the view of one tensor in `flat`, whose first byte has the offset `begin` from the first tensor."""
+    """Return the view of one tensor in `flat`. `begin`: the place of the first byte of `flat`, counted in bytes from
+    the first tensor of the weights."""
     at = row.offset - begin
     return flat[at : at + row.num_bytes].view(DTYPES[row.dtype]).view(torch.Size(row.shape))
 

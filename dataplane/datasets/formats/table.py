@@ -59,7 +59,7 @@ class Groups(Protocol):
         ...
 
     def offset_in_file(self, address: int) -> int | None:
-        """Return the file offset of the bytes at a memory address; None if the bytes are in memory."""
+        """Return the file offset of the bytes at a memory address; None if they are not mapped from the file."""
         ...
 
 

@@ -113,7 +113,7 @@ def test_who_is_cancelled_takes_nothing_from_the_others(bad: list[int]) -> None:
     run_with(squares, scenario)
 
 
-def test_nobody_waits_for_ever_when_the_threads_end() -> None:
+def test_a_call_fails_at_once_when_the_threads_have_ended() -> None:
     async def scenario(calls: TickCalls[int, int]) -> None:
         calls._threads.shutdown()
         with pytest.raises(RuntimeError, match="shutdown"):
