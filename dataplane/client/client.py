@@ -112,17 +112,14 @@ class Client:
         body = {"kind": "source", "meta": dict(meta or {}), "scope": scope, "durable": durable}
         return self._put(as_bytes_view(data), body)
 
-    def open_scope(self, name: str, *, quota_bytes: int | None = None, keep: bool = False) -> None:
+    def open_scope(self, name: str, *, quota_bytes: int | None = None) -> None:
         """Open a scope: a named group of objects that end together. No object in a scope is evicted.
 
         The scope may hold up to `quota_bytes`; a put above the quota waits for room, then raises OutOfSpaceError. The
-        scope closes with `close_scope`. Unless `keep` is set, it also closes with this client, or after the node has
-        not heard from the client for half a minute.
+        scope closes with `close_scope`, with this client, or after the node has not heard from the client for half a
+        minute. It stays open as long as one of the clients that opened it is there.
         """
-        body = {"name": name, "quota_bytes": quota_bytes, "keep": keep}
-        if keep:
-            self._act("open_scope", body)
-            return
+        body = {"name": name, "quota_bytes": quota_bytes}
         self._retry.call("open_scope", lambda left_s: self._heartbeat.open(body, left_s), self.timeout_s)
 
     def close_scope(self, name: str) -> dict[str, int]:
@@ -221,7 +218,7 @@ class Client:
         return self._retry.call("get", lambda left_s: get_copy(self._flight, ticket, left_s, on_bytes), self.timeout_s)
 
     def close(self) -> None:
-        """Close the connection, and the scopes of this client that were opened without `keep`."""
+        """Close the connection, and the scopes of this client."""
         self._heartbeat.close()
         self._inplace_put.close()
         self._flight.close()

@@ -1,6 +1,6 @@
 """The heartbeat of a client's scopes: an open stream that shows the node that this process is still alive.
 
-The stream is opened with the first scope that was not opened with `keep`. If the stream breaks, it is opened again.
+The stream is opened with the first scope. If the stream breaks, it is opened again.
 When the node has restarted, the scopes are opened again too: they contain only the objects that the node kept on disk.
 """
 

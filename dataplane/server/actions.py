@@ -106,7 +106,7 @@ ACTIONS: Mapping[str, Action] = {
         '{"dataset", "indices": [...], "recipes": {"image": {...}}} -> {"num_taken"}',
         MAX_BODY_BYTES,
     ),
-    "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "keep", "owner"} -> {}'),
+    "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "owner"} -> {}'),
     "close_scope": Action(scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
     "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),

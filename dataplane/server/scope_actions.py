@@ -49,19 +49,15 @@ def keep_open(
 
 
 def open_scope(services: Services, body: Mapping[str, Any], caller: Caller) -> dict[str, Any]:
-    """Action `open_scope`: open a scope that is kept, or one that ends when the `scopes` stream of its client has
-    ended. The key `owner` of the body names the client."""
+    """Action `open_scope`: open a scope, which ends when the `scopes` stream of its client has ended. The key `owner`
+    of the body names the client."""
     name = check_plain_name(take(body, "open_scope", "name", str))
     quota_bytes = take(body, "open_scope", "quota_bytes", int, type(None), default=None)
     if quota_bytes is not None and quota_bytes <= 0:
         raise BadRequestError(f"open_scope.quota_bytes is {quota_bytes}; wanted more than 0, or none for no quota")
-    is_kept = take(body, "open_scope", "keep", bool, default=False)
-    owner = take(body, "open_scope", "owner", str, default="")
-    if not owner and not is_kept:
-        raise BadRequestError('open_scope without "owner" needs "keep": true; otherwise no client would ever close it')
-    services.store.scopes.open(name, quota_bytes, is_kept=is_kept, owner=owner)
-    if owner:
-        services.scope_owners.expect(owner)
+    owner = take(body, "open_scope", "owner", str)
+    services.store.scopes.open(name, quota_bytes, owner)
+    services.scope_owners.expect(owner)
     return {}
 
 

@@ -1,6 +1,6 @@
 """Keeps track of connected clients, and closes the scopes of clients that are gone.
 
-A scope that is not kept belongs to the clients that opened it. Each of these clients holds a stream. When the stream
+A scope belongs to the clients that opened it. Each of these clients holds a stream. When the stream
 breaks, the client has a grace period to come back; then its scopes close.
 """
 
@@ -75,7 +75,7 @@ class ScopeOwners:
     def _end(self, owner: str) -> None:
         with self._lock:
             self._cancel(owner)
-            if owner in self._num_streams:
+            if self._is_closed or owner in self._num_streams:
                 return
         names = self._store.scopes.leave(owner)
         if names:

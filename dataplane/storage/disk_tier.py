@@ -114,8 +114,7 @@ class DiskTier:
                     continue
                 scopes = []
                 for state in found.scopes:
-                    scope = self._table.scopes.open(state["name"], state["quota_bytes"], state["keep"], owner="")
-                    scope.owners.update(state["owners"])
+                    scope = self._table.scopes.open(state["name"], state["quota_bytes"], state["owners"])
                     owners.update(state["owners"])
                     scopes.append(scope)
                 self._table.restore(found.ref, found.digest, found.file, is_held=found.is_held, scopes=scopes)

@@ -2,7 +2,7 @@
 
     HELD/MARK            an object (named as its file) that is held
     KEY/MARK             an object that a scope keeps
-    KEY/scope.json       the scope: name, quota_bytes, keep, owners
+    KEY/scope.json       the scope: name, quota_bytes, owners
 
 The marks say nothing about the objects. Damage elsewhere never removes a mark.
 """
@@ -113,8 +113,7 @@ class RetentionMarks:
         return self._directory / (HELD if scope is None else _key(scope.name))
 
     def _write_state(self, folder: Path, scope: Scope) -> None:
-        state = {"name": scope.name, "quota_bytes": scope.quota_bytes, "keep": scope.is_kept}
-        text = json.dumps({**state, "owners": sorted(scope.owners)})
+        text = json.dumps({"name": scope.name, "quota_bytes": scope.quota_bytes, "owners": sorted(scope.owners)})
         if self._states.get(folder) == text:
             return
         temporary = folder / f".{_STATE}"
@@ -149,7 +148,7 @@ def _read_state(folder: Path) -> Mapping[str, Any] | None:
     """Return the state, or None if it is damaged. OSError if that cannot be found out."""
     try:
         state = json.loads((folder / _STATE).read_text())
-        is_whole = _key(state["name"]) == folder.name and {"quota_bytes", "keep", "owners"} <= set(state)
+        is_whole = _key(state["name"]) == folder.name and {"quota_bytes", "owners"} <= set(state)
     except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return state if is_whole else None

@@ -4,6 +4,7 @@ Bookkeeping only; the store's lock guards it. An object may be in several scopes
 a scope open is in `dataplane/server/scope_owners.py`.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dataplane.core.errors import BadRequestError, MissingObjectError, OutOfSpaceError
@@ -19,10 +20,8 @@ class Scope:
     name: str
     quota_bytes: int | None
     """The quota in bytes. With None, only the node's memory limits the scope."""
-    is_kept: bool
-    """True if the scope stays open until a client closes it, even when its clients are gone."""
     owners: set[str] = field(default_factory=set)
-    """The clients that opened the scope. When the last of them is gone the scope closes, unless `is_kept`."""
+    """The clients that opened the scope. When the last of them is gone the scope closes."""
     used_bytes: int = 0
     """The bytes of its objects and of the slabs that are being written for it."""
     members: set[str] = field(default_factory=set)
@@ -64,26 +63,23 @@ class Scopes:
     def __len__(self) -> int:
         return len(self._scopes)
 
-    def open(self, name: str, quota_bytes: int | None, is_kept: bool, owner: str) -> Scope:
-        """Open a scope and return it. If it is open with the same quota, `owner` joins it.
+    def open(self, name: str, quota_bytes: int | None, owners: Iterable[str]) -> Scope:
+        """Open a scope and return it. If it is open with the same quota, `owners` join it.
 
-        `is_kept`: True if the scope stays open without its clients. `owner`: the id of the client that opens it; empty
-        for none. `quota_bytes`: None sets no limit. Raises BadRequestError if the scope is open with another quota, or
-        if too many scopes are open.
+        `owners`: the ids of the clients that open it. `quota_bytes`: None sets no limit. Raises BadRequestError if the
+        scope is open with another quota, or if too many scopes are open.
         """
         scope = self._scopes.get(name)
         if scope is None:
             if len(self._scopes) >= MAX_SCOPES:
                 raise BadRequestError(f"{MAX_SCOPES} scopes are open; close some before {name!r}")
-            scope = self._scopes[name] = Scope(name, quota_bytes, is_kept)
+            scope = self._scopes[name] = Scope(name, quota_bytes)
         elif scope.quota_bytes != quota_bytes:
             raise BadRequestError(
                 f"scope {name!r} is open with quota_bytes={scope.quota_bytes}, asked for was {quota_bytes}: close it "
                 "first, or ask for the same"
             )
-        scope.is_kept |= is_kept
-        if owner:
-            scope.owners.add(owner)
+        scope.owners.update(owners)
         return scope
 
     def find(self, name: str) -> Scope:
@@ -109,6 +105,6 @@ class Scopes:
         for scope in self._scopes.values():
             if owner in scope.owners:
                 scope.owners.discard(owner)
-                if not scope.owners and not scope.is_kept:
+                if not scope.owners:
                     orphans.append(scope)
         return orphans

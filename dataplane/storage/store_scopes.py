@@ -18,10 +18,10 @@ class StoreScopes:
         self._lock = lock
         self._disk = disk
 
-    def open(self, name: str, quota_bytes: int | None = None, *, is_kept: bool = True, owner: str = "") -> None:
-        """Open a scope, or join one that is open with the same quota. `owner` keeps it open (see `Scope`)."""
+    def open(self, name: str, quota_bytes: int | None = None, *owners: str) -> None:
+        """Open a scope, or join one that is open with the same quota. `owners` keep it open (see `Scope`)."""
         with self._lock:
-            opened = self._table.scopes.open(name, quota_bytes, is_kept, owner)
+            opened = self._table.scopes.open(name, quota_bytes, owners)
         disk = self._table.spill.disk
         if disk is not None:
             disk.update_scope(opened)

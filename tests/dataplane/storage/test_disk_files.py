@@ -225,7 +225,7 @@ def embedded(folder: Path, node_id: str = "one") -> EmbeddedNode:
 
 def test_durable_objects_survive_the_kill_of_their_node_and_other_spilled_ones_do_not(tmp_path: Path) -> None:
     with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client:
-        client.open_scope("kept", keep=True, quota_bytes=MIB)
+        client.open_scope("kept", quota_bytes=MIB)
         held = client.put(b"held" * 1000, name="held", durable=True, meta={"step": 3})
         scoped = client.put(b"scoped" * 1000, name="scoped", durable=True, scope="kept")
         joined = client.put(b"joined" * 1000, name="joined", durable=True, scope="kept")
@@ -247,7 +247,7 @@ def test_durable_objects_survive_the_kill_of_their_node_and_other_spilled_ones_d
         with pytest.raises(BadRequestError, match="exists with other content"):
             client.put(b"other", name="held")
         with pytest.raises(BadRequestError, match="quota_bytes=1048576"):
-            client.open_scope("kept", keep=True)
+            client.open_scope("kept")
         assert client.close_scope("kept") == {"num_dropped": 2, "dropped_bytes": 6000 + 6000}
         assert views[1].tobytes() == b"scoped" * 1000
         del views
@@ -263,7 +263,7 @@ def test_a_durable_object_that_is_put_again_stays_whole_in_every_scope_it_is_in(
     data = b"again" * 10_000
     with embedded(tmp_path) as node, Client(node.uri, timeout_s=20) as client, Reader(node.uri) as reader:
         for scope in ("one", "two"):
-            client.open_scope(scope, keep=True)
+            client.open_scope(scope)
         client.put(b"later" * 1000, name="later")
         ref = client.put(data, name="again", durable=True, scope="one")
         cold = client.put(data, name="cold", durable=True)
@@ -333,7 +333,7 @@ def test_a_durable_put_that_comes_again_after_a_kill_loses_nothing(tmp_path: Pat
     with made as node, Client(node.uri, timeout_s=60) as client:
         for _ in range(3):
             ref = client.put(b"again" * 1000, name="again", durable=True)
-            client.open_scope("keeps", keep=True)
+            client.open_scope("keeps")
             client.put(b"again" * 1000, name="again", durable=True, scope="keeps")
             assert client.stat()["num_durable"] == 1
             assert len(list(tmp_path.glob("**/durable/objects/*.arrow"))) == 1

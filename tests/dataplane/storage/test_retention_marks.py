@@ -34,10 +34,10 @@ def test_a_second_file_of_an_object_does_not_come_back_when_the_object_is_releas
     node = started(tmp_path)
     with Client(node.uri, timeout_s=10) as client:
         ref = client.put(b"twice" * 1000, name="twice", durable=True)
-        client.open_scope("kept", keep=True)
+        client.open_scope("kept")
         other = client.put(b"other" * 1000, name="other", durable=True, scope="kept")
         (first,) = (tmp_path / "durable" / "objects").glob(f"{blake3(b'twice').hexdigest()[:24]}-*")
-    node.stop()
+        node.stop()  # while its client is there: the scope stays
     second = first.with_name(first.stem[:-16] + "0" * 16 + ".arrow")
     shutil.copyfile(first, second)
     for folder in (tmp_path / "durable" / "keeps").iterdir():
@@ -59,9 +59,9 @@ def test_a_second_file_of_an_object_does_not_come_back_when_the_object_is_releas
 def test_durable_objects_of_a_scope_whose_state_is_damaged_are_held_instead(tmp_path: Path, harm: str) -> None:
     node = started(tmp_path)
     with Client(node.uri, timeout_s=10) as client:
-        client.open_scope("kept", keep=True)
+        client.open_scope("kept")
         refs = [client.put(bytes([at]) * 5000, name=f"kept/{at}", durable=True, scope="kept") for at in range(3)]
-    node.stop()
+        node.stop()  # while its client is there: the scope stays
     (state,) = tmp_path.glob("durable/keeps/*/scope.json")
     if harm == "gone":
         state.unlink()
@@ -85,9 +85,9 @@ def test_a_node_that_cannot_read_who_keeps_what_does_not_start_and_removes_nothi
 ) -> None:
     node = started(tmp_path)
     with Client(node.uri, timeout_s=10) as client:
-        client.open_scope("kept", keep=True)
+        client.open_scope("kept")
         ref = client.put(b"kept" * 1000, name="kept", durable=True, scope="kept")
-    node.stop()
+        node.stop()  # while its client is there: the scope stays
     real = Path.read_text
 
     def fail(path: Path, *args: Any) -> str:
@@ -123,7 +123,7 @@ def test_what_a_durable_put_needs_after_a_power_cut_is_synced_before_it_is_ackno
     assert {tmp_path, durable, durable / "keeps"} <= set(synced)
     synced.clear()
     with Client(node.uri, timeout_s=10) as client:
-        client.open_scope("kept", keep=True)
+        client.open_scope("kept")
         client.put(b"kept" * 1000, name="kept", durable=True, scope="kept")
         (folder,) = (path.parent for path in tmp_path.glob("durable/keeps/*/scope.json"))
         assert folder / ".scope.json" in synced and {durable / "keeps", durable / "objects", folder} <= set(synced)
@@ -139,21 +139,18 @@ def test_what_a_scope_says_of_itself_on_disk_is_always_the_newest(tmp_path: Path
     with Client(node.uri, timeout_s=10) as client:
         client.open_scope("step")
         client.put(b"x" * 1000, name="x", durable=True, scope="step")
-        first = scope_state(tmp_path)
-        assert not first["keep"] and len(first["owners"]) == 1
+        assert len(scope_state(tmp_path)["owners"]) == 1
         with Client(node.uri, timeout_s=10) as other:
             other.open_scope("step")
             assert len(scope_state(tmp_path)["owners"]) == 2
-        client.open_scope("step", keep=True)
-        assert scope_state(tmp_path)["keep"]
         client.release_names(["x"])
-    node.stop()
-    assert scope_state(tmp_path)["keep"], "left by a node that ended in the middle"
+        node.stop()
+    assert scope_state(tmp_path)["owners"], "left by a node that ended in the middle"
     node = started(tmp_path)
     with Client(node.uri, timeout_s=10) as client:
         client.open_scope("step", quota_bytes=MIB)
         client.put(b"y" * 1000, name="y", durable=True, scope="step")
-        assert not scope_state(tmp_path)["keep"] and scope_state(tmp_path)["quota_bytes"] == MIB
+        assert scope_state(tmp_path)["quota_bytes"] == MIB
     node.stop()
 
 
@@ -169,7 +166,7 @@ def test_a_scope_that_closes_while_a_durable_object_is_written_into_it_leaves_no
         return real(*args)
 
     with Client(node.uri, timeout_s=10) as client:
-        client.open_scope("step", keep=True)
+        client.open_scope("step")
         kept = client.put(b"kept" * 1000, name="kept", durable=True)
         client.put(b"first" * 1000, name="first", durable=True, scope="step")
         with monkeypatch.context() as patched:

@@ -106,33 +106,31 @@ CLIENT = """
     from dataplane.client.client import Client
     client = Client(sys.argv[1])
     client.open_scope("bound")
-    client.open_scope("kept", keep=True)
     client.put(b"x" * 1000, name="bound/x", scope="bound")
-    client.put(b"x" * 1000, name="kept/x", scope="kept")
+    client.put(b"x" * 1000, name="free/x")
     print("ready", flush=True)
     time.sleep(60)
 """
 
 
-def test_the_scopes_of_a_killed_client_close_after_its_grace_and_kept_ones_stay(
+def test_the_scopes_of_a_killed_client_close_after_its_grace_and_its_other_objects_stay(
     small_node: Node, small: Client
 ) -> None:
     command = [sys.executable, "-c", textwrap.dedent(CLIENT), small_node.uri]
     child = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         assert child.stdout is not None and child.stdout.readline() == b"ready\n"
-        assert small.stat()["num_scopes"] == 2
+        assert small.stat()["num_scopes"] == 1
     finally:
         killed = time.monotonic()
         child.kill()
         child.wait()
         child.stdout.close()  # type: ignore[union-attr]
-    wait_until(lambda: small.stat()["num_scopes"] == 1)
+    wait_until(lambda: small.stat()["num_scopes"] == 0)
     assert time.monotonic() - killed >= 0.4
-    assert small.get("kept/x") == b"x" * 1000
+    assert small.get("free/x") == b"x" * 1000
     with pytest.raises(MissingObjectError):
         small.get("bound/x")
-    assert small.close_scope("kept")["num_dropped"] == 1
 
 
 def test_a_client_that_closes_takes_its_scopes_along_at_once(small_node: Node, small: Client) -> None:
@@ -188,7 +186,7 @@ def test_a_scope_that_another_client_opened_meanwhile_does_not_keep_the_others_a
     assert stream is not None
     with Client(small_node.uri) as other:
         other.close_scope("taken")
-        other.open_scope("taken", quota_bytes=BLOCK, keep=True)
+        other.open_scope("taken", quota_bytes=BLOCK)
         stream[1].cancel()
         wait_until(lambda: small._heartbeat._stream is not stream)
         small.put(b"z", name="z", scope="ours")
