@@ -143,7 +143,7 @@ def plan_for(path: str, prompts: Sequence[Prompt], operations: Operations, num_r
 
 
 def _verl_costs(lengths: Sequence[int]) -> list[int]:
-    """Return verl's cost of each sample, from the lengths as they were published."""
+    """Return the cost that verl's formula gives each sample, for the lengths of the published runs."""
     return [24576 * SHRINK * n + (SHRINK * n) ** 2 for n in lengths]
 
 

@@ -34,7 +34,7 @@ EXAMPLE_MODEL = Path("examples/digits/data/model")
 
 
 def main() -> None:
-    """Make the images, run, and compare."""
+    """Make the images, run the trainer, and compare the controllers' memory before and after."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--gib", type=float, default=2.0, help="GiB of decoded pixels, as patches")
     arguments.add_argument("overrides", nargs="*", metavar="key=value")

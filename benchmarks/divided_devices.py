@@ -1,4 +1,5 @@
-"""Seconds per step of one run in three placements: in turns, divided for good, divided as the policy moves devices.
+"""Seconds per step of one run in three placements: in turns, divided for good, divided as the placement policy moves
+devices.
 
 The judge is slow on purpose: it writes `--judge-tokens` tokens on every response, whose first digit is its score. What
 is learned is worth nothing; what is measured is where the time goes. Every device is pinned to a core of its own.

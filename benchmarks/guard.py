@@ -78,7 +78,7 @@ class Side:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare and print. Return the exit status."""
+    """Compare the runs of two commits and print the result. Return the exit status."""
     options = _parser().parse_args(arguments)
     console = Console(stderr=options.json, highlight=False, markup=False)
     for number in SIGNALS:
@@ -190,8 +190,8 @@ def run(side: Side, layout: str, num_steps: int, data: Path, console: Console) -
 
 
 def values_of(records: Sequence[dict[str, Any]]) -> Values:
-    """Return every value that is compared, by step and key. Of a key that is not compared (`LEFT_OUT`), only its
-    presence is, so a key that only one side has is found."""
+    """Return every value that is compared, by step and key. Of a key in `LEFT_OUT` only the presence is compared, so
+    that a key that only one side has is found."""
     values: Values = {}
     for record in records:
         for key, value in record.items():

@@ -115,7 +115,8 @@ def check_disk(folder: Path, gib: float) -> None:
 
 
 def rates(folder: Path, pictures: list[bytes], num_images: int, console: Console) -> list[dict[str, Any]]:
-    """Measure plain processes and a node alternately, over new pictures in each round. Return one row for each path."""
+    """Measure how many pictures per second plain processes and a node make ready, in turns, with new pictures in each
+    round. Return one row for each path."""
     sizes = itertools.islice(itertools.cycle(len(picture) for picture in pictures), num_images)
     round_bytes = sum(sizes)
     for number in range(ROUNDS + 1):

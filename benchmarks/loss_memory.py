@@ -33,7 +33,8 @@ PATHS = ("ours", "naive")
 
 
 def main() -> None:
-    """Measure both paths and print the table. With --json, print one more line for programs."""
+    """Measure the memory of both ways to compute the loss, and print the table. With --json, print one more line for
+    programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=2048, help="scored tokens of a microbatch (2048)")
     parser.add_argument("--vocab", type=int, default=65536, help="rows of the head (65536)")

@@ -110,7 +110,7 @@ def replacing(seed: int) -> dict[str, Any]:
 
 def wide(seed: int) -> dict[str, Any]:
     """Return a workload with 2 to 16 devices, 16 to 64 groups, 1 to 4 verdicts, and 0 to 12 s to wake. Half of these
-    workloads replace groups."""
+    workloads replace groups without signal."""
     draw, tree = random.Random(10_000 + seed), plain(1000 + seed)
     tree["devices"]["num"] = draw.choice([2, 3, 4, 6, 8, 12, 16])
     tree["workload"]["prompts_per_step"] = draw.choice([16, 32, 64])
@@ -147,7 +147,7 @@ def measure(kind: str, seed: int) -> dict[str, Any]:
 
 
 def summary(rows: list[dict[str, Any]], name: str) -> dict[str, Any]:
-    """Return the numbers that summarise a set of workloads."""
+    """Return the mean, the worst and other figures of the ratios in `rows`, for the set of workloads called `name`."""
     ratios = [row["ratio"] for row in rows]
     return {
         "workloads": name,

@@ -1,9 +1,9 @@
 """How fast a policy gets out of the trainer into shared memory, next to memcpy of as many bytes in the same run.
 
-    python benchmarks/publish.py                        one rank, a 100M-parameter Qwen2.5-VL, float32 and bfloat16
-    python benchmarks/publish.py --tp 2 --json          two tensor-parallel ranks; rows for a program
-    python benchmarks/publish.py --params 10 --rounds 3 a small model, quickly
-    python benchmarks/publish.py --clock processor      on a machine that others use: what each rank's thread computed
+python benchmarks/publish.py one rank, a 100M-parameter Qwen2.5-VL, float32 and bfloat16 python benchmarks/publish.py
+--tp 2 --json two tensor-parallel ranks; rows for a program python benchmarks/publish.py --params 10 --rounds 3 a small
+model, quickly python benchmarks/publish.py --clock processor the processor time of each rank's thread, for a machine
+that others use too
 
 `memcpy` copies one flat tensor into memory that was written before. `ours` is `SegmentPublisher.publish`: every tensor
 under its Hugging Face name, looked at for nan and infinity, sealed. Both have one thread for each rank, and a round of

@@ -45,7 +45,7 @@ SWEEPS: dict[str, list[tuple[str, tuple[str, ...]]]] = {
 
 
 def main() -> None:
-    """Vary the parameters and print."""
+    """Simulate with each value of each parameter, and print the table."""
     arguments = parser(__doc__ or "")
     arguments.add_argument("--only", default=",".join(SWEEPS), help="sweeps to run, with commas between")
     options = arguments.parse_args()

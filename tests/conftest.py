@@ -28,7 +28,7 @@ settings.load_profile("the same")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the longest files first, and keep the order of the others."""
+    """Sort the tests of the slowest files first, and keep the order of the others."""
     rank = {name: place for place, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
 

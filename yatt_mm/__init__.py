@@ -1,7 +1,7 @@
 """The trainer: reinforcement learning of vision-language models with vLLM engines and Megatron-core ranks.
 
 `train.py` is the command `python -m yatt_mm.train`, and `simulate.py` the command `python -m yatt_mm.simulate`, which
-compares placements without devices. Read `control/loop.py` first: it holds the training loop. Importing this package
+compares layouts without devices. Read `control/loop.py` first: it holds the training loop. Importing this package
 imports `models`, which installs what CPU builds of torch need before any other module imports torch.
 
 May import: common, config, dataplane.core, models, runtime, simulator.

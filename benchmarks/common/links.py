@@ -87,7 +87,7 @@ class NamespaceLink:
             self._ip("netns", "delete", self._made.pop())  # and with it its end of the pair, and so the other
 
     def address(self, host: str) -> str:
-        """Return the address of the host's end of the pair."""
+        """Return the address of the host's end of the pair of virtual network devices."""
         return f"{self._net}.{1 if host == 'a' else 2}"
 
     def prefix(self, host: str) -> list[str]:

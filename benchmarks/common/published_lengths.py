@@ -43,7 +43,7 @@ class Prompt:
 
     @property
     def num_prompt(self) -> int:
-        """The number of prompt tokens with the image expanded: one token for four patches."""
+        """The number of prompt tokens with the image expanded: one visual token for every four patches of the image."""
         return self.num_text + math.prod(self.grid) // 4
 
 

@@ -183,7 +183,7 @@ class EmbeddedNode:
 
 def _reserve(port: int) -> socket.socket:
     """Return a socket that is bound to a port of 127.0.0.1, to keep the port while the node restarts. For port 0 the
-    kernel chooses a free port.
+    system chooses a free port.
 
     The socket never listens, so the node can still listen on the port (both sockets have SO_REUSEADDR), and the system
     does not use the port for outgoing connections. Raises NodeUnavailableError if the port is taken.

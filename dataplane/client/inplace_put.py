@@ -153,7 +153,7 @@ def _write(fd: int, parts: Sequence[list[_Piece]]) -> Iterator[int]:
 
 
 def _write_part(fd: int, part: list[_Piece]) -> int:
-    """Write one part and return its number of bytes."""
+    """Write these pieces at their offsets in the file, and return their number of bytes."""
     for view, offset in part:
         at = 0
         while at < view.nbytes:

@@ -165,7 +165,8 @@ class LeaseSession:
         self.ended.put(None)
 
     def add_leases(self, count: int) -> None:
-        """Count leases that the node granted; the number of each one comes back through `ended`."""
+        """Count leases that the node granted. The number of each lease is put into the queue `ended` when its view is
+        gone."""
         with self._lock:
             self._num_leases += count
 

@@ -63,8 +63,8 @@ class Trimmer:
         self._asked_at = 0.0
 
     def request(self) -> None:
-        """Request a trim in `wait_s` seconds. Memory that is still in use now, such as a refused message, is freed by
-        then."""
+        """Ask that freed memory goes back to the system in `wait_s` seconds. Memory that is still in use now, such as a
+        refused message, is free by then."""
         with self._lock:
             self._asked_at = time.monotonic()
             if self._is_waiting:

@@ -86,9 +86,9 @@ def map_segment(shared: Mapping[str, Any]) -> FileMapping:
 
 
 def open_segment(shared: Mapping[str, Any], flags: int) -> int:
-    """Open the arena that a node describes (path, nbytes, device, inode), and return the file descriptor.
+    """Open the segment that a node describes (path, nbytes, device, inode), and return the file descriptor.
 
-    Raises OSError if the arena cannot be opened from here, is another file, or was not made by a node of this user.
+    Raises OSError if the segment cannot be opened from here, is another file, or was not made by a node of this user.
     """
     path = str(shared["path"])
     if Path(path).parent == SHM_DIR and Path(path).name.startswith(PREFIX):

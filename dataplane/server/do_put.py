@@ -121,7 +121,7 @@ class _Arriving:
             return self._slab
 
     def discard(self) -> None:
-        """Give the slab back to the arena, unless it is full or given back already."""
+        """Give the slab back to the arena, unless it became an object or was given back already."""
         with self._lock:
             if self._is_ours:
                 self._is_ours = False

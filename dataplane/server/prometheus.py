@@ -45,7 +45,7 @@ class Metrics:
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every number of `stat`, then the verbs."""
+        """Yield every number of `stat`, then the counts and times of each verb."""
         stat = self._stat()
         for key, value in stat.items():
             if isinstance(value, (int, float)):

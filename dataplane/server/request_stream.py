@@ -31,8 +31,8 @@ class RequestStream:
         *,
         note: str | None = None,
     ) -> None:
-        """A message with the key `note` asks for nothing. It is accepted even if the caller's token is not valid any
-        more."""
+        """`note`: the key of messages that only tell the node something. They are accepted even if the caller's token
+        is not valid any more."""
         self._held_bytes = 0
         self.unconfirmed: list[int] = []
         """The leases of the last reply, until a message or the orderly end of the stream shows that the reply

@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class RetentionMarks:
-    """The marks in one folder, for the object files in another folder. Thread-safe; every method may raise OSError."""
+    """Empty files ("marks") in one folder that say what keeps each object file in another folder. Thread-safe; every
+    method may raise OSError."""
 
     def __init__(self, directory: Path, objects: Path) -> None:
         self._directory, self._objects = directory, objects
@@ -86,7 +87,7 @@ class RetentionMarks:
                 self._remove(folder)
 
     def read(self) -> dict[str, dict[str, Mapping[str, Any]]]:
-        """Return for each object file, by mark, what keeps it: `held`, or the key and state of a scope.
+        """Return, for each object file, what keeps it: the word `held`, or a scope's key with the scope's state.
 
         An object of a scope whose state is damaged is held instead. Call this before any other method.
         """
@@ -145,7 +146,7 @@ def _key(name: str) -> str:
 
 
 def _read_state(folder: Path) -> Mapping[str, Any] | None:
-    """Return the state, or None if it is damaged. OSError if that cannot be found out."""
+    """Return the state of the scope of this folder, or None if its file is damaged. OSError if it cannot be read."""
     try:
         state = json.loads((folder / _STATE).read_text())
         is_whole = _key(state["name"]) == folder.name and {"quota_bytes", "owners"} <= set(state)

@@ -2,8 +2,8 @@
 
 There are two stages on a small part of the train split. The first teaches only the form: any digit, then <|im_end|>.
 The second teaches the right digits, with smoothed labels, until the held-out greedy accuracy reaches `TARGET_ACCURACY`.
-The form comes first because GRPO sharpens whatever answers it finds: a model that is unsure of the form would settle on
-a few frequent digits. The smoothing keeps every digit likely enough to be sampled sometimes.
+The form comes first because GRPO sharpens whatever responses it finds: a model that is unsure of the form would settle
+on a few frequent digits. The smoothing keeps every digit likely enough to be sampled sometimes.
 """
 
 from __future__ import annotations

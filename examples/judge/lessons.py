@@ -38,7 +38,8 @@ class Lesson:
 
 
 def reading(digits: Sequence[str], scans: Sequence[int]) -> Lesson:
-    """Return the questions "which digit is it?" about these scans. `digits`: [N] the right ones of all scans."""
+    """Return the questions "which digit is it?" about these scans. `digits`: [N] the right digit of each scan there
+    is."""
     return Lesson(scans=tuple(scans), questions=(QUESTION,) * len(scans), answers=tuple(digits[i] for i in scans))
 
 

@@ -44,7 +44,7 @@ class TeachingError(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taught:
-    """The result of the teaching."""
+    """How long the judge was taught, and how well it does on held-out scans."""
 
     num_steps: int
     reading_accuracy: float

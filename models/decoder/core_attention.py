@@ -49,7 +49,7 @@ class PackedParams(PackedSeqParams):
 
 
 class PackedCoreAttention(MegatronModule):
-    """The core attention in megatron's layer specs."""
+    """Attention over packed sequences, as the core attention of megatron's layers."""
 
     def __init__(
         self,
@@ -93,8 +93,8 @@ class PackedCoreAttention(MegatronModule):
 def _by_heads(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, share: ContextShare, scale: float
 ) -> torch.Tensor:
-    """Return [t, H, D]. Every rank computes H / R heads over the whole stream; key/value heads are repeated to fit
-    R."""
+    """Return [t, H, D], the attention of this rank's tokens. Each of the R ranks computes H / R heads over the whole
+    stream; key/value heads are repeated to fit R."""
     size, group = share.context.size, parallel_state.get_context_parallel_group()
     num_groups = key.shape[1]
     assert query.shape[1] % size == 0, "check_layout lets no such layout through"

@@ -13,7 +13,8 @@ TOWER_PREFIXES = ("model.", "")
 
 
 def rules(hf_config: InternVLConfig, files: CheckpointFiles) -> list[Rule]:
-    """Return the table, with the prefixes that this checkpoint uses."""
+    """Return the rules between this checkpoint's tensors and the megatron model's parameters, with the name prefixes
+    that the checkpoint uses."""
     prefixes = Prefixes.found_in(
         files.names, "InternVL", visual=TOWER_PREFIXES, in_visual="vision_tower.embeddings.cls_token"
     )

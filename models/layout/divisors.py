@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 def check_divides(key: str, size: int, what: str, count: int) -> None:
-    """Raise ValueError, with sizes that fit, if `count` of `what` does not divide by the `size` of `key`."""
+    """Raise ValueError, which names sizes that fit, if the number `count` of `what` is not a multiple of `size`, the
+    value of `key`."""
     if count % size:
         raise ValueError(
             f"{key} is {size} and the model has {count} {what}, which do not divide by it; "

@@ -29,7 +29,8 @@ class Tower(VisionTower):
         return len(self.config.deepstack_visual_indexes)
 
     def encode(self, patches_ND: torch.Tensor, grids: Sequence[Grid]) -> torch.Tensor:
-        """Return [V, (1 + num_deepstack) * h] embeddings, then features block by block."""
+        """Return [V, (1 + num_deepstack) * h] values: in each row the embedding, then the deepstack features of one
+        block after another."""
         parts = [_grid_layout(grid, self.config.spatial_merge_size, self.visual.num_grid_per_side) for grid in grids]
         positions, indices, weights = (torch.cat(tensors).to(patches_ND.device) for tensors in zip(*parts))
         out = self.visual(

@@ -34,7 +34,7 @@ class Prefixes:
         """Return the prefixes of this checkpoint. `visual` are the prefixes that the tower may have; `in_visual` is a
         tensor that follows the right one.
 
-        Raises ValueError if the checkpoint lacks either part.
+        Raises ValueError if the checkpoint lacks the language model or the vision tower.
         """
         return cls(
             text=_prefix(names, TEXT_PREFIXES, "embed_tokens.weight", family),

@@ -1,5 +1,5 @@
-"""Tests of the digits example: shards that other libraries can read, a folder that transformers loads, a warm-up in the
-wanted range."""
+"""Tests of the digits example: shards that other libraries can read, a folder that transformers loads, a warm-up whose
+accuracy is in the wanted range."""
 
 from __future__ import annotations
 

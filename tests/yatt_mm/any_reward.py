@@ -1,4 +1,5 @@
-"""A reward that a model with random weights gets sometimes, so that its groups have a signal to learn from."""
+"""A reward function that gives a model with random weights a score now and then, so that some of its groups have
+signal."""
 
 import time
 from collections.abc import Mapping

@@ -99,8 +99,8 @@ class StepSampling:
     """The batch of one step while it is being filled."""
 
     def __init__(self, rule: SamplingRule, *, carried: Iterable[int] = (), expected_signal_frac: float = 1.0) -> None:
-        """`carried` and `expected_signal_frac` come from the last step's outcome. The carried groups are in flight at
-        once."""
+        """`carried` and `expected_signal_frac` come from the last step's outcome. The carried groups are in flight from
+        the beginning."""
         self.rule = rule
         self._prior = expected_signal_frac if rule.replaces_groups else 1.0
         self._flying: set[int] = set()

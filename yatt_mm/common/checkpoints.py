@@ -36,7 +36,7 @@ class Checkpoints:
         return folder
 
     def commit(self, step: int, state: dict[str, Any]) -> Path:
-        """Make the checkpoint of `step` count, drop all but the `keep` newest, and return its folder."""
+        """Mark the checkpoint of `step` as complete, drop all but the `keep` newest, and return its folder."""
         partial, final = self._partial(step), self._final(step)
         with (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)

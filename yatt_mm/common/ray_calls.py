@@ -46,7 +46,7 @@ def fetch(call: ray.ObjectRef, *, name: str, what: str) -> Any:
 def ask_actor(name: str, actor: Any, method: Callable[..., Any], *arguments: Any, deadline_s: float) -> Any:
     """Call a method of an actor that serves all controllers, and return its result.
 
-    `method`: the function of the actor's class, so that its callers are found under its name. The call waits half as
+    `method`: the function of the actor's class, so that a search for its name finds its callers. The call waits half as
     long again as `deadline_s`, because the deadlines inside such an actor end earlier and their errors say more.
 
     Raises:

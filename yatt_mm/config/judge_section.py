@@ -122,8 +122,7 @@ def remote_spec(name: str, section: JudgeSection, *, call_timeout_s: float) -> R
     """Return the server that judges; None where engines of the run do. `call_timeout_s` is for all verdicts of one
     call.
 
-    Raises:
-        ConfigError: the environment variable with the server's key is not set, or there is no server.
+    Raises: ConfigError: the environment variable with the server's key is not set, or belongs to no server.
     """
     variable = section.api_key_env
     if section.url is None:

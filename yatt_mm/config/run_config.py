@@ -104,7 +104,7 @@ class Config(Section):
 
     @property
     def judges(self) -> dict[str, Engines]:
-        """[judge] its engines; `tp` is 0 for remote servers."""
+        """The engines of each judge, by the judge's name; `tp` is 0 for remote servers."""
         return {
             name: Engines(num=judge.num_engines, tp=0) if judge.url else self._engines(judge.num_engines, judge.tp)
             for name, judge in self.reward.judges.items()

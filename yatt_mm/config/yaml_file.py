@@ -70,8 +70,8 @@ def explain(problem: Any, root: type[Section]) -> str:
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
-    """Return the class of the section that a field holds, or that each value of a field's mapping is; and the text
-    between the field's key and the section's keys. None if the field holds no section."""
+    """Return the class of the section that a field holds, or that each value of a field's mapping is; and the text that
+    joins the field's key with the section's keys in dotted keys. None if the field holds no section."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, "."
     inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]

@@ -166,7 +166,7 @@ class Controller:
         return list(plan.replicas)
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
-        """Train my replicas' ranks. Afterwards the step's rollouts are released."""
+        """Train the policy on the ranks of this controller's replicas. Afterwards the step's rollouts are released."""
         calls = [
             (name, rank.update.remote(plan))
             for replica, plan in zip(self._workers.my_replicas, plans)

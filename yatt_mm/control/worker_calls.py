@@ -27,7 +27,7 @@ class WorkerCalls:
         self._my_judges = judges[index::num]
 
     def on_my_ranks(self, method: str, *arguments: object) -> list[Any]:
-        """Return what all ranks of my replicas return."""
+        """Call `method` on all ranks of this controller's replicas, and return their results in order."""
         calls = [
             (name, getattr(rank, method).remote(*arguments))
             for replica in self.my_replicas

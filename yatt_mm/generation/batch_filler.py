@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class EnterPhase(Protocol):
-    """Brings every role into its state of a phase, for a block."""
+    """Brings every role into the state that a phase needs, during a `with` block."""
 
     def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[PhaseEntry]:
         """Enter a phase on all devices for a `with` block. `clock` is the metric to which the block's time is added."""

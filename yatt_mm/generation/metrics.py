@@ -47,7 +47,7 @@ class StepMeter:
             self.add_time(name, time.perf_counter() - started)
 
     def add_time(self, name: str, seconds: float) -> None:
-        """Add seconds. Over controllers the slowest one counts."""
+        """Add seconds to the time `name`. The metric is the largest sum of any controller."""
         self.maxima[name] = self.maxima.get(name, 0.0) + seconds
 
     def take(self) -> StepMeter:

@@ -1,5 +1,5 @@
-"""Generation phases in rounds: all controllers work through one list of groups, and sample and score them, or judge
-them.
+"""Generation phases in rounds: all controllers together sample and score all groups of a list, or judge all groups of a
+list.
 
 `yatt_mm.generation.streaming` is the other way: groups flow from stage to stage, and further prompts come in.
 """

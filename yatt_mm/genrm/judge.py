@@ -58,7 +58,7 @@ class _Vote:
 
 
 class Judge:
-    """A judge: an engine with the judge's model, and connections to the data plane."""
+    """One engine of a judge, with its connections to the data plane."""
 
     def __init__(
         self, spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, *, recipes: MediaRecipes

@@ -79,7 +79,8 @@ class DeviceLedger:
         self._states[unit] = state
 
     def take_spans(self, *, now_s: float) -> list[LedgerSpan]:
-        """Return the spans since the last call. Spans that still last are cut at `now_s`."""
+        """Return the times since the last call in which units held devices. Those that still last are cut at
+        `now_s`."""
         for unit in self._states:
             self._close(unit, now_s)
         spans, self._spans = self._spans, []

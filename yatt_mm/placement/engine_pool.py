@@ -104,7 +104,7 @@ class EnginePool:
         self._waiting.clear()
 
     def times(self, *, now_s: float) -> EngineTime:
-        """Return the totals since the start, up to `now_s`."""
+        """Return the engines' total times in use, from the start to `now_s`."""
         self._advance(now_s)
         return self._times
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 class EngineTime:
     """Times of a role's engines, summed since some start.
 
-    All but `any_active_s` are in device-seconds, or all in cell-seconds.
+    All but `any_active_s` have the same unit: device-seconds or cell-seconds.
     """
 
     any_active_s: float = 0.0

@@ -175,8 +175,8 @@ def _divide(split: Split, options: list[Split], observation: Observation, bounds
     def takes_s(option: Split) -> float:
         """Return the seconds that the phase takes.
 
-        If the best split lies between this one and the next, rollout's cells are assumed to help GenRM when rollout is
-        done.
+        If the best split would need a fraction of a cell between this one and the next, rollout's cells are assumed to
+        help GenRM when rollout is done.
         """
         alone_s = phase_s(option, rollout_work_s, genrm_work_s)
         rollout_s = _role_s(rollout_work_s, option.rollout)
@@ -228,12 +228,14 @@ def _decide_inside(split: Split, observation: Observation, bounds: Bounds) -> De
 
 
 def _least(bound: int, load: RoleLoad) -> int:
-    """Return the cells that a role keeps: at least one while it has requests, so that the cell need not come back."""
+    """Return the least number of cells that a role keeps: `bound`, and at least one while it has requests, so that the
+    cell need not come back."""
     return max(bound, 1 if load.num_present else 0)
 
 
 def _num_missing(load: RoleLoad, num_cells: int, num_planned: int) -> int:
-    """Return the number of lent cells that waiting requests would fill; at least one if the role has no cell at all."""
+    """Return how many of the cells that a role lent to the other role its waiting requests would fill; at least one if
+    the role has no cell at all."""
     if not load.num_waiting:
         return 0
     return max(0 if num_cells else 1, min(num_planned - num_cells, load.num_cells_wanted))

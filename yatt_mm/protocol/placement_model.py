@@ -134,8 +134,8 @@ class Engines:
 
 
 def full_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[str, Engines]) -> Placement:
-    """Return the placement with one training rank on every device; engines use the first devices, all judges' engines
-    one after another."""
+    """Return the placement with one training rank on every device; the policy's engines are placed from the first
+    device on, and so are all judges' engines, one after another."""
     first, units_of_judges = 0, []
     for name, engines in judges.items():
         units_of_judges.append(_units(Role.GENRM, name, engines, first=first))

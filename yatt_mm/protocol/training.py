@@ -75,7 +75,7 @@ class UpdateReport:
     seconds: float = 0.0
 
     def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
-        """Add one update; all values are averaged over the step's updates."""
+        """Add the values of one minibatch; all values are averaged over the step's minibatches."""
         for name, value in loss_metrics.items():
             self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
         self.grad_norm += grad_norm / num_minibatches

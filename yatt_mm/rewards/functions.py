@@ -1,7 +1,7 @@
 """The reward functions of the project. A reward function is a plain function (response, answer, fields) -> float, named
 in `reward.function`.
 
-`fields` is the sample's whole JSON member. A response that cannot be parsed scores 0.
+`fields` has all fields of the sample. A response that cannot be parsed scores 0.
 """
 
 from __future__ import annotations

@@ -40,9 +40,7 @@ class InFlightGroup:
 class InFlightGroups:
     """All groups in flight of one engine.
 
-    Consumes: requests.
-    Produces: sampled responses.
-    Waits for: the core, without a timeout.
+    Consumes: requests. Produces: sampled responses. Waits for: vLLM's engine core, without a timeout.
     """
 
     def __init__(self, name: str, llm: "AsyncLLM", backend: Any, inputs: Any, *, is_usable: Callable[[], bool]) -> None:
@@ -146,7 +144,8 @@ class InFlightGroups:
         return replace(ABORTED, label_logits=logits, finish_reason="stop") if logits else ABORTED
 
     def _dropped(self, flight: InFlightGroup) -> MediaDroppedError:
-        """Return the error for a group whose media the core dropped, and note that they must be sent again."""
+        """Return the error for a group whose media vLLM's engine core dropped, and note that they must be sent
+        again."""
         self._inputs.forget(flight.digests)
         return MediaDroppedError(
             f"engine {self._name} failed request {flight.prefix}: its process no longer held the media "

@@ -23,7 +23,8 @@ def engine_seconds(seconds: float, num_steps: int, tokens_per_second: float) -> 
     wanted = (steps.astype(np.float32) * np.float32(tokens_per_second * seconds)).astype(np.int64)
 
     def num_wrong(value: float) -> int:
-        """Return the number of frames that get another token position in float64 than in float32."""
+        """Return how many frames get another token position in float64 than in float32, with `value` in place of
+        `seconds`."""
         return int(((steps * (value * tokens_per_second)).astype(np.int64) != wanted).sum())
 
     if not num_wrong(seconds):

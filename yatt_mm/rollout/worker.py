@@ -152,7 +152,7 @@ class RolloutWorker:
         return await self._store(attempt, sampled)
 
     async def _begin(self, task: PromptTask, sampling: SamplingSettings) -> Continuation:
-        """Return the attempt at a task, with what its `partial` already has."""
+        """Return the attempt at a task, with the tokens that were sampled earlier (its `partial`)."""
         partial = None
         if task.partial is not None:
             (view,) = await self._resolve([task.partial])

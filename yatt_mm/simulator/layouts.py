@@ -55,7 +55,8 @@ def best_async(config: SimulationConfig) -> LayoutResult:
     """Return the asynchronous layout with the best split into three. The share of cells that generate is found by
     bisection.
 
-    With many cells, rollout and GenRM share theirs in the proportion of their work in full colocation.
+    With many cells, those that generate are divided between rollout and GenRM in proportion to the work of each in full
+    colocation.
     """
     num_cells = config.num_cells
     every = [(r, g) for r in range(1, num_cells - 1) for g in range(1, num_cells - r)]

@@ -75,6 +75,7 @@ class SegmentPublisher:
 
 
 def _host(folder: Path) -> tuple[str, int]:
-    """Return the host's boot id and the device of `folder`: equal for processes that see the same files in it."""
+    """Return the host's boot id and the number of the file system that holds `folder`: equal for processes that see the
+    same files in it."""
     boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return boot_id, folder.stat().st_dev

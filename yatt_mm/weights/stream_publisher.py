@@ -77,7 +77,8 @@ class StreamPublisher:
             check_finite(name, tensor)
 
     def _announce(self, version: int) -> WeightStream:
-        """Open the store for the receivers if necessary, and return the description of the new weight stream."""
+        """Open the TCP store in which the receivers meet, if necessary, and return the description of the new weight
+        stream."""
         if self._store is None:
             timeout = timedelta(seconds=self._receivers.deadline_s)
             self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)

@@ -65,12 +65,14 @@ class ArrowGroups:
             )
 
     def nbytes(self, group: int, columns: Sequence[str]) -> int:
-        """Return the bytes of the whole batch; 0 if its media stay in the file."""
+        """Return the memory that reading takes, in bytes: that of the whole batch, or 0 if the media are not read but
+        stay in the file."""
         batch = self._batches[group]
         return 0 if self._is_sparse(batch) else batch.body_bytes
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """Return these columns of a record batch. Media whose place `offset_in_file` knows are zeros here."""
+        """Return these columns of a record batch. Media that `offset_in_file` finds in the file are not read: zeros
+        stand in their place."""
         batch = self._batches[group]
         if self._is_sparse(batch):
             found = self._read_sparse(batch, columns, max_bytes)

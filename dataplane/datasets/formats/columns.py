@@ -18,7 +18,7 @@ MEDIA_NAMES = ("image", "images", "video", "videos")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnOptions:
-    """The options of a root about its columns, as the owner of the node gave them."""
+    """Which columns of a data set to read and how, as the owner of the node gave them."""
 
     media: frozenset[str] = frozenset()
     """The columns that hold media although their type does not show it."""

@@ -51,7 +51,7 @@ class JsonLinesShard:
         return [self._row(number) for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """Return the file that the line of this number names at `part`."""
+        """Return the file that line number `offset` names at `part`."""
         if not 0 <= offset < self.num_samples:
             return None
         self._file.check_unchanged()

@@ -46,8 +46,8 @@ class ParquetGroups:
         return self._nbytes[group]
 
     def read(self, group: int, columns: Sequence[str], max_bytes: int) -> pa.Table:
-        """Return these columns of a row group. A few rows are decoded at a time, because equal cells are stored once
-        but read separately."""
+        """Return these columns of a row group. A few rows are decoded at a time, because equal cells are stored once,
+        but each of them takes memory when it is decoded."""
         footer = self._caches.footers.get(self.file)
         source = _source(self.file)
         with pq.ParquetFile(source, metadata=footer, pre_buffer=not self.file.is_local) as parquet:

@@ -227,7 +227,7 @@ class _CellSource:
 
     @property
     def no_links(self) -> bool:
-        """False: the path of the table may have links, because the owner of the node registered it."""
+        """False: the path of the table may lead through symbolic links, because the owner of the node registered it."""
         return False
 
     def read(self, offset: int, nbytes: int) -> bytes:

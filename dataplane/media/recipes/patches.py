@@ -4,8 +4,8 @@ times as possible.
 Pillow splits a frame into its three bands. Each band is written with one strided copy whose items are rows of a patch
 (`V14`: 14 bytes at once). This is several times faster than a copy of single bytes.
 
-The order of the values of a target: blocks of merge x merge patches; each patch has 3 bands x temporal x patch x patch
-values.
+The order of the values in the array that is written: blocks of merge x merge patches; each patch has 3 bands x temporal
+x patch x patch values.
 """
 
 from collections.abc import Iterable

@@ -1,5 +1,5 @@
-"""Tests of a disk that fails in the middle: no bytes of another object are shown, nothing acknowledged is lost, and no
-lease stays."""
+"""Tests of a disk that fails in the middle of an operation: no bytes of another object are shown, nothing acknowledged
+is lost, and no lease stays."""
 
 import threading
 import time

@@ -1,4 +1,4 @@
-"""Tests of writing a folder like another one: the same files, complete or not at all."""
+"""Tests of writing a checkpoint folder with the same files as another one: it is there complete or not at all."""
 
 from __future__ import annotations
 

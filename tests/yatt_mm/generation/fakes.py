@@ -192,7 +192,7 @@ def config_of(*overrides: str) -> Config:
 
 @asynccontextmanager
 async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADLINE_S) -> AsyncIterator[World]:
-    """Enter a rollout or generation phase on fake workers, for a block."""
+    """Run a rollout or generation phase with fake workers during a `with` block."""
     config = config_of(*overrides)
     placement, handles = config.make_placement(), {}
     engines = [Engine() for unit in placement.of_role(Role.ROLLOUT)]

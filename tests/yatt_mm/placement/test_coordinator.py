@@ -113,8 +113,8 @@ def test_requests_wait_for_room_and_those_of_an_earlier_phase_are_sent_away() ->
 
 
 async def second_waits(coordinator: Coordinator) -> tuple[int, asyncio.Future[list[int]]]:
-    """Begin a phase in which controller 0 has all places and controller 1 waits. Return the phase's number and the
-    future of controller 1's request."""
+    """Begin a phase in which controller 0 has as many requests as the engines take and controller 1 waits. Return the
+    phase's number and the future of controller 1's request."""
     number = (await coordinator.enter(Phase.ROLLOUT, 1, True)).number
     await coordinator.acquire(number, "rollout", 0, 4)
     waiting = asyncio.ensure_future(coordinator.acquire(number, "rollout", 1, 3))
@@ -214,8 +214,8 @@ def test_what_a_move_would_cost_too_much_for_is_told_once() -> None:
 
 
 def test_a_move_that_was_slow_by_chance_is_forgotten() -> None:
-    """Test that a slow move is forgotten. Otherwise the policy would never move again, and so never find out that moves
-    are fast."""
+    """Test that a slow move is forgotten. Otherwise the placement policy would never move again, and so never find out
+    that moves are fast."""
 
     async def run() -> None:
         coordinator = make(PARTIAL, [], division=DIVISION)

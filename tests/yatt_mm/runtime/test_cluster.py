@@ -1,4 +1,4 @@
-"""Tests of the devices that Ray reserves: their own names, not their places in the run."""
+"""Tests that devices that Ray reserves are named by their own ids, not by their numbers in the run."""
 
 from __future__ import annotations
 

@@ -174,7 +174,7 @@ def test_with_perfect_scaling_full_colocation_saves_at_most_the_bound_which_is_a
 
 def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
     """Test with equal requests that divide evenly, no cost of switching, almost no training, and as much work to judge
-    as to answer."""
+    as to sample."""
     config = simulation(
         devices={"num": 8, "per_cell": 1},
         workload__prompts_per_step=168,

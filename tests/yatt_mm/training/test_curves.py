@@ -48,7 +48,7 @@ DIVIDED = sorted(
 
 @pytest.fixture(scope="module")
 def alone(ranks: RankPool, deep_folder: Path) -> dict[str, dict[str, list[float]]]:
-    """The curves of one rank."""
+    """The metrics of each training step, computed by one rank alone."""
     cases = {case: given for case, given in CASES.items() if given[0].world_size == 1}
     return ranks.run(1, jobs.curves, deep_folder, cases, NUM_STEPS)[0]
 

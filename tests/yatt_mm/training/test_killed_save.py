@@ -57,7 +57,7 @@ def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
 
 
 def _finish_save(rank: int, engine: TrainEngine, checkpoints: Checkpoints, step: int) -> None:
-    """Save in the way of the controllers: a checkpoint counts once it is committed, after every rank has finished."""
+    """Save as the controllers do: a checkpoint counts once it is committed, after every rank has finished."""
     engine.finish_save()
     dist.barrier()
     if rank == 0:
