@@ -104,7 +104,7 @@ def build_folder(directory: Path, num_params: int) -> Path:
 def measure_in_ranks(
     model_dir: Path, segments: Path, *, dtype: str, num_ranks: int, rounds: int, clock: str
 ) -> list[Row]:
-    """Start the ranks and let them measure. Return the rows, in which the slowest rank of each round counts."""
+    """Start the ranks and let them measure. Return the rows, in which the slowest rank of each repetition counts."""
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     with tempfile.NamedTemporaryFile() as store:

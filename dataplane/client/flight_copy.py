@@ -1,4 +1,4 @@
-"""One object over Flight with its digest: a DoPut of a buffer, and a DoGet into the bytes of this process."""
+"""One object over Flight with its digest: a DoPut of a buffer, and a DoGet into this process's own memory."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -100,7 +100,7 @@ class ScopeHeartbeat:
             close_quietly(stream[0])
 
     def _connect(self, timeout_s: float) -> tuple[Any, Any]:
-        """Open the stream; return its writer and its reader."""
+        """Open the stream; return its Flight writer and Flight reader."""
         descriptor = fl.FlightDescriptor.for_command(dump({"verb": "scopes", "owner": self._owner}))
         writer, reader = self._flight.do_exchange(descriptor)
         try:

@@ -82,7 +82,7 @@ class Security:
         return options
 
     def ssl_context(self) -> ssl.SSLContext | None:
-        """Return the same TLS settings for a Python socket; None if the node has no certificate."""
+        """Return the Flight server's TLS settings for a Python socket; None if the node has no certificate."""
         if self.tls_cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -164,8 +164,8 @@ def right_of(context: fl.ServerCallContext) -> Right:
 
 
 def bearer(shown: Sequence[Any]) -> str:
-    """Return the token of the authorization headers, or an empty string if there are none. UnauthenticatedError for
-    other kinds."""
+    """Return the bearer token of the authorization headers, or an empty string if there are none.
+    UnauthenticatedError for headers of another kind."""
     if not shown:
         return ""
     scheme, _, token = str(shown[0])[:MAX_HEADER_CHARS].partition(" ")

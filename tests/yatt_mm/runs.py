@@ -167,7 +167,7 @@ def leftovers(mark: str, before: set[str], temporary: Path) -> list[str]:
 
 
 def _is_held(folder: Path) -> bool:
-    """Return True for a folder (`yatt_mm.common.owned_dirs`) of another run that still works."""
+    """Return True for a folder (`yatt_mm.common.owned_dirs`) of another run that has not ended."""
     try:
         with (folder / LOCK_FILE).open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)

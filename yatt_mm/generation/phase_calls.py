@@ -121,7 +121,7 @@ class PhaseCalls:
 
 @asynccontextmanager
 async def open_calls(*, deadline_s: float, on_progress: Callable[[], object]) -> AsyncIterator[PhaseCalls]:
-    """Open the calls of a phase for a block. What is still under way at its end is cancelled.
+    """Open the calls of a phase for an `async with` block. What is still under way at its end is cancelled.
 
     `on_progress` is called while results arrive, though not for each one: it is a sign of life.
 

@@ -53,7 +53,8 @@ class PromptSource:
         self._client.prefetch(self._start.train_set, [slot.index for slot in slots], self._recipes.by_kind())
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """Return this controller's share of the held-out prompts. Notices come only with a fresh run's first call."""
+        """Return this controller's share of the held-out prompts. The notices say which samples cannot be used; only
+        the first call of a fresh run has any."""
         if self._eval_prompts is not None:
             return self._eval_prompts, []
         slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]

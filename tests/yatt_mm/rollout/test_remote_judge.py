@@ -294,8 +294,8 @@ async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web
 
 
 def free_port() -> int:
-    """Return a port that the kernel does not give to processes that ask for any port, because a server binds it only
-    after a while."""
+    """Return a port that the operating system does not give to processes that ask for any port, because a server binds
+    it only after a while."""
     for port in random.sample(range(20000, 32000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
