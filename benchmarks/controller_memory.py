@@ -64,7 +64,8 @@ def main() -> None:
 
 
 def measure(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return rows: the memory of the largest controller at the first and the last step, and the run's pixels."""
+    """Return rows: the memory of the largest controller at the first and the last step, and the bytes of pixels in the
+    run."""
     resident = [record["controller/rss_bytes_max"] for record in records]
     seconds = sum(record["time/step_s"] for record in records)
     return [

@@ -110,7 +110,7 @@ def engine_config(options: argparse.Namespace) -> EngineConfig:
 async def measure(
     config: EngineConfig, trials: Sequence[Trial], repeats: int, client: Client
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return [N, 5] how many units of each of `COSTS` each trial had, and [N] its seconds."""
+    """Return [N, 5] how often each trial pays each of `COSTS`, and [N] its seconds."""
     fresh = itertools.count()
     with Reader(client.uri) as reader:
         engine = await VllmEngine.start(config)

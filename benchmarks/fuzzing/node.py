@@ -85,7 +85,7 @@ class FuzzedNode:
         return usage
 
     def stop(self) -> int:
-        """End the node. Return the code with which it had ended before, or 0."""
+        """End the node. Return its exit code if it had ended by itself before, else 0."""
         code = self.process.poll()
         self.process.terminate()
         try:

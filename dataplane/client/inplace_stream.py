@@ -67,7 +67,8 @@ class InplaceStream:
         return reply
 
     def tell(self, message: Mapping[str, Any]) -> None:
-        """Send a message that has no reply. The node returns the error of a wrong message with the next request."""
+        """Send a message that has no reply. If the message is wrong, the node says so in its reply to the next
+        request."""
         try:
             self._writer.write_metadata(pa.py_buffer(dump(message)))
         except pa.ArrowException:

@@ -31,7 +31,7 @@ def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.Meta
 
 
 def _column_dtype(schema: pa.Schema) -> str:
-    """Return the numpy name of the one column of a DoPut."""
+    """Return the numpy name of the dtype of a DoPut's only column."""
     if len(schema) != 1:
         raise BadRequestError(f"DoPut with {len(schema)} columns ({', '.join(schema.names)}); wanted exactly one")
     kind = schema.field(0).type

@@ -31,7 +31,7 @@ COUNTERS = frozenset(
 
 
 class Metrics:
-    """The metrics of one node, in their own `registry`; every sample has the node as a label. Thread-safe."""
+    """The metrics of one node, in their own `registry`; every value has the node as a label. Thread-safe."""
 
     def __init__(self, node_id: str, stat: Callable[[], Mapping[str, Any]], meter: Meter) -> None:
         self._node_id = node_id

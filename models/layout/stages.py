@@ -14,7 +14,8 @@ from models.layout.divisors import check_divides, divisors, nearest
 def stage_layers(
     num_layers: int, *, pp: int, vpp: int = 1, first: int | None = None, last: int | None = None
 ) -> list[int]:
-    """Return [pp] the layers of each stage. Raises ValueError, with a division that fits, if they do not divide."""
+    """Return [pp] the number of layers of each stage. Raises ValueError, with a division that fits, if they do not
+    divide."""
     if pp == 1:
         _check_single(vpp, first, last)
         return [num_layers]

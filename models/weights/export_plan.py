@@ -108,7 +108,8 @@ def metadata(planned: Sequence[Shards], table: WeightTable) -> list[WeightMeta]:
 
 
 def buckets(planned: Sequence[Shards]) -> Iterator[list[Shards]]:
-    """Yield groups of neighbouring parameters with the same owners and dtype, up to BUCKET_BYTES of each rank."""
+    """Yield runs of neighbouring parameters that the same ranks hold in the same dtype, up to BUCKET_BYTES of each
+    rank."""
     bucket: list[Shards] = []
     num_bytes = 0
     for shards in planned:

@@ -153,7 +153,7 @@ def partial_colocation(*, num_devices: int, rollout: Engines, judges: Mapping[st
     """Return the placement in which every device has a training rank, a place in an engine of the policy, and one in an
     engine of each judge.
 
-    Judges that are remote servers use no device and are not part of the division.
+    Judges that are remote servers use no device and are not part of the placement.
     """
     size = cell_size(rollout, judges.values())
     return Placement(

@@ -89,7 +89,8 @@ def finish_gradients(
 ) -> None:
     """Compute every sum over ranks that gradients need. megatron's schedule calls this after the last microbatch.
 
-    `num_tokens` is ignored: weights are global already, so nothing is divided.
+    `num_tokens` is ignored: the weights of the tokens in the loss add up to 1 over all ranks already, so nothing is
+    divided.
     """
     finalize_model_grads(models, None, pg_collection=pg_collection, force_all_reduce=force_all_reduce)
     group = parallel_state.get_tensor_model_parallel_group()

@@ -1,8 +1,8 @@
 """Arrow streams and files, as Hugging Face's `datasets` saves them: their record batches are the groups of rows.
 
-Indexing reads the headers of the messages. Of a local file only the bytes that are not media are read, each to its
-place in memory of the batch's size; workers read the media themselves as byte ranges. Nothing is mapped, because a file
-that is cut while it is mapped ends the process. A batch of a remote or compressed file is read as a whole.
+Indexing reads the headers of the messages. Of a local file only the bytes that are not media are read, each to its own
+offset in memory as large as the batch; workers read the media themselves as byte ranges. Nothing is mapped, because a
+file that is cut while it is mapped ends the process. A batch of a remote or compressed file is read as a whole.
 Dictionary-encoded columns are not supported.
 """
 
@@ -41,7 +41,8 @@ class _Message:
 
 
 class ArrowGroups:
-    """An Arrow stream or file as groups of rows. If the file is torn, everything after the tear is a flaw.
+    """An Arrow stream or file as groups of rows. If the file is cut short or damaged, everything from there on is
+    reported as a flaw.
 
     Raises DatasetError if the file has no schema, or has columns that cannot be read.
     """

@@ -1,5 +1,5 @@
-"""Tests of the marks that keep a durable object: damage, second files, scopes that change or close, and what is synced
-when."""
+"""Tests of the marks that keep a durable object: damage, a second file of the same object, scopes that change or close,
+and what is synced when."""
 
 import json
 import os

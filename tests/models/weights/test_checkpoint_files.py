@@ -15,7 +15,7 @@ from models.weights.checkpoint_files import INDEX, SINGLE, CheckpointFiles
 
 @pytest.fixture
 def source(tmp_path: Path) -> CheckpointFiles:
-    """A folder with two shards and one companion."""
+    """A checkpoint folder with two files of weights and one other file."""
     folder = tmp_path / "source"
     folder.mkdir()
     save_file({"a": torch.zeros(2)}, folder / "1.safetensors")

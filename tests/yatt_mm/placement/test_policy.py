@@ -31,8 +31,8 @@ def measured(split: Split, rollout_work_s: float, genrm_work_s: float) -> Observ
 
 
 def helped_s(split: Split, rollout_work_s: float, genrm_work_s: float) -> float:
-    """Return the seconds of a phase in which all cells but one judge after all responses are sampled, and moving costs
-    nothing."""
+    """Return the seconds of a phase in which, once all responses are sampled, all cells except one do judging, and
+    moving costs nothing."""
     rollout_s = rollout_work_s / split.rollout
     return rollout_s + max(0.0, genrm_work_s - split.genrm * rollout_s) / (split.num_cells - 1)
 

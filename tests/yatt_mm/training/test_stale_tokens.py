@@ -33,7 +33,8 @@ CLIP = 0.2
 
 
 def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any]:
-    """Train steps of one and two updates at policy version 2, on a group in which three tokens are older."""
+    """Train one step with one minibatch and one with two, at policy version 2, on a group in which three tokens are
+    older."""
     dist.destroy_process_group()  # the worker makes its own
     spec = TrainSpec(
         model_dir=str(model_dir),
