@@ -1,8 +1,8 @@
 """A process group of one sender and its receivers, for one publish: NCCL on GPUs, gloo on the CPU.
 
 The members meet in a store on the sender's host. Each receiver takes the next free number there, so no list of
-receivers is needed in advance. No wait is longer than the stream's deadline; the error then names the receivers that
-came.
+receivers is needed in advance. No wait is longer than the weight stream's deadline; the error then names the receivers
+that came.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Real training ranks for tests: processes that are started once and run one job after another.
 
 Importing what a rank needs takes seconds (torch, transformers, megatron). It is done once, in a server without threads
-from which ranks are forked. All tests of a session share the pool; every job has a process group of its own over the
-first `world_size` ranks.
+from which ranks are forked. All tests of a pytest session share these processes; every job has a process group of its
+own over the first `world_size` ranks.
 """
 
 from __future__ import annotations
