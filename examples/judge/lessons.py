@@ -44,8 +44,8 @@ def reading(digits: Sequence[str], scans: Sequence[int]) -> Lesson:
 
 
 def judging(digits: Sequence[str], scans: Sequence[int], pieces: Sequence[str], rng: random.Random) -> Lesson:
-    """Return two questions about each scan: about the right digit, and about a wrong response. Wrong responses are made
-    of `pieces`."""
+    """Return two questions about each scan: whether the right digit is right, and whether a wrong response is. Wrong
+    responses are made of the texts `pieces`."""
     answers = [digits[i] for i in scans] + [draw_wrong(rng, digits[i], pieces) for i in scans]
     return Lesson(
         scans=(*scans, *scans),

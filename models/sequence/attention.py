@@ -24,7 +24,7 @@ except ImportError:
 
 
 class Segments:
-    """The boundaries of the segments of a packed stream."""
+    """The boundaries of the sequences in a packed stream."""
 
     def __init__(self, bounds: Sequence[int], device: torch.device) -> None:
         """`bounds` are the positions of the boundaries: 0, the end of the first sequence, ..., the number of tokens."""
