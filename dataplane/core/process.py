@@ -49,6 +49,11 @@ def keep_freed_memory(largest_bytes: int = 1 << 30, kept_bytes: int = (1 << 31) 
     libc.mallopt(_M_ARENA_MAX, 1)
 
 
+def return_freed_memory() -> None:
+    """Give memory that malloc has freed back to the operating system, in about half a millisecond."""
+    ctypes.CDLL(None).malloc_trim(0)
+
+
 class Trimmer:
     """Gives freed memory back to the operating system (malloc_trim), `wait_s` seconds after a request. It is
     thread-safe.
@@ -83,7 +88,7 @@ class Trimmer:
         with self._lock:
             left_s = self._asked_at + self._wait_s - time.monotonic()
             self._is_waiting = left_s > 0
-        ctypes.CDLL(None).malloc_trim(0)
+        return_freed_memory()
         if left_s > 0:  # another request came while this one was waiting
             self._trim_in(left_s)
 

@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from dataplane.client.client import Client
+from dataplane.core.process import return_freed_memory
 from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
@@ -261,6 +262,7 @@ class Controller:
     def _report(self) -> None:
         """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
         self._rendezvous.phase = "report"
+        return_freed_memory()
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:
             add_judges(self._meter, self._workers.on_my_judges("metrics"))
