@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.common.errors import ConfigError
 
@@ -66,16 +64,3 @@ def test_what_is_peeked_at_is_what_is_drawn_next(before: int, count: int) -> Non
     coming = order.peek(count)
     assert order.state() == state
     assert order.take(count) == coming
-
-
-def test_advantages_are_the_hand_worked_ones() -> None:
-    assert group_advantages([1.0, 0.0, 0.0, 1.0]) == pytest.approx(
-        [math.sqrt(3) / 2, -math.sqrt(3) / 2] * 1
-        + [
-            -math.sqrt(3) / 2,
-            math.sqrt(3) / 2,
-        ],
-        abs=1e-5,
-    )
-    assert group_advantages([1.0, 0.0], normalize_std=False) == [0.5, -0.5]
-    assert group_advantages([0.3, 0.3, 0.3]) == [0.0, 0.0, 0.0]

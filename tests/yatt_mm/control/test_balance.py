@@ -153,7 +153,9 @@ def planned_group(position: int, lengths: tuple[int, ...]) -> PlannedGroup:
         policy_versions=((0, 0),) * len(lengths),
         finish_reasons=("stop",) * len(lengths),
     )
-    return PlannedGroup(position=position, group=group, advantages=tuple(float(length) for length in lengths))
+    return PlannedGroup(
+        position=position, group=group, advantages=tuple(10.0 * position + row for row in range(len(lengths)))
+    )
 
 
 def step_plan(groups: list[PlannedGroup], num_replicas: int, replicas: list[int]) -> StepPlan:
@@ -199,13 +201,14 @@ def test_a_controller_that_plans_its_own_replicas_gets_what_all_would_get_and_we
     assert (alone.imbalance, alone.num_microbatches) == (whole.imbalance, whole.num_microbatches)
     assert [m.token_weight for m in whole.replicas[0].minibatches] == [1 / 36, 1 / 45]
     advantages = [
-        sample.advantage
+        ((plan.groups[sample.group].slot, sample.row), sample.advantage)
         for plan in whole.replicas
         for minibatch in plan.minibatches
         for micro in minibatch.microbatches
         for sample in micro
     ]
-    assert sorted(advantages) == sorted(float(length) for group in groups for length in group.group.lengths)
+    rows = [(position, row) for position in range(6) for row in range(3)]
+    assert sorted(advantages) == [((position, row), 10.0 * position + row) for position, row in rows]
 
 
 def test_max_over_mean_of_no_work_at_all_is_one() -> None:
