@@ -103,7 +103,16 @@ def test_memory_that_is_freed_after_a_second_wish_is_trimmed_too(monkeypatch: py
     wait_until(lambda: bool(trimmed) and trimmed[-1] >= asked + 0.2)
 
 
-def test_numa_policies_are_read_and_refused_with_what_there_is() -> None:
+def policy_of(segment: Segment) -> str:
+    """Return the memory policy that the system reports for the pages of a segment, such as `bind:0`."""
+    for line in Path("/proc/self/numa_maps").read_text().splitlines():
+        address, policy = line.split()[:2]
+        if int(address, 16) == segment.address:
+            return policy
+    raise AssertionError(f"no mapping begins at {segment.address:x}")
+
+
+def test_numa_policies_are_applied_and_refused_with_what_there_is() -> None:
     assert NumaPolicy.parse("bind:0").nodes == (0,) and str(NumaPolicy.parse("interleave")) == "interleave"
     for text in ("bind:999", "bind", "both", ""):
         with pytest.raises(ValueError, match="wanted interleave or bind:N"):
@@ -115,6 +124,7 @@ def test_numa_policies_are_read_and_refused_with_what_there_is() -> None:
             assert "leave --numa away" in str(error)
         else:
             assert not segment.bytes.any()
+            assert policy_of(segment) == f"{policy.mode}:{','.join(map(str, policy.nodes))}"
             segment.unlink()
     with pytest.raises(BadRequestError, match="the kernel refuses"):
         Segment(1 << 20, "numa", numa=NumaPolicy("bind", (900,)))

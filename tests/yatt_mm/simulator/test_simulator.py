@@ -26,7 +26,7 @@ from yatt_mm.simulator.cells import AWAKE, Cells, Use
 from yatt_mm.simulator.config import load_simulation, parse_simulation
 from yatt_mm.simulator.events import Events
 from yatt_mm.simulator.fleet import Fleet
-from yatt_mm.simulator.layouts import NAMES, compare
+from yatt_mm.simulator.layouts import NAMES
 from yatt_mm.simulator.lengths import draw_lengths
 from yatt_mm.simulator.modelled_engine import Request
 from yatt_mm.simulator.results import LayoutResult
@@ -338,4 +338,3 @@ def test_the_command_takes_several_configs_a_table_each(tmp_path: Path, capsys: 
 def test_the_configs_that_come_with_it_name_a_source_for_every_number(name: str) -> None:
     config = load_simulation(CONFIGS / f"{name}.yaml")
     assert "given without a source" not in str(config.model_dump())
-    assert len(NAMES) == 7 and callable(compare)
