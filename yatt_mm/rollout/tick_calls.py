@@ -17,17 +17,28 @@ Reply = TypeVar("Reply")
 class TickCalls(Generic[Item, Reply]):
     """Calls one function with all items of a tick. Used from one event loop."""
 
-    def __init__(self, function: Callable[[list[Item]], Sequence[Reply]], threads: Executor, *, max_items: int) -> None:
-        """`function` gets up to `max_items` items and returns one reply per item, in order. If it raises, it is called
-        again with each of the items alone, so that one item does not fail the others."""
+    def __init__(
+        self,
+        function: Callable[[list[Item]], Sequence[Reply]],
+        threads: Executor,
+        *,
+        max_items: int,
+        errors_of_one: tuple[type[Exception], ...],
+    ) -> None:
+        """`function` gets up to `max_items` items and returns one reply per item, in order.
+
+        `errors_of_one`: what the function raises if one item is at fault. It is then called again with each of the
+        items alone, so that one does not fail the others. Any other error is the error of all items.
+        """
         self._function = function
         self._threads = threads
         self._max_items = max_items
+        self._errors_of_one = errors_of_one
         self._waiting: list[tuple[Item, asyncio.Future[Reply]]] = []
         self._calls: set[asyncio.Task[None]] = set()
 
     async def __call__(self, item: Item) -> Reply:
-        """Return the reply to one item. Raises what the function raises for this item alone."""
+        """Return the reply to one item. Raises what the function raises."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._flush)
@@ -50,10 +61,12 @@ class TickCalls(Generic[Item, Reply]):
                 if not future.done():
                     future.set_result(reply)
         except Exception as error:
-            if len(asked) > 1:
+            if len(asked) > 1 and isinstance(error, self._errors_of_one):
                 await asyncio.gather(*(self._call([one]) for one in asked))
-            elif not asked[0][1].done():
-                asked[0][1].set_exception(error)
+                return
+            for _, future in asked:
+                if not future.done():
+                    future.set_exception(error)
         finally:
             for _, future in asked:
                 future.cancel()  # those that have no reply yet would wait for ever

@@ -9,12 +9,14 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
 import numpy as np
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
+from dataplane.core.errors import BadMediaError, BadRequestError, ChecksumError, DatasetError, MissingObjectError
 from dataplane.core.refs import ArraySpec, Ref
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.published import Published
@@ -34,6 +36,8 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 from yatt_mm.rollout.tick_calls import TickCalls
 from yatt_mm.rollout.vllm_engine import VllmEngine
 
+Item = TypeVar("Item")
+Reply = TypeVar("Reply")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
@@ -42,6 +46,8 @@ NUM_IO_THREADS = 8
 """The number of calls to the data plane that may be under way at the same time."""
 MAX_GROUPS_PER_CALL = 32
 """The number of groups whose media are resolved, or that are stored, in one call to the data plane."""
+ERRORS_OF_ONE = (BadMediaError, BadRequestError, ChecksumError, DatasetError, MissingObjectError)
+"""What the data plane raises if one object is at fault. Its other errors are about the node, or about time."""
 
 
 class RolloutWorker:
@@ -62,8 +68,8 @@ class RolloutWorker:
         self._reader = reader
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
-        self._resolve = TickCalls(self._resolve_together, self._io, max_items=MAX_GROUPS_PER_CALL)
-        self._put = TickCalls(self._put_together, self._io, max_items=MAX_GROUPS_PER_CALL)
+        self._resolve = self._together(self._resolve_many)
+        self._put = self._together(self._put_many)
         self._in_hand: set[Cut] = set()
         """One cut per group that `generate` is working on."""
         self._num_groups = 0
@@ -73,16 +79,15 @@ class RolloutWorker:
     @classmethod
     async def start(cls, spec: EngineSpec, dataplane_uri: str) -> "RolloutWorker":
         """Connect to the data plane, start the engine, and return the worker."""
-        client = Client(dataplane_uri, timeout_s=spec.deadline_s)
-        reader = Reader(dataplane_uri, timeout_s=spec.deadline_s)
-        try:
+        async with AsyncExitStack() as on_failure:
+            client = on_failure.enter_context(Client(dataplane_uri, timeout_s=spec.deadline_s))
+            reader = on_failure.enter_context(Reader(dataplane_uri, timeout_s=spec.deadline_s))
             client.open_scope(spec.scope)
             engine = await VllmEngine.start(EngineConfig.of(spec))
-            return cls(engine, client, reader, scope=spec.scope, durable=spec.durable)
-        except BaseException:
-            reader.close()
-            client.close()
-            raise
+            on_failure.push_async_callback(engine.shutdown)
+            worker = cls(engine, client, reader, scope=spec.scope, durable=spec.durable)
+            on_failure.pop_all()
+            return worker
 
     def generate(self, task: PromptTask, sampling: SamplingSettings) -> Coroutine[Any, Any, GroupRef]:
         """Sample the responses of one task, store the group, and return its ref. Continues the task's `partial`.
@@ -222,12 +227,16 @@ class RolloutWorker:
             return self.engine.policy_version, self.engine.policy_version
         return int(versions.min()), int(versions.max())
 
-    def _resolve_together(self, wanted: Sequence[Sequence[Ref]]) -> list[list[np.ndarray]]:
+    def _together(self, function: Callable[[list[Item]], Sequence[Reply]]) -> TickCalls[Item, Reply]:
+        """Return calls of a function that end up as one call per tick of the event loop."""
+        return TickCalls(function, self._io, max_items=MAX_GROUPS_PER_CALL, errors_of_one=ERRORS_OF_ONE)
+
+    def _resolve_many(self, wanted: Sequence[Sequence[Ref]]) -> list[list[np.ndarray]]:
         """Return the views of each list of refs."""
         views = iter(self._reader.resolve([ref for refs in wanted for ref in refs]))
         return [[next(views) for _ in refs] for refs in wanted]
 
-    def _put_together(self, named: Sequence[tuple[str, group_record.GroupRecord]]) -> list[Ref]:
+    def _put_many(self, named: Sequence[tuple[str, group_record.GroupRecord]]) -> list[Ref]:
         """Store groups under their names, and return their refs."""
         data = [group_record.encode(group) for _, group in named]
         specs = [

@@ -11,6 +11,10 @@ import pytest
 from yatt_mm.rollout.tick_calls import TickCalls
 
 
+class BadNumberError(Exception):
+    """One number is at fault."""
+
+
 def run_with(
     function: Callable[[list[int]], Sequence[int]],
     scenario: Callable[[TickCalls[int, int]], Coroutine[Any, Any, None]],
@@ -20,7 +24,9 @@ def run_with(
     threads = ThreadPoolExecutor(4)
 
     async def limited() -> None:
-        await asyncio.wait_for(scenario(TickCalls(function, threads, max_items=max_items)), 20)
+        await asyncio.wait_for(
+            scenario(TickCalls(function, threads, max_items=max_items, errors_of_one=(BadNumberError,))), 20
+        )
 
     try:
         asyncio.run(limited())
@@ -31,8 +37,9 @@ def run_with(
 class Squares:
     """A function that squares; it notes what it was called with, and fails for the numbers in `bad`."""
 
-    def __init__(self, bad: Sequence[int] = ()) -> None:
+    def __init__(self, bad: Sequence[int] = (), error: type[Exception] = BadNumberError) -> None:
         self.bad = bad
+        self.error = error
         self.calls: list[list[int]] = []
 
     def __call__(self, items: list[int]) -> list[int]:
@@ -40,7 +47,7 @@ class Squares:
         self.calls.append(items)
         for item in items:
             if item in self.bad:
-                raise ValueError(f"{item} is bad")
+                raise self.error(f"{item} is bad")
         return [item * item for item in items]
 
 
@@ -71,10 +78,21 @@ def test_an_item_that_fails_does_not_fail_the_others_of_its_tick() -> None:
     async def scenario(calls: TickCalls[int, int]) -> None:
         replies = await asyncio.gather(*map(calls, range(4)), return_exceptions=True)
         assert [replies[0], replies[1], replies[3]] == [0, 1, 9]
-        assert repr(replies[2]) == "ValueError('2 is bad')"
+        assert repr(replies[2]) == "BadNumberError('2 is bad')"
 
     run_with(squares, scenario)
     assert sorted(squares.calls) == [[0], [0, 1, 2, 3], [1], [2], [3]]
+
+
+def test_an_error_that_is_not_of_one_item_is_that_of_all_and_costs_no_further_call() -> None:
+    squares = Squares(bad=[2], error=TimeoutError)
+
+    async def scenario(calls: TickCalls[int, int]) -> None:
+        replies = await asyncio.gather(*map(calls, range(4)), return_exceptions=True)
+        assert all(isinstance(reply, TimeoutError) for reply in replies)
+
+    run_with(squares, scenario)
+    assert squares.calls == [[0, 1, 2, 3]]
 
 
 def test_a_tick_does_not_wait_for_the_call_of_an_earlier_one() -> None:
