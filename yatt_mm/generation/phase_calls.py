@@ -56,22 +56,22 @@ class PhaseCalls:
         while self._started:
             await asyncio.wait(self._started)
 
-    async def reply(self, call: Awaitable[T], *, name: str, what: str, is_progress: bool = True) -> T:
+    async def reply(self, call: Awaitable[T], *, name: str, what: str, deadline_s: float | None = None) -> T:
         """Return the result of a call to the worker `name`.
 
-        Without `is_progress` the call has its own time limit, and its result does not extend the deadline of the
-        others.
+        A call with its own `deadline_s` does not extend the deadline of the others by its result.
 
         Raises:
             WorkerError: the worker raised or died. When no call ends for `deadline_s`, the whole phase ends with this
                 error.
         """
+        is_progress = deadline_s is None
         mine = _Open(name, what, is_progress)
         if is_progress and not self._is_working:
             self._last_s = time.monotonic()
         self._open.add(mine)
         try:
-            return await reply_of(call, name=name, what=what)
+            return await reply_of(call, name=name, what=what, deadline_s=deadline_s)
         finally:
             self._open.discard(mine)
             if is_progress:
@@ -90,6 +90,12 @@ class PhaseCalls:
     async def _run(self, way: Coroutine[Any, Any, T]) -> T:
         try:
             return await way
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self.is_over or task is None or task.cancelling():
+                raise
+            self.is_over = True  # without an error, what waits for this one would wait for ever
+            raise WorkerError("a call was cancelled, though not by its phase; see the workers' logs") from None
         except Exception:
             self.is_over = True
             raise

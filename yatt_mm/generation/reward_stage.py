@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import time
 from collections import Counter
 
 import ray
@@ -15,6 +17,8 @@ from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
 """The number of attempts at one call, if reward workers die."""
+RETRY_S = 0.5
+"""The time between two questions whether a reward worker is there again."""
 
 
 class RewardStage:
@@ -39,10 +43,11 @@ class RewardStage:
         work.rewards, work.num_errors = list(got.rewards), got.num_errors
 
     async def _score(self, _: None, tasks: list[RewardTask]) -> list[GroupRewards]:
-        """Have the next worker score the groups, and if it dies, the one after it. Ray restarts the one that died."""
+        """Have the next worker score the groups, and if it dies, another one that is there. Ray restarts the one that
+        died."""
         calls, workers = self._context.calls, self._context.team.reward_workers
+        worker = next(self._turn)
         for num_attempts in itertools.count(1):
-            worker = next(self._turn)
             self._busy[worker] += 1
             try:
                 what = f"the rewards of {self._context.name}"
@@ -55,7 +60,24 @@ class RewardStage:
                     raise
             finally:
                 self._busy[worker] -= 1
+            worker = await self._next_ready()
         raise AssertionError("the loop ends by itself only")
+
+    async def _next_ready(self) -> int:
+        """Wait until a worker takes calls, and return its number. Raises WorkerError if none does before
+        `controllers.deadline_s`."""
+        calls, workers = self._context.calls, self._context.team.reward_workers
+        deadline = time.monotonic() + self._context.config.controllers.deadline_s
+        while True:
+            worker, left_s = next(self._turn), deadline - time.monotonic()
+            try:
+                name, what = f"reward worker {worker}", "starting again"
+                await calls.reply(workers[worker].ready.remote(), name=name, what=what, deadline_s=left_s)
+                return worker
+            except WorkerError:
+                if time.monotonic() + RETRY_S >= deadline:
+                    raise
+            await asyncio.sleep(RETRY_S)
 
     def _restart_late(self) -> bool:
         """Restart the workers that did not reply. Their calls fail, and are made again. Return False if no call is

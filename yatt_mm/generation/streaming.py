@@ -119,7 +119,8 @@ class Streaming:
         wait_s, outcome = self._context.config.controllers.deadline_s / 4, None
         while outcome is None:
             call, what = self._context.rendezvous.wait_full(wait_s), "waiting for a full batch"
-            outcome = await self._context.calls.reply(call, name="the rendezvous", what=what, is_progress=False)
+            # the rendezvous keeps `wait_s`; the longer limit here is for one that does not reply at all
+            outcome = await self._context.calls.reply(call, name="the rendezvous", what=what, deadline_s=2 * wait_s)
         return outcome
 
     def _keep(self, outcome: RoundOutcome) -> list[GroupWork]:

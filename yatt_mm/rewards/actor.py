@@ -21,6 +21,9 @@ class RewardActor:
             function=function, dataplane_uri=dataplane_uri, timeout_s=timeout_s, deadline_s=deadline_s
         )
 
+    def ready(self) -> None:
+        """Return as soon as the worker takes calls."""
+
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
         """Return the rewards of the groups, in order."""
         return self._worker.score(tasks)

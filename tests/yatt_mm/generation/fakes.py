@@ -110,6 +110,12 @@ class RewardWorker:
         self.calls: list[list[int]] = []
         self.deaths: list[Exception] = []
         """What the next calls raise, in order."""
+        self.absences: list[Exception] = []
+        """What the next questions raise whether the worker is there, in order."""
+
+    async def ready(self) -> None:
+        if self.absences:
+            raise self.absences.pop(0)
 
     async def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
         self.calls.append([task.group.slot for task in tasks])

@@ -11,6 +11,7 @@ import ray
 
 from tests.yatt_mm.generation.fakes import JUDGE, SAMPLING, World, until, world
 from yatt_mm.common.errors import WorkerError
+from yatt_mm.generation import reward_stage
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.rollout_stage import RolloutStage
@@ -170,6 +171,43 @@ def test_a_reward_worker_that_dies_has_its_groups_scored_by_the_next_one() -> No
             works = await answered(here, 4)
         assert all(work.rewards == [1.0, 0.0] for work in works)
         assert here.reward_workers[1].calls[0] == here.reward_workers[0].calls[0]
+
+    run(test())
+
+
+def test_groups_wait_until_a_reward_worker_is_there_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_stage, "RETRY_S", 0.01)
+
+    async def test() -> None:
+        async with world() as here:
+            here.reward_workers[0].deaths = [died()]
+            here.reward_workers[0].absences = [ray.exceptions.ActorUnavailableError("restarting", None)] * 5
+            works = await answered(here, 2)
+        assert all(work.rewards == [1.0, 0.0] for work in works)
+        assert len(here.reward_workers[0].calls) == 2 and not here.reward_workers[0].absences
+
+    run(test())
+
+
+def test_reward_workers_that_do_not_come_back_end_the_phase_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_stage, "RETRY_S", 0.01)
+
+    async def test() -> None:
+        with pytest.raises(WorkerError, match="reward worker 0 was lost during starting again"):
+            async with world("controllers.deadline_s=0.5") as here:
+                here.reward_workers[0].deaths = [died()]
+                here.reward_workers[0].absences = [ray.exceptions.ActorUnavailableError("restarting", None)] * 500
+                await answered(here, 1)
+
+    run(test())
+
+
+def test_a_call_that_something_else_cancels_ends_the_phase_with_an_error() -> None:
+    async def test() -> None:
+        with pytest.raises(WorkerError, match="a call was cancelled, though not by its phase"):
+            async with world() as here:
+                here.reward_workers[0].deaths = [asyncio.CancelledError()]  # type: ignore[list-item]
+                await answered(here, 1)
 
     run(test())
 
