@@ -177,6 +177,8 @@ class Deriver:
             except FutureTimeoutError as error:  # the task itself may have raised this too
                 if not future.done():
                     raise _OverdueError from error
+                if future.exception() is not error:
+                    continue  # it ended just after the deadline
                 if is_own or time.monotonic() >= deadline:
                     raise
             except DataPlaneError as error:

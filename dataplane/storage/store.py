@@ -8,6 +8,7 @@ client put) stays until it is released, and a plain object in scopes until the l
 disk if the node has a disk.
 """
 
+import logging
 import secrets
 import threading
 from collections.abc import Iterable, Sequence
@@ -31,6 +32,8 @@ from dataplane.storage.store_scopes import StoreScopes
 
 INTERNAL_SESSION = f"node-{secrets.token_hex(16)}"
 """A secret name of the node's own session. A client that knew it could end leases that the node relies on."""
+
+log = logging.getLogger(__name__)
 
 
 class Store:
@@ -276,6 +279,9 @@ class Store:
             leases = [lease]
             while not self._ended.empty() and (lease := self._ended.get()) is not None:
                 leases.append(lease)
-            self.end_leases(leases, INTERNAL_SESSION)
+            try:
+                self.end_leases(leases, INTERNAL_SESSION)
+            except Exception:  # this thread must live: it ends the leases of all later calls too
+                log.exception("ending %d leases failed", len(leases))
             if lease is None:
                 return

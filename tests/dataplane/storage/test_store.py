@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from dataplane.core.refs import Kind, Ref
 from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.storage.arena import Segment
+from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.entries import Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
 from tests.dataplane.shards import wait_until
@@ -49,6 +50,42 @@ def test_the_least_recently_used_object_is_evicted_first(store: Store) -> None:
     add(store, "f")
     assert names(store) == {"a", "d", "e", "f"}
     assert store.stat()["num_evicted"] == 2
+
+
+def test_leases_end_although_an_earlier_end_failed(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    add(store, "a")
+    first, second = store.lease_one("a"), store.lease_one("a")
+    assert first is not None and second is not None
+    real, failed = store.end_leases, threading.Event()
+
+    def fail(leases: Sequence[int], session: str) -> None:
+        failed.set()
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "end_leases", fail)
+        store.end_later(first.lease)
+        assert failed.wait(5)
+    store.end_later(second.lease)
+    wait_until(lambda: store.stat()["num_leases"] == 1)
+    real([first.lease], INTERNAL_SESSION)
+    assert store.stat()["num_leases"] == 0
+
+
+def test_no_file_is_dropped_for_one_that_would_not_fit_anyway(tmp_path: Path) -> None:
+    segment, disk = Segment(4 * BLOCK, "test"), DiskFiles(tmp_path, 100 * BLOCK, "n")
+    store = Store(segment, disk)
+    try:
+        for name in "abcdefg":
+            add(store, name)
+        assert store.stat()["num_spilled"] == 3
+        assert not store._table.reserve_file(101 * BLOCK)
+        assert store.stat()["num_spilled"] == 3
+        assert store._table.reserve_file(98 * BLOCK), "files that may be lost make room where that is enough"
+    finally:
+        store.close()
+        disk.close()
+        segment.unlink()
 
 
 def test_plain_objects_are_never_evicted_and_the_error_has_the_numbers(store: Store) -> None:
