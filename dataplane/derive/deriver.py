@@ -38,6 +38,9 @@ from dataplane.storage.store import Store
 
 FETCH_AGAIN_S = 1.0
 """A failed fetch is not retried for another caller who has less than this time left, in seconds."""
+_GRACE_S = 0.1
+"""The time after the deadline, in seconds, in which a task may still say why it did not end in time: its own error says
+more."""
 
 
 class Deriver:
@@ -166,7 +169,7 @@ class Deriver:
         deadline or ref, try again."""
         while True:
             try:
-                made = future.result(timeout=max(0.0, deadline - time.monotonic()))
+                made = future.result(timeout=max(0.0, deadline - time.monotonic()) + _GRACE_S)
                 self._prefetched.use(made.name)
                 return self._maker.checked_label(made, wanted)
             except QuarantinedError:
