@@ -169,7 +169,7 @@ class Deriver:
         deadline or ref, try again."""
         while True:
             try:
-                made = future.result(timeout=max(0.0, deadline - time.monotonic()) + _GRACE_S)
+                made = future.result(timeout=max(0.0, deadline + _GRACE_S - time.monotonic()))
                 self._prefetched.use(made.name)
                 return self._maker.checked_label(made, wanted)
             except QuarantinedError:

@@ -210,7 +210,7 @@ class ObjectTable:
     def reserve_file(self, nbytes: int) -> bool:
         """Reserve room in the spill budget for another file; return False if there is none. The oldest files that may
         be lost make room, if that is enough."""
-        if charge_bytes(nbytes) > self.spill.takes_bytes:
+        if not self.spill.may_fit(nbytes):
             return False
         while not self.spill.reserve(nbytes):
             if not self.spill.losable:

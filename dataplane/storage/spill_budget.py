@@ -46,8 +46,17 @@ class SpillBudget:
 
     @property
     def takes_bytes(self) -> int:
-        """The size in bytes of the largest file that might fit now, if files that may be lost make room."""
-        return self.budget_bytes - self.used_bytes + self.losable.total_bytes if self.is_on else 0
+        """The size in bytes of the largest file that might fit now, if files that may be lost make room; 0 for a while
+        after a write that failed."""
+        return self._left_bytes if self.is_on else 0
+
+    def may_fit(self, nbytes: int) -> bool:
+        """Return True if an object fits the budget, perhaps after files that may be lost made room."""
+        return charge_bytes(nbytes) <= self._left_bytes
+
+    @property
+    def _left_bytes(self) -> int:
+        return self.budget_bytes - self.used_bytes + self.losable.total_bytes
 
     def describe(self) -> str:
         """Return the sentence about the disk for an error about room."""

@@ -64,10 +64,10 @@ async def reply_of(call: Awaitable[T], *, name: str, what: str, deadline_s: floa
     """
     try:
         return await asyncio.wait_for(call, deadline_s)
+    except ray.exceptions.RayError as error:  # before TimeoutError: a worker's own TimeoutError is both
+        raise _worker_error(error, name, what) from error
     except TimeoutError as error:
         raise WorkerError(f"{name} did not finish {what} in {deadline_s:g} s") from error
-    except ray.exceptions.RayError as error:
-        raise _worker_error(error, name, what) from error
 
 
 def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> WorkerError:

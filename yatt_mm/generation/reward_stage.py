@@ -19,6 +19,8 @@ MAX_ATTEMPTS = 3
 """The number of attempts at one call, if reward workers die."""
 RETRY_S = 0.5
 """The time between two questions whether a reward worker is there again."""
+BUSY_S = 1.0
+"""A worker that does not say within this time, in seconds, that it is there, but is not lost either, is busy."""
 
 
 class RewardStage:
@@ -64,17 +66,19 @@ class RewardStage:
         raise AssertionError("the loop ends by itself only")
 
     async def _next_ready(self) -> int:
-        """Wait until a worker takes calls, and return its number. Raises WorkerError if none does before
+        """Wait until a worker is there, perhaps busy, and return its number. Raises WorkerError if all are lost for
         `controllers.deadline_s`."""
         calls, workers = self._context.calls, self._context.team.reward_workers
         deadline = time.monotonic() + self._context.config.controllers.deadline_s
         while True:
-            worker, left_s = next(self._turn), deadline - time.monotonic()
+            worker = next(self._turn)
+            name, what = f"reward worker {worker}", "starting again"
             try:
-                name, what = f"reward worker {worker}", "starting again"
-                await calls.reply(workers[worker].ready.remote(), name=name, what=what, deadline_s=left_s)
+                await calls.reply(workers[worker].ready.remote(), name=name, what=what, deadline_s=BUSY_S)
                 return worker
-            except WorkerError:
+            except WorkerError as error:
+                if not isinstance(error.__cause__, ray.exceptions.RayActorError):
+                    return worker
                 if time.monotonic() + RETRY_S >= deadline:
                     raise
             await asyncio.sleep(RETRY_S)

@@ -22,17 +22,20 @@ class TickCalls(Generic[Item, Reply]):
         function: Callable[[list[Item]], Sequence[Reply]],
         threads: Executor,
         *,
-        max_items: int,
+        size_of: Callable[[Item], int],
+        max_size: int,
         errors_of_one: tuple[type[Exception], ...],
     ) -> None:
-        """`function` gets up to `max_items` items and returns one reply per item, in order.
+        """`function` gets items of up to `max_size` together, or one larger item, and returns one reply per item, in
+        order. `size_of` gives the size of an item.
 
         `errors_of_one`: what the function raises if one item is at fault. It is then called again with each of the
         items alone, so that one does not fail the others. Any other error is the error of all items.
         """
         self._function = function
         self._threads = threads
-        self._max_items = max_items
+        self._size_of = size_of
+        self._max_size = max_size
         self._errors_of_one = errors_of_one
         self._waiting: list[tuple[Item, asyncio.Future[Reply]]] = []
         self._calls: set[asyncio.Task[None]] = set()
@@ -48,10 +51,20 @@ class TickCalls(Generic[Item, Reply]):
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
-        for start in range(0, len(waiting), self._max_items):
-            call = asyncio.create_task(self._call(waiting[start : start + self._max_items]))
-            self._calls.add(call)
-            call.add_done_callback(self._calls.discard)
+        batch: list[tuple[Item, asyncio.Future[Reply]]] = []
+        size = 0
+        for asked in waiting:
+            size += self._size_of(asked[0])
+            if batch and size > self._max_size:
+                self._start(batch)
+                batch, size = [], self._size_of(asked[0])
+            batch.append(asked)
+        self._start(batch)
+
+    def _start(self, asked: Sequence[tuple[Item, asyncio.Future[Reply]]]) -> None:
+        call = asyncio.create_task(self._call(asked))
+        self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
 
     async def _call(self, asked: Sequence[tuple[Item, asyncio.Future[Reply]]]) -> None:
         items = [item for item, _ in asked]

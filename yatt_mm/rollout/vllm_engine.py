@@ -74,6 +74,7 @@ class VllmEngine:
             async with asyncio.timeout(config.start_timeout_s):
                 await asyncio.to_thread(launched.launch, config)
                 await launched.llm.update_weight_version(str(config.policy_version))
+            return cls(config, launched)
         except BaseException as error:
             await asyncio.to_thread(launched.end, config.shutdown_timeout_s)
             if isinstance(error, TimeoutError):
@@ -82,7 +83,6 @@ class VllmEngine:
             if isinstance(error, Exception):
                 raise EngineError(f"engine {config.name} did not start from {config.model_dir}: {error}") from error
             raise
-        return cls(config, launched)
 
     @property
     def num_ipc_bytes(self) -> int:

@@ -36,16 +36,16 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 from yatt_mm.rollout.tick_calls import TickCalls
 from yatt_mm.rollout.vllm_engine import VllmEngine
 
-Item = TypeVar("Item")
-Reply = TypeVar("Reply")
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
 NUM_IO_THREADS = 8
 """The number of calls to the data plane that may be under way at the same time."""
-MAX_GROUPS_PER_CALL = 32
-"""The number of groups whose media are resolved, or that are stored, in one call to the data plane."""
+MAX_RESOLVED_BYTES = 64 << 20
+"""The number of bytes of objects that one call resolves: they must be in the node's memory together."""
+MAX_GROUPS_PER_PUT = 32
+"""The number of groups that one call stores."""
 ERRORS_OF_ONE = (BadMediaError, BadRequestError, ChecksumError, DatasetError, MissingObjectError)
 """What the data plane raises if one object is at fault. Its other errors are about the node, or about time."""
 
@@ -68,8 +68,16 @@ class RolloutWorker:
         self._reader = reader
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
-        self._resolve = self._together(self._resolve_many)
-        self._put = self._together(self._put_many)
+        self._resolve = TickCalls(
+            self._resolve_many,
+            self._io,
+            size_of=lambda refs: sum(ref.nbytes for ref in refs),
+            max_size=MAX_RESOLVED_BYTES,
+            errors_of_one=ERRORS_OF_ONE,
+        )
+        self._put = TickCalls(
+            self._put_many, self._io, size_of=lambda _: 1, max_size=MAX_GROUPS_PER_PUT, errors_of_one=ERRORS_OF_ONE
+        )
         self._in_hand: set[Cut] = set()
         """One cut per group that `generate` is working on."""
         self._num_groups = 0
@@ -226,10 +234,6 @@ class RolloutWorker:
         if not len(versions):
             return self.engine.policy_version, self.engine.policy_version
         return int(versions.min()), int(versions.max())
-
-    def _together(self, function: Callable[[list[Item]], Sequence[Reply]]) -> TickCalls[Item, Reply]:
-        """Return calls of a function that end up as one call per tick of the event loop."""
-        return TickCalls(function, self._io, max_items=MAX_GROUPS_PER_CALL, errors_of_one=ERRORS_OF_ONE)
 
     def _resolve_many(self, wanted: Sequence[Sequence[Ref]]) -> list[list[np.ndarray]]:
         """Return the views of each list of refs."""

@@ -113,7 +113,12 @@ class RewardWorker:
         self.absences: list[Exception] = []
         """What the next questions raise whether the worker is there, in order."""
 
+        self.is_busy = False
+        """True if it does not say that it is there."""
+
     async def ready(self) -> None:
+        if self.is_busy:
+            await asyncio.sleep(DEADLINE_S)
         if self.absences:
             raise self.absences.pop(0)
 

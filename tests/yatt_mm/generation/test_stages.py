@@ -189,6 +189,19 @@ def test_groups_wait_until_a_reward_worker_is_there_again(monkeypatch: pytest.Mo
     run(test())
 
 
+def test_a_worker_that_is_busy_gets_the_groups_of_one_that_died(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reward_stage, "BUSY_S", 0.01)
+
+    async def test() -> None:
+        async with world(num_workers=2) as here:
+            here.reward_workers[0].deaths = [died()]
+            here.reward_workers[1].is_busy = True
+            works = await answered(here, 1)
+        assert works[0].rewards == [1.0, 0.0] and len(here.reward_workers[1].calls) == 1
+
+    run(test())
+
+
 def test_reward_workers_that_do_not_come_back_end_the_phase_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reward_stage, "RETRY_S", 0.01)
 

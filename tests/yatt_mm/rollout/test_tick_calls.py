@@ -18,15 +18,14 @@ class BadNumberError(Exception):
 def run_with(
     function: Callable[[list[int]], Sequence[int]],
     scenario: Callable[[TickCalls[int, int]], Coroutine[Any, Any, None]],
-    max_items: int = 100,
+    max_size: int = 100,
 ) -> None:
     """Run a scenario with calls of `function`, within 20 seconds."""
     threads = ThreadPoolExecutor(4)
 
     async def limited() -> None:
-        await asyncio.wait_for(
-            scenario(TickCalls(function, threads, max_items=max_items, errors_of_one=(BadNumberError,))), 20
-        )
+        calls = TickCalls(function, threads, size_of=abs, max_size=max_size, errors_of_one=(BadNumberError,))
+        await asyncio.wait_for(scenario(calls), 20)
 
     try:
         asyncio.run(limited())
@@ -62,14 +61,14 @@ def test_the_items_of_a_tick_go_out_in_one_call_and_each_gets_its_own_reply() ->
     assert squares.calls == [[0, 1, 2, 3, 4], [7]]
 
 
-def test_a_call_has_at_most_the_given_number_of_items() -> None:
+def test_a_call_has_items_up_to_the_given_size_or_one_that_is_larger() -> None:
     squares = Squares()
 
     async def scenario(calls: TickCalls[int, int]) -> None:
-        assert await asyncio.gather(*map(calls, range(5))) == [0, 1, 4, 9, 16]
+        assert await asyncio.gather(*map(calls, [1, 2, 3, 4, 9, 0, 5])) == [1, 4, 9, 16, 81, 0, 25]
 
-    run_with(squares, scenario, max_items=2)
-    assert sorted(squares.calls) == [[0, 1], [2, 3], [4]]
+    run_with(squares, scenario, max_size=5)
+    assert sorted(squares.calls) == [[0, 5], [1, 2], [3], [4], [9]]
 
 
 def test_an_item_that_fails_does_not_fail_the_others_of_its_tick() -> None:
