@@ -47,7 +47,10 @@ class TickCalls(Generic[Item, Reply]):
             loop.call_soon(self._flush)
         reply: asyncio.Future[Reply] = loop.create_future()
         self._waiting.append((item, reply))
-        return await reply
+        try:
+            return await reply
+        finally:
+            del reply  # an error's traceback holds this frame, which must not hold the error
 
     def _flush(self) -> None:
         waiting, self._waiting = self._waiting, []
@@ -68,6 +71,7 @@ class TickCalls(Generic[Item, Reply]):
 
     async def _call(self, asked: Sequence[tuple[Item, asyncio.Future[Reply]]]) -> None:
         items = [item for item, _ in asked]
+        replies: Sequence[Reply] = ()
         try:
             replies = await asyncio.get_running_loop().run_in_executor(self._threads, self._function, items)
             for (_, future), reply in zip(asked, replies, strict=True):
@@ -75,6 +79,7 @@ class TickCalls(Generic[Item, Reply]):
                     future.set_result(reply)
         except Exception as error:
             if len(asked) > 1 and isinstance(error, self._errors_of_one):
+                error.__traceback__ = None  # it holds what was resolved before the error, and the views' leases
                 await asyncio.gather(*(self._call([one]) for one in asked))
                 return
             for _, future in asked:
@@ -83,3 +88,5 @@ class TickCalls(Generic[Item, Reply]):
         finally:
             for _, future in asked:
                 future.cancel()  # those that have no reply yet would wait for ever
+            # an error's traceback holds this frame, which must hold neither the error nor the other items' replies
+            asked, items, replies, future, reply = (), [], (), None, None  # type: ignore[assignment]

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import gc
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -69,8 +71,17 @@ def test_groups_that_begin_together_resolve_their_media_in_one_call_and_a_lost_m
         calls = (worker.generate(task, SAMPLING) for task in (bad, *good))
         return await asyncio.gather(*calls, return_exceptions=True)
 
-    failed, *groups = run(generate())
-    assert isinstance(failed, MissingObjectError)
+    gc.disable()
+    try:
+        failed, *groups = run(generate())
+        assert isinstance(failed, MissingObjectError)
+        del failed
+        deadline = time.monotonic() + 10
+        while client.stat()["num_leases"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert client.stat()["num_leases"] == 0, "a cycle of references keeps views until they are collected"
+    finally:
+        gc.enable()
     assert all(isinstance(group, GroupRef) for group in groups)
     assert asked == [7, *[1] * 7]  # together, and then each alone
 
