@@ -105,8 +105,7 @@ class ObjectTable:
     # -- scopes ----------------------------------------------------------------------------------------------------
 
     def join(self, entry: Entry, scope: Scope) -> None:
-        """Put an object into a scope. The object cannot be evicted any more. If it has a durable file, the disk has a
-        note already that the scope keeps it."""
+        """Put an object into a scope, so that it cannot be evicted. A durable file has the scope's mark already."""
         if scope in entry.scopes:
             return
         scope.reserve(entry.slab_bytes)
@@ -213,8 +212,6 @@ class ObjectTable:
         if not self.spill.may_fit(nbytes):
             return False
         while not self.spill.reserve(nbytes):
-            if not self.spill.losable:
-                return False
             self.drop(next(iter(self.spill.losable)))
             self.num_evicted += 1
         return True
@@ -233,8 +230,7 @@ class ObjectTable:
 
     @property
     def room_bytes(self) -> int:
-        """The bytes of `evictable` objects that can go now. An object can go if it may be lost, if it has a file, or if
-        the disk has room for its file."""
+        """The bytes of `evictable` objects that can go now: each may be lost, or has a file or room for one."""
         free = to_write = 0
         takes_bytes = self.spill.takes_bytes
         for entry in self.evictable:

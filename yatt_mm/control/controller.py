@@ -286,8 +286,7 @@ class Controller:
         self._rendezvous.put_record({"kind": "step", "step": self.step, **record})
 
     def _tell_usage(self) -> dict[str, float]:
-        """Hand over the record of which role used which device, and of why cells moved; return the metrics made from
-        it."""
+        """Hand over the record of which role used which device and why cells moved; return the metrics from it."""
         usage = self._coordinator.take_report()
         phases, self._phases = self._phases, []
         for decision in usage.decisions:
