@@ -40,10 +40,8 @@ log = logging.getLogger(__name__)
 
 
 class _Owner:
-    """The owner of one view's memory. When an owner is garbage-collected, the lease of the view ends.
-
-    numpy keeps the owner alive as long as any array or tensor over the view is alive.
-    """
+    """The owner of one view's memory. numpy keeps it alive as long as any array or tensor over the view is alive. When
+    it is garbage-collected, the lease of the view ends."""
 
     __slots__ = ("__array_interface__", "_lease", "_mapping", "_session")
 
@@ -206,8 +204,12 @@ class Reader:
         if missing:
             wanted = [refs[at] for at in missing]
             request = {"refs": [ref.to_dict() for ref in wanted], "timeout_s": _left_s(deadline)}
-            reply = self._ask(stream, request, deadline)
-            for at, view in zip(missing, self._views(stream, wanted, reply), strict=True):
+            try:
+                made = self._views(stream, wanted, self._ask(stream, request, deadline))
+            except BaseException:
+                views.clear()  # the error's traceback holds this frame, which must not hold leases
+                raise
+            for at, view in zip(missing, made, strict=True):
                 views[at] = view
         return views  # type: ignore[return-value]  # none is None any more
 
@@ -289,10 +291,8 @@ def _check(refs: Sequence[Ref], locators: Locators) -> None:
 
 
 def _check_inside(offset: int, ref: Ref, nbytes: int) -> None:
-    """Check that a view stays inside a mapping of `nbytes` bytes. Raises NodeUnavailableError if not.
-
-    A view outside of the mapping would crash this process, or show other memory of this process.
-    """
+    """Check that a view stays inside a mapping of `nbytes` bytes. Raises NodeUnavailableError if not: such a view would
+    crash this process, or show other memory of it."""
     if not 0 <= offset <= nbytes - ref.nbytes:
         raise NodeUnavailableError(
             f"a locator puts {ref.name} outside of its node's memory: it is not a data-plane node"

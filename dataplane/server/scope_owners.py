@@ -1,7 +1,7 @@
 """Keeps track of connected clients, and closes the scopes of clients that are gone.
 
-A scope belongs to the clients that opened it. Each of these clients holds a stream. When the stream
-breaks, the client has a grace period to come back; then its scopes close.
+A scope belongs to the clients that opened it. Each of these clients holds a stream. When the stream breaks, the client
+has a grace period to come back; then its scopes close.
 """
 
 import logging

@@ -79,7 +79,6 @@ class TickCalls(Generic[Item, Reply]):
                     future.set_result(reply)
         except Exception as error:
             if len(asked) > 1 and isinstance(error, self._errors_of_one):
-                error.__traceback__ = None  # it holds what was resolved before the error, and the views' leases
                 await asyncio.gather(*(self._call([one]) for one in asked))
                 return
             for _, future in asked:
