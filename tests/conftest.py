@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 
 if TYPE_CHECKING:
+    from examples.digits.prepare import Prepared
     from tests.yatt_mm.training.ranks import RankPool
 
 LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_rank_checkpoint.py")
@@ -42,6 +43,18 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("models") / "tiny"
     build_model_folder(directory, seed=0)
     return directory
+
+
+@pytest.fixture(scope="session")
+def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
+    """The digits example as `make train` prepares it, and how it was made.
+
+    The warm-up takes half a minute, so all tests that need it are marked `alone`: they run in one process.
+    """
+    from examples.digits.prepare import prepare
+
+    directory = tmp_path_factory.mktemp("prepared")
+    return directory, prepare(directory, seed=0)
 
 
 @pytest.fixture(scope="session")

@@ -21,7 +21,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from examples.digits import warmup
 from examples.digits.data import IMAGE_SIDE, QUESTION, Split, make_split, write_shards
 from examples.digits.model import build_model_folder, load_processor
-from examples.digits.prepare import Prepared, main, prepare, read_stamp
+from examples.digits.prepare import Prepared, main, read_stamp
 from examples.preparing import STAMP_NAME
 
 ROOT = Path(__file__).parents[2]
@@ -30,12 +30,6 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def split() -> Split:
     return make_split(seed=0)
-
-
-@pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
-    directory = tmp_path_factory.mktemp("digits")
-    return directory, prepare(directory, seed=0)
 
 
 def _read(paths: list[Path]) -> list[dict]:
@@ -130,8 +124,9 @@ def test_every_backend_gives_the_same_patches_for_the_scans(tiny_dir: Path, spli
     np.testing.assert_array_equal(default, pillow)
 
 
-def test_prepare_warms_the_model_up_to_the_wanted_range(prepared: tuple[Path, Prepared], split: Split) -> None:
-    directory, made = prepared
+@pytest.mark.alone
+def test_prepare_warms_the_model_up_to_the_wanted_range(prepared_digits: tuple[Path, Prepared], split: Split) -> None:
+    directory, made = prepared_digits
     low, high = warmup.ACCURACY_RANGE
     assert low <= made.accuracy <= high
     model = AutoModelForImageTextToText.from_pretrained(directory / "model")
@@ -141,8 +136,9 @@ def test_prepare_warms_the_model_up_to_the_wanted_range(prepared: tuple[Path, Pr
     assert found == pytest.approx(made.accuracy, abs=1.01 / made.num_held_out), "one answer may be a near tie"
 
 
-def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared: tuple[Path, Prepared]) -> None:
-    directory, _ = prepared
+@pytest.mark.alone
+def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared_digits: tuple[Path, Prepared]) -> None:
+    directory, _ = prepared_digits
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     script = (
         "import sys; from examples.digits.prepare import main; main(sys.argv[1:]); "
@@ -156,10 +152,11 @@ def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared: tu
     assert {path: path.stat().st_mtime_ns for path in directory.rglob("*")} == before
 
 
+@pytest.mark.alone
 def test_another_seed_or_a_broken_stamp_is_not_taken_for_prepared(
-    prepared: tuple[Path, Prepared], tmp_path: Path
+    prepared_digits: tuple[Path, Prepared], tmp_path: Path
 ) -> None:
-    directory, made = prepared
+    directory, made = prepared_digits
     assert read_stamp(directory, seed=0) == made
     assert read_stamp(directory, seed=1) is None
     (tmp_path / STAMP_NAME).write_text('{"seed": 0')

@@ -5,6 +5,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from yatt_mm.rewards.functions import exact_match
+
 
 def even_length(response: str, answer: str, fields: Mapping[str, Any]) -> float:
     """Return 1 for an even number of characters, 0 for an odd one. Raises an exception on an empty response, which the
@@ -12,6 +14,11 @@ def even_length(response: str, answer: str, fields: Mapping[str, Any]) -> float:
     if not response:
         raise ValueError("nothing to judge")
     return float(len(response) % 2 == 0)
+
+
+def wrong_answer(response: str, answer: str, fields: Mapping[str, Any]) -> float:
+    """Return 0 for the right answer and 1 for any other response, the opposite of `exact_match`."""
+    return 1 - exact_match(response, answer, fields)
 
 
 def not_a_number(response: str, answer: str, fields: Mapping[str, Any]) -> float:

@@ -206,9 +206,9 @@ class Liar(fl.FlightServerBase):
         self.num_requests += 1
         return fl.GeneratorStream(self._schema, self._sent())
 
-    def shutdown(self) -> None:
-        self._is_over.set()
-        super().shutdown()
+    def __exit__(self, *exc: object) -> None:
+        self._is_over.set()  # Flight waits for the end of its streams
+        super().__exit__(*exc)
 
     def _sent(self) -> Iterator[pa.RecordBatch]:
         yield from self._batches

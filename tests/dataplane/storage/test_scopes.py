@@ -153,17 +153,30 @@ def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: No
     assert small.stat()["num_scopes"] == 1 and not small_node.services.scope_owners._timers
 
 
-def test_a_client_that_closes_while_the_node_ends_its_stream_lives_on(node: EmbeddedNode) -> None:
-    for number in range(40):
-        with Client(node.uri, timeout_s=20) as client:
-            client.open_scope(f"closing/{number}")
+def keepers() -> set[threading.Thread]:
+    """Return the threads that tell a node that a client of this process is there."""
+    gc.collect()
+    return {thread for thread in threading.enumerate() if thread.name == "scopes"}
+
+
+def test_clients_that_close_with_an_open_scope_end_it_and_their_thread(node: EmbeddedNode) -> None:
+    """Test that neither side waits for the other, and that gRPC does not abort this process, as it does if two threads
+    end one stream."""
+    before = keepers()
+    with Client(node.uri, timeout_s=20) as watcher:
+        num_open = watcher.stat()["num_scopes"]
+        for number in range(40):
+            with Client(node.uri, timeout_s=20) as client:
+                client.open_scope(f"closing/{number}")
+                client.put(b"x", name=f"closing/{number}/x", scope=f"closing/{number}")
+                assert keepers() > before
+            assert keepers() == before
+        wait_until(lambda: watcher.stat()["num_scopes"] == num_open)
+        with pytest.raises(MissingObjectError, match="closing/7/x"):
+            watcher.get("closing/7/x")
 
 
 def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
-    def keepers() -> set[threading.Thread]:
-        gc.collect()
-        return {thread for thread in threading.enumerate() if thread.name == "scopes"}
-
     before = keepers()
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, restart=False) as node:
         client = Client(node.uri, timeout_s=5)

@@ -1,6 +1,6 @@
 """One generation phase for tests: the real rendezvous and coordinator, and fake workers that a test holds or lets go.
 
-The whole runs in test_run.py and test_colocation_run.py have real workers.
+The whole runs in tests/yatt_mm/whole_runs have real workers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Tests of the coordinator: roles take turns, cells move while both roles work, and requests get engines. The workers
 only record their states.
 
-The whole runs in test_run.py and test_colocation_run.py have real workers.
+The whole runs in tests/yatt_mm/whole_runs have real workers.
 """
 
 from __future__ import annotations

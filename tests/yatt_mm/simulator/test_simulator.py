@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
 
 from benchmarks.moving_split import NEAR, measure, plain
 from tests.yatt_mm.simulated import engine, override, simulation, tree
@@ -159,40 +157,37 @@ def test_the_same_seed_gives_the_same_figures() -> None:
 # ---------------------------------------------------------------- the bound
 
 
-@given(a=st.floats(0.01, 100), b=st.floats(0.01, 100), num=st.integers(2, 200))
-def test_with_perfect_scaling_full_colocation_saves_at_most_the_bound_which_is_at_most_half(
-    a: float, b: float, num: int
-) -> None:
-    full_s = (a + b) / num
-    external_s = min(a / x + b / (num - x) for x in range(1, num))
-    bound = 1 - (a + b) / (math.sqrt(a) + math.sqrt(b)) ** 2
-    assert bound <= 0.5 + 1e-12
-    assert external_s >= (math.sqrt(a) + math.sqrt(b)) ** 2 / num * (1 - 1e-9)
-    if external_s <= (math.sqrt(a) + math.sqrt(b)) ** 2 / num * (1 + 1e-9):
-        assert 1 - full_s / external_s == pytest.approx(bound, abs=1e-6)
+@pytest.mark.parametrize("verdict_tokens", [10, 40, 160])
+def test_with_perfect_scaling_full_colocation_saves_the_bound_which_is_at_most_half(verdict_tokens: float) -> None:
+    """Test with equal requests that divide evenly, no cost of switching and almost no training.
 
-
-def test_the_simulator_keeps_the_bound_where_scaling_is_perfect() -> None:
-    """Test with equal requests that divide evenly, no cost of switching, almost no training, and as much work to judge
-    as to sample."""
+    With work of a (sampling) and b (judging) on n devices, in turns take (a + b) / n, and apart at the best split
+    (sqrt(a) + sqrt(b))^2 / n.
+    """
     config = simulation(
-        devices={"num": 8, "per_cell": 1},
-        workload__prompts_per_step=168,
-        workload__verdict={"median": 10, "sigma": 0, "max_tokens": 100},
+        devices={"num": 6, "per_cell": 1},
+        workload__prompts_per_step=180,
+        workload__response={"median": 40, "sigma": 0, "max_tokens": 1000},
+        workload__verdict={"median": verdict_tokens, "sigma": 0, "max_tokens": 1000},
         training__flops_per_token=1e-6,
     )
-    best = min(external(config, r, "x").step_s for r in range(1, 8))
-    saving = 1 - full(config).step_s / best
-    assert saving == pytest.approx(0.5, abs=1e-3)
+    bound = 1 - (40 + verdict_tokens) / (math.sqrt(40) + math.sqrt(verdict_tokens)) ** 2
+    saving = 1 - full(config).step_s / min(external(config, r, "x").step_s for r in range(1, 6))
+    assert saving == pytest.approx(bound, abs=1e-3) and saving < 0.501
 
 
 # ---------------------------------------------------------------- the policy
 
 
-def test_on_20_random_workloads_the_dynamic_split_is_within_5_percent_of_the_best_static_one() -> None:
-    """Test against the best static split, which is found by trying all."""
+def test_on_the_workloads_of_its_tuning_the_dynamic_split_is_within_5_percent_of_the_best_static_one() -> None:
+    """Test against the best static split, which is found by trying all. The policy was tuned on these 20 workloads."""
     ratios = {seed: measure("plain", seed)["ratio"] for seed in range(20)}
     assert max(ratios.values()) <= NEAR, ratios
+
+
+def test_on_workloads_that_it_was_not_tuned_on_the_dynamic_split_is_rarely_worse_than_that() -> None:
+    ratios = sorted(measure("plain", seed)["ratio"] for seed in range(5000, 5020))
+    assert ratios[-3] <= NEAR and ratios[-1] <= 1.1, ratios
 
 
 def test_where_groups_are_replaced_rollout_is_not_given_more_because_it_waits_for_verdicts() -> None:

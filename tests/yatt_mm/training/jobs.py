@@ -123,6 +123,13 @@ def _keep_entropies(
     return weighted_loss(logprobs, entropy, inputs)[0], {"entropies": entropy.detach()}
 
 
+def load_and_export(rank: int, model_dir: Path, checkpoint: Path) -> dict[str, np.ndarray]:
+    """Return the tensors of a checkpoint by their Hugging Face names."""
+    engine = build_engine(model_dir, Parallel())
+    engine.load(checkpoint)
+    return exported(engine)
+
+
 def export_and_score(rank: int, model_dir: Path, parallel: Parallel) -> tuple[dict[str, np.ndarray], list[np.ndarray]]:
     """Return the exported tensors, and this replica's log-probabilities."""
     engine = build_engine(model_dir, parallel)

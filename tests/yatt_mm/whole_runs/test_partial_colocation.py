@@ -1,4 +1,4 @@
-"""Tests of whole runs with a policy and a judge on two devices: beside each other, moving devices, and in turns."""
+"""Tests of a whole run with a policy and a judge beside each other on two devices, which move between them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 from tests.yatt_mm import runs
 
 NUM_PROMPTS, GROUP_SIZE = 8, 4
-
 
 pytestmark = pytest.mark.alone
 
@@ -87,25 +86,3 @@ def test_every_division_is_logged_with_its_reason(partial: runs.Finished, folder
     num_moves = sum(record["placement/num_moves"] for record in runs.metrics(folder, "partial")[1:])
     assert num_moves and num_moves <= sum(d["moment"] == "generation" for d in decisions), "while prompts were answered"
     assert all(d["reason"] and set(d["split"]) <= set("012+") for d in decisions)
-
-
-def test_in_turns_a_round_ends_without_its_slowest_answers_and_the_next_step_begins_with_them(
-    folder: Path, tiny_dir: Path
-) -> None:
-    overrides = (
-        "train.steps=2",
-        "rollout.deterministic=false",
-        "rollout.max_groups_per_engine=2",
-        "sampling.over_dispatch=1.5",
-        "sampling.tail=continue",
-        *runs.judge(tiny_dir),
-    )
-    done = runs.run(runs.arguments(folder, tiny_dir, "in-turns", *overrides))
-    assert done.status == 0, done.output
-    assert done.left_behind == []
-    for record in runs.metrics(folder, "in-turns")[1:]:
-        assert record["sampling/num_groups"] == NUM_PROMPTS
-        assert record["sampling/num_carried"] > 0
-        num_judged = record["genrm/num_judged"] / GROUP_SIZE
-        assert NUM_PROMPTS <= num_judged <= record["sampling/num_prompts_used"] - record["sampling/num_carried"]
-        assert record["time/genrm_s"] > 0 and record["genrm/num_failed"] == 0

@@ -1,0 +1,248 @@
+"""Draws mutants at random, runs the tests on each, and tells which of them no test noticed.
+
+    python -m tests.mutation --out mutants.jsonl                     # 300 mutants of the four areas, about an hour
+    python -m tests.mutation --area storage --num 20 --seed 7 --out storage.jsonl
+    python -m tests.mutation --again mutants.jsonl --out after.jsonl # the survivors of an earlier run once more
+
+Every mutant is tried in a copy of the committed and uncommitted files of this repository. A mutant is *killed* if a
+test of its area fails, or if the tests do not end in time. The others *survive*: a test is missing, or the change makes
+no difference. Interrupted runs go on where they ended: mutants that are in `--out` already are not tried again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+
+from tests.mutation.mutants import Mutant, mutants_of
+
+ROOT = Path(__file__).parents[2]
+LONGEST_S = 600.0
+"""The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Area:
+    """A part of the product with the tests that must notice a change of it."""
+
+    sources: tuple[str, ...]
+    """Folders and files, relative to the root."""
+    tests: tuple[tuple[str, ...], ...]
+    """Arguments of pytest, the quickest first; the next ones run if these have passed."""
+    share: float
+    """The share of all mutants that are drawn from this area."""
+
+
+AREAS = {
+    "models": Area(
+        sources=("models",),
+        tests=(
+            ("tests/models/sequence", "tests/models/recipes", "tests/models/weights", "tests/models/test_parts.py"),
+            ("tests/models/compat", "tests/yatt_mm/training/test_flops.py", "tests/yatt_mm/preflight"),
+            ("tests/models", "tests/yatt_mm/training", "tests/yatt_mm/weights"),
+        ),
+        share=0.4,
+    ),
+    "algorithms": Area(
+        sources=("yatt_mm/algorithms",),
+        tests=(("tests/yatt_mm/algorithms",), ("tests/yatt_mm/training/test_stale_tokens.py",)),
+        share=0.1,
+    ),
+    "plan": Area(
+        sources=tuple(
+            f"yatt_mm/training/{name}.py" for name in ("balance", "largest_differencing", "microbatches", "step_plan")
+        ),
+        tests=(
+            ("tests/yatt_mm/control", "tests/yatt_mm/batching"),
+            ("tests/yatt_mm/training/test_plans.py", "tests/yatt_mm/simulator"),
+        ),
+        share=0.2,
+    ),
+    "storage": Area(
+        sources=("dataplane/storage",),
+        tests=(
+            ("tests/dataplane/storage",),
+            ("tests/dataplane/client", "tests/dataplane/derive/test_deriver.py", "tests/dataplane/test_soak.py"),
+            ("tests/dataplane/server/test_put_and_get.py", "tests/dataplane/server/test_restart.py"),
+        ),
+        share=0.3,
+    ),
+}
+
+
+def draw(areas: Sequence[str], num: int, seed: int) -> list[tuple[str, Mutant]]:
+    """Return (area, mutant) for `num` mutants, divided over the areas by their shares."""
+    whole = sum(AREAS[area].share for area in areas)
+    drawn = []
+    for area in areas:
+        files = sorted({file for source in AREAS[area].sources for file in _python_files(ROOT / source)})
+        every = [mutant for file in files for mutant in mutants_of(file, ROOT)]
+        wanted = min(len(every), round(num * AREAS[area].share / whole))
+        drawn += [(area, mutant) for mutant in random.Random(f"{seed} {area}").sample(every, wanted)]
+    return drawn
+
+
+def _python_files(source: Path) -> list[Path]:
+    return [source] if source.is_file() else sorted(source.rglob("*.py"))
+
+
+def survivors(path: Path) -> list[tuple[str, Mutant]]:
+    """Return (area, mutant) of the mutants that survived in an earlier run."""
+    found = []
+    for line in path.read_text().splitlines():
+        record = json.loads(line)
+        if not record["killed_by"]:
+            found.append((record["area"], Mutant(**{name: record[name] for name in Mutant.__dataclass_fields__})))
+    return found
+
+
+def killed_by(copy: Path, area: Area, mutant: Mutant) -> str:
+    """Return the first test that fails in a copy of the repository with this mutant, or "" if it survives."""
+    file = copy / mutant.path
+    source = file.read_bytes()
+    file.write_bytes(mutant.apply(source))
+    end = time.monotonic() + LONGEST_S
+    try:
+        for tests in area.tests:
+            if name := _failure(copy, tests, end - time.monotonic()):
+                return name
+        return ""
+    finally:
+        file.write_bytes(source)
+
+
+def _failure(copy: Path, tests: Sequence[str], limit_s: float) -> str:
+    """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not alone", "--timeout=300"]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
+        environment["TMPDIR"] = temporary
+        log = Path(temporary) / "log"
+        with log.open("w") as output:
+            process = subprocess.Popen(
+                [*command, *tests], cwd=copy, env=environment, stdout=output, stderr=output, start_new_session=True
+            )
+            try:
+                status = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                return "time"
+            finally:
+                _end(process)
+        if status == 0:
+            return ""
+        failures = [
+            line for line in log.read_text(errors="replace").splitlines() if line.startswith(("FAILED ", "ERROR tests"))
+        ]
+        return (failures or [f"pytest ended with status {status}"])[0][:300]
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill what the tests have left in their session, by the handles of the processes."""
+    for other in psutil.process_iter():
+        try:
+            if os.getsid(other.pid) == process.pid:
+                other.send_signal(signal.SIGKILL)
+        except (psutil.Error, OSError):
+            continue
+    process.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.mutation", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--area", action="append", choices=AREAS, help="an area; all four if none is named")
+    parser.add_argument("--num", type=int, default=300, help="how many mutants to draw (300)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the draw (0)")
+    parser.add_argument("--jobs", type=int, default=1, help="how many mutants to try at a time (1)")
+    parser.add_argument("--again", type=Path, metavar="FILE", help="try the survivors in FILE instead of new mutants")
+    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write a line for each mutant")
+    options = parser.parse_args(arguments)
+    areas = options.area or list(AREAS)
+    if options.again:
+        drawn = [(area, mutant) for area, mutant in survivors(options.again) if area in areas]
+    else:
+        drawn = draw(areas, options.num, options.seed)
+    done = options.out.read_text().splitlines() if options.out.exists() else []
+    known = {(record["path"], record["start"], record["after"]) for record in map(json.loads, done)}
+    missing = [(area, mutant) for area, mutant in drawn if (mutant.path, mutant.start, mutant.after) not in known]
+    with options.out.open("a") as out:
+        for number, record in enumerate(_try_all(missing, options.jobs), len(drawn) - len(missing) + 1):
+            out.write(json.dumps(record) + "\n")
+            out.flush()
+            what = f"{record['path']}:{record['line']}: {record['before']!r} -> {record['after']!r}"
+            print(f"{number}/{len(drawn)} {record['seconds']:4.0f} s  {record['killed_by'] or 'SURVIVED'}  {what}")
+    print(table(options.out))
+    return 0
+
+
+def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[str, Any]]:
+    """Yield a record for each mutant, as it is done."""
+    copies: SimpleQueue[Path] = SimpleQueue()
+    results: SimpleQueue[dict[str, Any] | BaseException] = SimpleQueue()
+
+    def attempt(area: str, mutant: Mutant) -> None:
+        copy, start = copies.get(), time.monotonic()
+        try:
+            line = mutant.line((copy / mutant.path).read_bytes())
+            killer = killed_by(copy, AREAS[area], mutant)
+            seconds = round(time.monotonic() - start, 1)
+            results.put({"area": area, **asdict(mutant), "line": line, "killed_by": killer, "seconds": seconds})
+        except BaseException as error:
+            results.put(error)
+        finally:
+            copies.put(copy)
+
+    with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder, ThreadPoolExecutor(jobs) as pool:
+        for number in range(jobs):
+            copies.put(_copy(Path(folder) / str(number)))
+        for area, mutant in drawn:
+            pool.submit(attempt, area, mutant)
+        for _ in drawn:
+            result = results.get()
+            if isinstance(result, BaseException):
+                pool.shutdown(cancel_futures=True)
+                raise result
+            yield result
+
+
+def _copy(target: Path) -> Path:
+    """Copy the files that git knows or would add into a new folder."""
+    listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listing, cwd=ROOT, check=True, capture_output=True).stdout.decode().split("\0"):
+        if name and (ROOT / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, target / name)
+    return target
+
+
+def table(path: Path) -> str:
+    """Return the share of killed mutants in each area, as Markdown."""
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    lines = ["| area | mutants | killed | share |", "|---|---|---|---|"]
+    for area in [*AREAS, "all"]:
+        ours = [record for record in records if area in ("all", record["area"])]
+        killed = sum(bool(record["killed_by"]) for record in ours)
+        if ours:
+            lines.append(f"| {area} | {len(ours)} | {killed} | {killed / len(ours):.0%} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

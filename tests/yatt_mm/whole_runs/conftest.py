@@ -1,0 +1,71 @@
+"""Fixtures of the whole runs: the digits example, and a run on it with which others are compared."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from examples.digits.data import Split, make_split, write_shards
+from examples.digits.prepare import Prepared
+from tests.yatt_mm import runs
+
+NUM_TRAIN = 400
+CORRUPT = 20
+"""The place in the training shard of a scan whose PNG ends in the middle."""
+NUM_PROMPTS, GROUP_SIZE, NUM_STEPS = 48, 8, 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digits:
+    """The digits example in a small version: shards, and the model after its warm-up."""
+
+    folder: Path
+    """The folder with the shards `train-*.tar` and `eval-*.tar`; runs write into its folder `runs`."""
+    model: Path
+    accuracy: float
+    """The share of the held-out scans that the model reads, as the warm-up measured it with transformers."""
+    num_eval: int
+
+    def arguments(self, name: str, *overrides: str) -> list[str]:
+        """Return the arguments of a deterministic run in which the model learns to read."""
+        return runs.arguments(
+            self.folder,
+            self.model,
+            name,
+            f"train.steps={NUM_STEPS}",
+            f"train.prompts_per_step={NUM_PROMPTS}",
+            f"rollout.group_size={GROUP_SIZE}",
+            "train.num_minibatches=6",
+            "reward.function=yatt_mm.rewards.functions:exact_match",
+            "eval.every=6",
+            "checkpoint.keep=6",
+            *overrides,
+        )
+
+    def run(self, name: str) -> Path:
+        """Return the folder of the results of a run."""
+        return self.folder / "runs" / name
+
+    def accuracies(self, name: str) -> list[float]:
+        """Return the held-out accuracies of a run, in the order of its steps."""
+        records = runs.metrics(self.folder, name)
+        return [record["eval/accuracy"] for record in records if "eval/accuracy" in record]
+
+
+@pytest.fixture(scope="session")
+def digits(prepared_digits: tuple[Path, Prepared], tmp_path_factory: pytest.TempPathFactory) -> Digits:
+    made, prepared = prepared_digits
+    split = make_split(seed=0)
+    train = list(split.train[:NUM_TRAIN])
+    train[CORRUPT] = replace(train[CORRUPT], png=train[CORRUPT].png[: len(train[CORRUPT].png) // 2])
+    folder = tmp_path_factory.mktemp("digits")
+    write_shards(folder, Split(train=tuple(train), held_out=split.held_out))
+    return Digits(folder=folder, model=made / "model", accuracy=prepared.accuracy, num_eval=len(split.held_out))
+
+
+@pytest.fixture(scope="session")
+def whole(digits: Digits) -> runs.Finished:
+    """A run without a break, in which every training sample is drawn at least once."""
+    return runs.run(digits.arguments("whole"))

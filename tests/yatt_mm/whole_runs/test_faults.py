@@ -1,0 +1,157 @@
+"""Tests of what a run survives, of how it goes on, and of how it ends when it must: killed nodes, ranks and engines,
+another number of controllers, another layout, signals."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from tests.dataplane.shards import wait_until
+from tests.yatt_mm import runs
+from tests.yatt_mm.whole_runs.conftest import GROUP_SIZE, NUM_PROMPTS, Digits
+from tests.yatt_mm.whole_runs.killing_reward import NODE_AT, RANK_WHEN
+
+pytestmark = pytest.mark.alone
+
+CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
+
+
+def curve(digits: Digits, name: str) -> list[dict[str, float]]:
+    """Return what must be the same in two runs, by step."""
+    return [{key: record[key] for key in CURVE if key in record} for record in runs.metrics(digits.folder, name)]
+
+
+@pytest.fixture(scope="module")
+def killed(whole: runs.Finished, digits: Digits) -> runs.Finished:
+    """A run whose node is killed in the middle of the first step's generation, and in the second step's; and one of
+    whose ranks is killed in the fifth step, while the checkpoint of the fourth is not committed yet."""
+    assert whole.status == 0, whole.output
+    in_the_first = digits.num_eval + NUM_PROMPTS
+    num_first = round(runs.metrics(digits.folder, "whole")[1]["sampling/num_prompts_used"]) * GROUP_SIZE
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(NODE_AT, f"{in_the_first},{in_the_first + num_first}")
+        patch.setenv(RANK_WHEN, str(digits.run("killed") / "checkpoints" / ".partial_step_000004"))
+        reward = "reward.function=tests.yatt_mm.whole_runs.killing_reward:exact_match_with_kills"
+        return runs.run(digits.arguments("killed", reward))
+
+
+@pytest.mark.timeout(1200)
+def test_a_node_that_is_killed_twice_costs_time_only(
+    killed: runs.Finished, whole: runs.Finished, digits: Digits
+) -> None:
+    records = runs.metrics(digits.folder, "killed")
+    assert [record["dataplane/num_restarts"] for record in records[:3]] == [0, 1, 2], killed.output
+    assert "ended with signal SIGKILL; it is started again" in killed.output
+    assert curve(digits, "killed")[:5] == curve(digits, "whole")[:5]
+    assert all(record["dataplane/num_restarts"] == 0 for record in runs.metrics(digits.folder, "whole"))
+
+
+def test_a_rank_that_dies_while_a_checkpoint_is_saved_is_named_and_the_checkpoint_does_not_count(
+    killed: runs.Finished, digits: Digits
+) -> None:
+    assert killed.status == 1, killed.output
+    (said,) = (line for line in killed.output.splitlines() if line.startswith("error: "))
+    assert "training rank" in said, said
+    assert killed.left_behind == []
+    checkpoints = sorted(path.name for path in (digits.run("killed") / "checkpoints").iterdir())
+    assert checkpoints == [".partial_step_000004", "step_000002"]
+
+
+def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of_the_run_without_a_break(
+    killed: runs.Finished, whole: runs.Finished, digits: Digits
+) -> None:
+    """Test with a node that another process started, and that several runs may use.
+
+    The weights are broadcast, as to engines that share no memory with the trainer.
+    """
+    assert killed.status == 1, killed.output
+    roots = {name: [str(digits.folder / f"{name}-*.tar")] for name in ("train", "eval")}
+    with EmbeddedNode(memory_bytes=64 * 2**20, roots=roots) as node:
+        where = (f"dataplane.uri={node.uri}", "data.train=train", "data.eval=eval", "weights.carrier=nccl")
+        done = runs.run(digits.arguments("killed", "train.steps=5", "controllers.num=1", *where, "--resume"))
+        assert done.status == 0, done.output
+        with Client(node.uri) as client:
+            assert client.stat()["num_scopes"] == 0
+            wait_until(lambda: client.stat()["num_leases"] == 0)  # as soon as the node sees that the readers are gone
+    assert [record["step"] for record in runs.metrics(digits.folder, "killed")] == [0, 1, 2, 3, 4, 5]
+    assert curve(digits, "killed")[:5] == curve(digits, "whole")[:5]
+    last, wanted = curve(digits, "killed")[5], curve(digits, "whole")[5]
+    assert {key: last[key] for key in wanted} == wanted, "the last step of this run has an evaluation as well"
+
+
+def check_that_it_trains_alike(digits: Digits, name: str, step: int) -> None:
+    """Check that a run in another layout has the same prompts in `step` as the run named "whole", and the same
+    rewards, except for rounding."""
+    here, there = (
+        next(record for record in runs.metrics(digits.folder, run) if record["step"] == step) for run in (name, "whole")
+    )
+    assert here["rollout/logprob_diff_mean"] < 1e-5
+    assert here["train/grad_norm"] > 0
+    for key in ("reward/mean", "rollout/num_tokens"):
+        assert here[key] == there[key]
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "layout"),
+    [(signal.SIGINT, "step    1", "train.parallel.pp=2"), (signal.SIGTERM, "steps 1 to 1000", "train.parallel.tp=2")],
+    ids=["training", "starting"],
+)
+def test_a_signal_stops_everything_that_was_started(
+    whole: runs.Finished, digits: Digits, number: signal.Signals, line: str, layout: str
+) -> None:
+    before = runs.shared_memory()
+    name = f"interrupted-{number.name}"
+    command = digits.arguments(name, "train.steps=1000", layout)
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        runs.started(command, temporary=Path(temporary)) as (process, mark),
+    ):
+        assert process.stdout is not None
+        seen = []
+        for said in process.stdout:
+            seen.append(said)
+            if line in said:
+                break
+        if number is signal.SIGTERM:
+            runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
+        assert process.poll() is None, "".join(seen)
+        if number is signal.SIGINT:
+            os.killpg(process.pid, number)  # what a terminal does: every process in the group gets it
+        else:
+            process.send_signal(number)
+        done = runs.finish(process, mark, before, Path(temporary))
+    assert done.status == 130, done.output
+    assert "interrupted" in done.output
+    assert done.left_behind == []
+    if number is signal.SIGINT:
+        check_that_it_trains_alike(digits, name, step=1)
+
+
+def test_a_run_goes_on_in_another_layout_and_an_engine_over_two_devices_that_dies_is_named_and_ends_it(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    """Test a checkpoint of two replicas that one replica over two ranks continues."""
+    before = runs.shared_memory()
+    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
+    shutil.copytree(digits.run("whole"), digits.run("widowed"), ignore=shutil.ignore_patterns("hf", "tensorboard"))
+    resumed = ("--resume", str(digits.run("widowed") / "checkpoints" / "step_000004"))
+    command = digits.arguments("widowed", "train.steps=1000", *layout, *resumed)
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        runs.started(command, temporary=Path(temporary)) as (process, mark),
+    ):
+        assert process.stdout is not None
+        next(said for said in process.stdout if "step    5" in said)
+        os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
+        done = runs.finish(process, mark, before, Path(temporary))
+    assert done.status == 1, done.output
+    assert "error: " in done.output and "engine" in done.output
+    assert done.left_behind == []
+    check_that_it_trains_alike(digits, "widowed", step=5)

@@ -1,0 +1,80 @@
+"""Tests a run with a rule and judges of every kind, in turns with the policy on two devices."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.yatt_mm import runs
+from tests.yatt_mm.rollout.classifiers import build_classifier
+
+pytestmark = pytest.mark.alone
+
+NUM_PROMPTS, GROUP_SIZE, NUM_JUDGES = 8, 4, 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("judged")
+    runs.write_shard(path / "train-000000.tar", range(40))
+    runs.write_shard(path / "eval-000000.tar", range(1000, 1012))
+    return path
+
+
+@pytest.fixture(scope="module")
+def judged(folder: Path, tiny_dir: Path) -> runs.Finished:
+    """A run whose rounds end without their slowest responses; the next step begins with them."""
+    overrides = (
+        "train.steps=2",
+        "rollout.num_engines=1",
+        "rollout.deterministic=false",
+        "rollout.max_groups_per_engine=2",
+        "sampling.over_dispatch=1.5",
+        "sampling.tail=continue",
+        *runs.judge(tiny_dir),
+        "reward.weight=0.25",
+        f"reward.judges.head.model={build_classifier(tiny_dir, folder / 'classifier')}",
+        "reward.judges.head.verdict=classifier",
+        "reward.judges.head.weight=0.1",
+        "reward.judges.head.kv_cache_memory=64MiB",
+        "reward.judges.head.max_model_len=256",
+        "reward.judges.away.url=http://127.0.0.1:9/v1",  # no server listens there
+        "reward.judges.away.model=judge",
+        "reward.judges.away.weight=0.5",
+        "reward.judges.away.max_attempts=1",
+        "reward.judges.away.score_on_failure=0.5",
+    )
+    return runs.run(runs.arguments(folder, tiny_dir, "judged", *overrides))
+
+
+def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_policy(
+    judged: runs.Finished, folder: Path
+) -> None:
+    assert judged.status == 0, judged.output
+    assert judged.left_behind == []
+    for record in runs.metrics(folder, "judged")[1:]:
+        assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
+        assert 0 < record["genrm/tiny_mean"] < 1
+        assert record["genrm/head_mean"] != 0
+        by_weight = {
+            "reward/function_mean": 0.25,
+            "genrm/head_mean": 0.1,
+            "genrm/tiny_mean": 1.0,
+            "genrm/away_mean": 0.5,
+        }
+        assert record["reward/mean"] == pytest.approx(sum(record[key] * weight for key, weight in by_weight.items()))
+        assert record["time/genrm_s"] > 0
+        assert record["genrm/bytes_moved"] > 0
+        assert record["dataplane/num_processed"] == record["dataplane/num_media"]
+
+
+def test_a_round_ends_without_its_slowest_responses_and_the_next_step_begins_with_them(
+    judged: runs.Finished, folder: Path
+) -> None:
+    assert judged.status == 0, judged.output
+    for record in runs.metrics(folder, "judged")[1:]:
+        assert record["sampling/num_groups"] == NUM_PROMPTS
+        assert record["sampling/num_carried"] > 0
+        num_judged = record["genrm/num_judged"] / GROUP_SIZE / NUM_JUDGES
+        assert NUM_PROMPTS <= num_judged <= record["sampling/num_prompts_used"] - record["sampling/num_carried"]

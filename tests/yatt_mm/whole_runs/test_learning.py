@@ -1,0 +1,142 @@
+"""Tests that a run learns what its rewards say, and nothing where they say nothing; and what it reports and leaves."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.yatt_mm import runs
+from tests.yatt_mm.training import jobs
+from tests.yatt_mm.training.ranks import RankPool
+from tests.yatt_mm.whole_runs.conftest import CORRUPT, NUM_PROMPTS, NUM_STEPS, NUM_TRAIN, Digits
+
+pytestmark = pytest.mark.alone
+
+FLOOR = 0.75
+"""The held-out accuracy that the run must reach. It begins near 0.48."""
+REQUIRED_KEYS = {
+    "step",
+    "reward/mean",
+    "rollout/logprob_diff_mean",
+    "rollout/logprob_diff_max",
+    "rollout/num_tokens",
+    "train/released_bytes",
+    "train/restored_bytes",
+    "train/release_s",
+    "train/restore_s",
+    "time/step_s",
+    "time/rollout_s",
+    "time/train_s",
+    "time/publish_s",
+    "dataplane/num_media",
+    "dataplane/num_processed",
+    "dataplane/used_bytes",
+    "controller/rss_bytes_max",
+}
+
+
+def test_the_model_learns_to_read_the_held_out_scans(whole: runs.Finished, digits: Digits) -> None:
+    assert whole.status == 0, whole.output
+    before, *_, after = digits.accuracies("whole")
+    assert before == pytest.approx(digits.accuracy, abs=1.5 / digits.num_eval), "as transformers measured it"
+    assert after > FLOOR
+    rewards = [record["reward/mean"] for record in runs.metrics(digits.folder, "whole")[1:]]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2])
+
+
+def test_with_shuffled_answers_it_learns_nothing(digits: Digits) -> None:
+    """Test with one controller, one engine and one rank on one device."""
+    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
+    done = runs.run(digits.arguments("shuffled", "data.shuffle_answers=true", *small))
+    assert done.status == 0, done.output
+    assert done.left_behind == []
+    before, *_, after = digits.accuracies("shuffled")
+    assert after < before + 0.05
+    grads = [record["train/grad_norm"] for record in runs.metrics(digits.folder, "shuffled")[1:]]
+    assert min(grads) > 0, "it was trained"
+
+
+def test_with_the_opposite_reward_it_forgets_and_begins_with_the_accuracy_of_the_exported_folder(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    """Test with the folder that the run exported: vLLM and Megatron load it."""
+    assert whole.status == 0, whole.output
+    overrides = (
+        f"model.path={digits.run('whole') / 'hf'}",
+        "train.steps=4",
+        "reward.function=tests.yatt_mm.any_reward:wrong_answer",
+        "placement.num_devices=1",
+        "rollout.num_engines=1",
+    )
+    done = runs.run(digits.arguments("opposite", *overrides))
+    assert done.status == 0, done.output
+    before, after = digits.accuracies("opposite")
+    assert 1 - before == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
+    assert after > before + 0.1, "the share of wrong answers"
+
+
+def test_it_ends_well_and_leaves_nothing_behind(whole: runs.Finished) -> None:
+    assert whole.status == 0, whole.output
+    assert whole.left_behind == []
+    assert "held-out accuracy" in whole.output
+
+
+def test_every_step_has_the_promised_metrics(whole: runs.Finished, digits: Digits) -> None:
+    records = runs.metrics(digits.folder, "whole")
+    assert [record["step"] for record in records] == list(range(NUM_STEPS + 1))
+    assert [record["step"] for record in records if "eval/accuracy" in record] == [0, 6, 12]
+    for record in records[1:]:
+        assert set(record) >= REQUIRED_KEYS
+        assert record["rollout/logprob_diff_mean"] < 1e-5
+        assert record["rollout/logprob_diff_max"] < 1e-3
+        assert record["rollout/staleness_max"] == 0
+        assert record["rollout/stale_tokens_frac"] == 0
+        num_used = record["sampling/num_prompts_used"]
+        assert num_used * record["reward/has_signal_frac"] >= NUM_PROMPTS, "the batch is full of groups with signal"
+        assert record["sampling/num_rejected"] <= num_used - NUM_PROMPTS
+    assert list((digits.run("whole") / "tensorboard").glob("events.*"))
+    assert (digits.run("whole") / "config.yaml").exists()
+
+
+def test_the_processor_runs_once_per_image(whole: runs.Finished, digits: Digits) -> None:
+    last = runs.metrics(digits.folder, "whole")[-1]
+    assert last["dataplane/num_media"] == last["dataplane/num_processed"] == NUM_TRAIN - 1 + digits.num_eval
+    assert last["dataplane/num_recomputed"] == 0
+
+
+def test_a_corrupt_image_is_set_aside_with_its_reason(whole: runs.Finished, digits: Digits) -> None:
+    from examples.digits.data import make_split
+
+    lines = (digits.run("whole") / "quarantine.jsonl").read_text().splitlines()
+    (notice,) = (json.loads(line) for line in lines)
+    assert notice["key"] == make_split(seed=0).train[CORRUPT].key
+    assert Path(notice["shard"]).name.startswith("train-")
+    assert notice["reason"]
+    assert sum(record.get("data/num_quarantined", 0) for record in runs.metrics(digits.folder, "whole")) == 1
+
+
+def test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transformers(
+    whole: runs.Finished, digits: Digits, ranks: RankPool
+) -> None:
+    from safetensors.torch import load_file
+    from transformers import AutoModelForImageTextToText
+
+    from examples.digits.data import make_split
+    from examples.digits.model import load_processor
+    from examples.digits.warmup import _make_batch, measure_accuracy
+
+    folder = digits.run("whole") / "hf"
+    exported = load_file(folder / "model.safetensors")
+    checkpoint = digits.run("whole") / "checkpoints" / f"step_{NUM_STEPS:06d}"
+    trained = ranks.run(1, jobs.load_and_export, digits.model, checkpoint)[0]
+    assert exported.keys() == trained.keys() == load_file(digits.model / "model.safetensors").keys()
+    assert all(np.array_equal(exported[name].numpy(), trained[name]) for name in trained)
+
+    processor = load_processor(folder)
+    model = AutoModelForImageTextToText.from_pretrained(folder)
+    batch = _make_batch(processor, make_split(seed=0).held_out)
+    accuracy = measure_accuracy(model, batch, processor.tokenizer.eos_token_id)
+    assert accuracy == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
