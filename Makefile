@@ -1,11 +1,14 @@
-# make train   install what is missing, make the digits example, train on it
-# make judge   the same with a judge that alone says what is right: in turns with the policy, then beside it
-# make motion  the same with videos: digits that move in MP4 clips, and which way they go
-# make test    install what is missing, then lint, types and all tests
-# make check   lint and types only
+# make train    install what is missing, make the digits example, train on it
+# make judge    the same with a judge that alone says what is right: in turns with the policy, then beside it
+# make motion   the same with videos: digits that move in MP4 clips, and which way they go
+# make test     install what is missing, then lint, types and the tests
+# make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
+# make check    lint and types only
+# make parity   more layouts: every model against transformers, with the differences as a table; curves; checkpoints
+# make faults   more whole runs that are killed and interrupted
+# make mutants  300 small changes of the product, drawn at random, which some test must notice
+# make explore  the tests of properties, on many new random examples
 # make light    what needs no torch, on Python 3.12 and 3.13 where they are installed
-# make explore the tests of properties, on many new random examples
-# make parity  every model in every layout against transformers, with the differences as a table
 # On a machine with CUDA:  make train EXTRA=gpu CONFIG=... ARGS="..."
 EXTRA ?= cpu
 CONFIG ?= configs/digits_cpu.yaml
@@ -14,9 +17,10 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
+BESIDE = -n 2 --dist loadfile --no-loadscope-reorder# two files at a time
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
-.PHONY: train judge motion test check parity explore light data clean
+.PHONY: train judge motion test unit check parity faults mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -44,11 +48,20 @@ check: $(STAMP)
 	$(VENV)/bin/mypy
 
 test: check
-	$(PYTHON) -m pytest -m "not alone" -n 2 --dist loadfile --no-loadscope-reorder $(ARGS) $(NONE_IS_FINE)
-	$(PYTHON) -m pytest -m alone $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults)" $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "alone and not faults" $(ARGS) $(NONE_IS_FINE)
+
+unit: $(STAMP)
+	$(PYTHON) -m pytest -m "not alone" $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
-	$(PYTHON) -m pytest tests/models $(ARGS)
+	$(PYTHON) -m pytest tests/models tests/yatt_mm/training $(ARGS)
+
+faults: $(STAMP)
+	$(PYTHON) -m pytest -m faults $(ARGS)
+
+mutants: $(STAMP)
+	$(PYTHON) -m tests.mutation --out mutants.jsonl $(ARGS)
 
 explore: $(STAMP)
 	$(PYTHON) -m pytest -m hypothesis --hypothesis-profile explore $(ARGS)

@@ -40,7 +40,8 @@ def modules(*tops: str) -> dict[str, Path]:
 def imported_names(path: Path, *, at_import: bool = False) -> frozenset[str]:
     """Return the dotted names that a file imports: `from a import b` gives `a` and `a.b`.
 
-    They are those of all import statements, or with `at_import` of those that run when the file is imported.
+    They are those of all import statements, or with `at_import` of those that run when the file is imported;
+    `pytest.importorskip` is one of them.
     """
     names: set[str] = set()
     tree = ast.parse(path.read_text())
@@ -50,6 +51,8 @@ def imported_names(path: Path, *, at_import: bool = False) -> frozenset[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             names.add(node.module)
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif at_import and isinstance(node, ast.Expr) and "importorskip(" in ast.unparse(node):
+            names.update(part.value for part in ast.walk(node) if isinstance(part, ast.Constant))
     return frozenset(names)
 
 

@@ -70,6 +70,7 @@ class _Server(ThreadingWSGIServer):
     """The server of prometheus_client, with a limit on its threads and on the time of a request."""
 
     block_on_close = False
+    request_queue_size = 128  # with socketserver's 5, a burst of connections waits seconds for the kernel's next try
 
     def __init__(self, *args: Any) -> None:
         self.slots = Slots(MAX_REQUESTS, "requests for metrics", "rate of scraping")

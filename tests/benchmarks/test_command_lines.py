@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("torch")  # the benchmarks import it
+
 ROOT = Path(__file__).parents[2]
 COMMANDS = sorted(path for path in (ROOT / "benchmarks").glob("*.py") if "__main__" in path.read_text())
 
@@ -19,7 +21,6 @@ OURS = re.compile(r"^ *(from|import) (benchmarks|dataplane|examples|models|tests
 
 def test_every_benchmark_looks_for_the_rest_beside_itself_first_and_tells_how_it_is_used(tmp_path: Path) -> None:
     assert len(COMMANDS) > 10
-    pytest.importorskip("torch")
     texts = {path.name: path.read_text() for path in COMMANDS}
     assert [name for name, text in texts.items() if OURS.search(text) and "sys.path[0] =" not in text] == []
     running = {

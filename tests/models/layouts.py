@@ -1,7 +1,12 @@
-"""The layouts in which every model must give the same numbers. The whole parity suite runs each layout that is added
-here."""
+"""The layouts in which every model must give the same numbers. `make parity` runs each layout that is added here, and
+`make test` those that divide the work in several ways at once."""
 
 from __future__ import annotations
+
+from collections.abc import Container, Iterable
+from typing import Any
+
+import pytest
 
 from models.layout.parallel import Parallel
 
@@ -33,6 +38,18 @@ LAYOUTS = {
 """The layouts, with at most 8 ranks each. Those with ep or etp are for models with experts; those with tp and without
 sp for the other models."""
 
+QUICK = (
+    "tp1",
+    "dp2",
+    "cp2-allgather-zigzag",
+    "cp2-zigzag",
+    "tp2-pp2-sp",
+    "tp2-pp2-cp2-sp",
+    "tp2-sp-ep2-etp2-dp2",
+    "tp2-pp2-sp-ep4-dp2",
+)
+"""The layouts of `make test`."""
+
 TIED_LAYOUTS = ("tp1", "pp2", "tp2-pp2")
 """The layouts that test a head which shares the embedding's weights."""
 
@@ -58,3 +75,8 @@ def layouts_for(family: str) -> list[str]:
 
 
 WITH_EXPERTS = ("qwen3_vl_moe",)
+
+
+def quick_first(names: Iterable[str], quick: Container[str]) -> list[Any]:
+    """Return a parameter for each name. Those that are not `quick` are for `make parity` alone."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.parity) for name in names]

@@ -8,28 +8,35 @@ from pathlib import Path
 import pytest
 
 from tests.models import parity
-from tests.models.layouts import LAYOUTS, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for
+from tests.models.layouts import LAYOUTS, QUICK, QWEN3_LAYOUTS, TIED_LAYOUTS, layouts_for, quick_first
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import MODELS
 
 TOLERANCE = 1e-5
 
 
-@pytest.mark.parametrize(("family", "layout"), [(family, name) for family in MODELS for name in layouts_for(family)])
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        pytest.param(family, name, marks=() if name in QUICK else pytest.mark.parity)
+        for family in MODELS
+        for name in layouts_for(family)
+    ],
+)
 def test_every_layout_equals_transformers_and_exports_its_own_bits(
     family: str, layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:
     check(family, layout, ranks, reference_folder(family))
 
 
-@pytest.mark.parametrize("layout", TIED_LAYOUTS)
+@pytest.mark.parametrize("layout", quick_first(TIED_LAYOUTS, ("tp2-pp2",)))
 def test_a_tied_head_equals_transformers_too(
     layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:
     check("qwen2_5_vl", layout, ranks, reference_folder("qwen2_5_vl", is_head_tied=True), ", tied head")
 
 
-@pytest.mark.parametrize("layout", QWEN3_LAYOUTS)
+@pytest.mark.parametrize("layout", quick_first(QWEN3_LAYOUTS, QUICK))
 def test_internvl_with_a_qwen3_decoder_equals_transformers_too(
     layout: str, ranks: RankPool, reference_folder: Callable[..., Path]
 ) -> None:

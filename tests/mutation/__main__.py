@@ -23,67 +23,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 import psutil
 
+from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
 """The time in seconds after which the tests of a mutant are ended, and the mutant counts as killed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Area:
-    """A part of the product with the tests that must notice a change of it."""
-
-    sources: tuple[str, ...]
-    """Folders and files, relative to the root."""
-    tests: tuple[tuple[str, ...], ...]
-    """Arguments of pytest, the quickest first; the next ones run if these have passed."""
-    share: float
-    """The share of all mutants that are drawn from this area."""
-
-
-AREAS = {
-    "models": Area(
-        sources=("models",),
-        tests=(
-            ("tests/models/sequence", "tests/models/recipes", "tests/models/weights", "tests/models/test_parts.py"),
-            ("tests/models/compat", "tests/yatt_mm/training/test_flops.py", "tests/yatt_mm/preflight"),
-            ("tests/models", "tests/yatt_mm/training", "tests/yatt_mm/weights"),
-        ),
-        share=0.4,
-    ),
-    "algorithms": Area(
-        sources=("yatt_mm/algorithms",),
-        tests=(("tests/yatt_mm/algorithms",), ("tests/yatt_mm/training/test_stale_tokens.py",)),
-        share=0.1,
-    ),
-    "plan": Area(
-        sources=tuple(
-            f"yatt_mm/training/{name}.py" for name in ("balance", "largest_differencing", "microbatches", "step_plan")
-        ),
-        tests=(
-            ("tests/yatt_mm/control", "tests/yatt_mm/batching"),
-            ("tests/yatt_mm/training/test_plans.py", "tests/yatt_mm/simulator"),
-        ),
-        share=0.2,
-    ),
-    "storage": Area(
-        sources=("dataplane/storage",),
-        tests=(
-            ("tests/dataplane/storage",),
-            ("tests/dataplane/client", "tests/dataplane/derive/test_deriver.py", "tests/dataplane/test_soak.py"),
-            ("tests/dataplane/server/test_put_and_get.py", "tests/dataplane/server/test_restart.py"),
-        ),
-        share=0.3,
-    ),
-}
 
 
 def draw(areas: Sequence[str], num: int, seed: int) -> list[tuple[str, Mutant]]:
@@ -112,14 +64,14 @@ def survivors(path: Path) -> list[tuple[str, Mutant]]:
     return found
 
 
-def killed_by(copy: Path, area: Area, mutant: Mutant) -> str:
+def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
     """Return the first test that fails in a copy of the repository with this mutant, or "" if it survives."""
     file = copy / mutant.path
     source = file.read_bytes()
     file.write_bytes(mutant.apply(source))
     end = time.monotonic() + LONGEST_S
     try:
-        for tests in area.tests:
+        for tests in stages:
             if name := _failure(copy, tests, end - time.monotonic()):
                 return name
         return ""
@@ -129,7 +81,8 @@ def killed_by(copy: Path, area: Area, mutant: Mutant) -> str:
 
 def _failure(copy: Path, tests: Sequence[str], limit_s: float) -> str:
     """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
-    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "-m", "not alone", "--timeout=300"]
+    command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
+    command += ["-m", "not (alone or parity or faults)"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
         environment["TMPDIR"] = temporary
@@ -201,7 +154,7 @@ def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[st
         copy, start = copies.get(), time.monotonic()
         try:
             line = mutant.line((copy / mutant.path).read_bytes())
-            killer = killed_by(copy, AREAS[area], mutant)
+            killer = killed_by(copy, AREAS[area].stages(mutant.path), mutant)
             seconds = round(time.monotonic() - start, 1)
             results.put({"area": area, **asdict(mutant), "line": line, "killed_by": killer, "seconds": seconds})
         except BaseException as error:

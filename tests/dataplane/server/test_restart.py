@@ -159,7 +159,7 @@ def test_restarts_leave_no_thread_no_file_and_no_mapping(node: EmbeddedNode) -> 
 
         turn(0)
         before = used()
-        for number in range(1, 9):
+        for number in range(1, 6):
             turn(number)
         wait_until(lambda: used()[0] <= before[0] and used()[1] <= before[1] + 3 and used()[2] <= before[2])
 

@@ -250,10 +250,16 @@ def test_weights_may_be_replaced_while_the_engine_sleeps(
 
 
 class DeviceMemory:
-    """The memory that an engine on a GPU would hold, by vLLM's tags. The engine itself runs on the CPU."""
+    """The memory that an engine on a GPU would hold, by vLLM's tags.
+
+    The engine itself runs on the CPU and gets the same calls. vLLM frees nothing there.
+    """
 
     def __init__(self, engine: VllmEngine) -> None:
-        self.awake = {"weights", "kv_cache"}
+        from vllm.device_allocator import DEFERRABLE_TAGS
+
+        self._tags = set(DEFERRABLE_TAGS)
+        self.awake = set(self._tags)
         self.levels: list[int] = []
         self._sleep, self._wake_up = engine._llm.sleep, engine._llm.wake_up
 
@@ -263,7 +269,7 @@ class DeviceMemory:
         await self._sleep(level=0, mode=mode)
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        self.awake |= set(tags or ("weights", "kv_cache"))
+        self.awake |= set(tags or self._tags) & self._tags  # vLLM ignores others
         if tags is None:
             await self._wake_up(tags=["scheduling"])
 

@@ -11,7 +11,7 @@ import pytest
 
 from models.freeze import PARTS, Part, part_of
 from models.layout.parallel import Parallel
-from tests.models.layouts import LAYOUTS, layouts_for
+from tests.models.layouts import LAYOUTS, layouts_for, quick_first
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 
@@ -44,6 +44,18 @@ CASES: dict[str, tuple[Parallel, dict[str, Any]]] = {
 DIVIDED = sorted(
     (case for case, (layout, _) in CASES.items() if layout.world_size > 1), key=lambda case: CASES[case][0].world_size
 )
+QUICK = {
+    *(f"dp2 {variant}" for variant in VARIANTS),
+    "tp2-dp2 trained",
+    "pp2-uneven frozen",
+    "pp2-vpp2-cp2 trained",
+    "pp2-vpp2 overlap",
+    "tp2-pp2-cp2-sp trained",
+    "tp2-pp2-cp2-sp frozen",
+    "tp2-cp2-sp full",
+    "tp2-cp2-sp selective",
+}
+"""The cases of `make test`; the others are for `make parity`."""
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +75,7 @@ def test_one_rank_has_the_same_curve_with_recomputation_and_another_with_a_froze
     assert frozen["losses"][-1] != pytest.approx(alone["tp1 trained"]["losses"][-1], rel=1e-4)
 
 
-@pytest.mark.parametrize("case", DIVIDED)
+@pytest.mark.parametrize("case", quick_first(DIVIDED, QUICK))
 def test_curves_do_not_depend_on_the_layout(
     case: str, ranks: RankPool, deep_folder: Path, alone: dict[str, dict[str, list[float]]]
 ) -> None:

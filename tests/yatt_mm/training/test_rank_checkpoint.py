@@ -14,6 +14,7 @@ from safetensors.numpy import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
 from models.layout.parallel import Parallel
+from tests.models.layouts import quick_first
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 
@@ -40,6 +41,16 @@ EXPERT_MOVES = {
     "tp2 sp ep2 to dp2": (Parallel(tp=2, sp=True, ep=2), DP2),
 }
 """The same layouts for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
+QUICK = (
+    "dp2 to dp2",
+    "tp2 to tp2",
+    "one rank to pp2",
+    "tp2 dp2 to tp2 pp2",
+    "tp2 pp2 to dp2",
+    "ep2 to ep2",
+    "tp2 sp ep2 to dp2",
+)
+"""The moves of `make test`; the others are for `make parity`."""
 
 
 class Saves:
@@ -67,14 +78,14 @@ def saves(ranks: RankPool, tmp_path_factory: pytest.TempPathFactory) -> Saves:
     return Saves(ranks, tmp_path_factory.mktemp("saves"))
 
 
-@pytest.mark.parametrize("move", MOVES)
+@pytest.mark.parametrize("move", quick_first(MOVES, QUICK))
 def test_a_checkpoint_continues_in_any_layout_however_it_was_written(
     move: str, ranks: RankPool, untied_folder: Path, saves: Saves
 ) -> None:
     check_move(ranks, saves, untied_folder, *MOVES[move])
 
 
-@pytest.mark.parametrize("move", EXPERT_MOVES)
+@pytest.mark.parametrize("move", quick_first(EXPERT_MOVES, QUICK))
 def test_experts_move_between_layouts_with_and_without_expert_parallelism(
     move: str, ranks: RankPool, experts_folder: Path, saves: Saves
 ) -> None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -86,29 +88,58 @@ def test_one_controller_resumes_it_on_a_node_of_ones_own_and_gets_the_numbers_of
     assert {key: last[key] for key in wanted} == wanted, "the last step of this run has an evaluation as well"
 
 
-def check_that_it_trains_alike(digits: Digits, name: str, step: int) -> None:
-    """Check that a run in another layout has the same prompts in `step` as the run named "whole", and the same
-    rewards, except for rounding."""
+def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that_was_started(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    """Test a checkpoint of two replicas that one replica of two stages continues, with one engine over two devices."""
+    assert whole.status == 0, whole.output
+    shutil.copytree(digits.run("whole"), digits.run("stopped"), ignore=shutil.ignore_patterns("hf", "tensorboard"))
+    layout = ("train.parallel.pp=2", "rollout.tp=2", "rollout.num_engines=1")
+    resumed = ("--resume", str(digits.run("stopped") / "checkpoints" / "step_000004"))
+
+    def stop(process: subprocess.Popen[str], mark: str) -> None:
+        os.killpg(process.pid, signal.SIGINT)  # what a terminal does: every process in the group gets it
+
+    done = run_until("step    5", stop, digits.arguments("stopped", "train.steps=1000", *layout, *resumed))
+    assert done.status == 130, done.output
+    assert "interrupted" in done.output
+    assert done.left_behind == []
     here, there = (
-        next(record for record in runs.metrics(digits.folder, run) if record["step"] == step) for run in (name, "whole")
+        next(record for record in runs.metrics(digits.folder, name) if record["step"] == 5)
+        for name in ("stopped", "whole")
     )
     assert here["rollout/logprob_diff_mean"] < 1e-5
-    assert here["train/grad_norm"] > 0
+    assert here["train/grad_norm"] == pytest.approx(there["train/grad_norm"], rel=1e-3)
     for key in ("reward/mean", "rollout/num_tokens"):
         assert here[key] == there[key]
 
 
-@pytest.mark.parametrize(
-    ("number", "line", "layout"),
-    [(signal.SIGINT, "step    1", "train.parallel.pp=2"), (signal.SIGTERM, "steps 1 to 1000", "train.parallel.tp=2")],
-    ids=["training", "starting"],
-)
-def test_a_signal_stops_everything_that_was_started(
-    whole: runs.Finished, digits: Digits, number: signal.Signals, line: str, layout: str
-) -> None:
+def test_sigterm_during_the_start_stops_everything_that_was_started(digits: Digits) -> None:
+    def stop(process: subprocess.Popen[str], mark: str) -> None:
+        runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
+        process.send_signal(signal.SIGTERM)
+
+    done = run_until("steps 1 to 1000", stop, digits.arguments("terminated", "train.steps=1000"))
+    assert done.status == 130, done.output
+    assert "interrupted" in done.output
+    assert done.left_behind == []
+
+
+@pytest.mark.faults
+def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(digits: Digits) -> None:
+    def kill(process: subprocess.Popen[str], mark: str) -> None:
+        os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
+
+    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
+    done = run_until("step    1", kill, digits.arguments("widowed", "train.steps=1000", *layout))
+    assert done.status == 1, done.output
+    assert "error: " in done.output and "engine" in done.output
+    assert done.left_behind == []
+
+
+def run_until(line: str, act: Callable[[subprocess.Popen[str], str], None], command: list[str]) -> runs.Finished:
+    """Start a run, call `act(process, mark)` when it has said `line`, and return how the run ended."""
     before = runs.shared_memory()
-    name = f"interrupted-{number.name}"
-    command = digits.arguments(name, "train.steps=1000", layout)
     with (
         tempfile.TemporaryDirectory(prefix="yt-") as temporary,
         runs.started(command, temporary=Path(temporary)) as (process, mark),
@@ -119,39 +150,6 @@ def test_a_signal_stops_everything_that_was_started(
             seen.append(said)
             if line in said:
                 break
-        if number is signal.SIGTERM:
-            runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
         assert process.poll() is None, "".join(seen)
-        if number is signal.SIGINT:
-            os.killpg(process.pid, number)  # what a terminal does: every process in the group gets it
-        else:
-            process.send_signal(number)
-        done = runs.finish(process, mark, before, Path(temporary))
-    assert done.status == 130, done.output
-    assert "interrupted" in done.output
-    assert done.left_behind == []
-    if number is signal.SIGINT:
-        check_that_it_trains_alike(digits, name, step=1)
-
-
-def test_a_run_goes_on_in_another_layout_and_an_engine_over_two_devices_that_dies_is_named_and_ends_it(
-    whole: runs.Finished, digits: Digits
-) -> None:
-    """Test a checkpoint of two replicas that one replica over two ranks continues."""
-    before = runs.shared_memory()
-    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
-    shutil.copytree(digits.run("whole"), digits.run("widowed"), ignore=shutil.ignore_patterns("hf", "tensorboard"))
-    resumed = ("--resume", str(digits.run("widowed") / "checkpoints" / "step_000004"))
-    command = digits.arguments("widowed", "train.steps=1000", *layout, *resumed)
-    with (
-        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
-        runs.started(command, temporary=Path(temporary)) as (process, mark),
-    ):
-        assert process.stdout is not None
-        next(said for said in process.stdout if "step    5" in said)
-        os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
-        done = runs.finish(process, mark, before, Path(temporary))
-    assert done.status == 1, done.output
-    assert "error: " in done.output and "engine" in done.output
-    assert done.left_behind == []
-    check_that_it_trains_alike(digits, "widowed", step=5)
+        act(process, mark)
+        return runs.finish(process, mark, before, Path(temporary))

@@ -1,10 +1,13 @@
-"""Tests of publishing in the memory of devices, with the calls to CUDA replaced by fakes."""
+"""Tests of publishing in the memory of devices, from the ranks' weights to the model of an engine. Fakes replace the
+calls to CUDA."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -19,10 +22,10 @@ from yatt_mm.weights import cuda_ipc
 from yatt_mm.weights.carriers import resolve_carrier
 from yatt_mm.weights.device_publisher import DevicePublisher
 from yatt_mm.weights.rank_agreement import PublishError
-from yatt_mm.weights.segment import views
 
 CPU = torch.device("cpu")
-HANDLE = (b"", 0, 0, b"", 0, b"", False)
+HANDLE = (b"\x00cuda\xff", 2**40, 512, b"\x80counter", 7, b"event\x00", True)
+"""A handle with values of the sizes that CUDA gives; a rank's number is added to its second value."""
 
 
 def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[str, Any]:
@@ -32,7 +35,7 @@ def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
 
     def share(flat: torch.Tensor) -> tuple[str, cuda_ipc.Handle]:
         shared.append(flat)
-        return f"gpu {rank}", HANDLE
+        return f"gpu {rank}", handle_of(rank)
 
     publisher = DevicePublisher(engine.weights, CPU)
     first = next(engine._model.parameters()).data.view(-1)
@@ -45,26 +48,49 @@ def publish_on_devices(rank: int, model_dir: Path, parallel: Parallel) -> dict[s
         assert not shared
         first[0] = kept
         segment = publisher.publish(2)
-    found = {name: tensor.numpy().copy() for name, tensor in views(shared[0], segment.index)}
+    flat = shared[0].numpy().copy()
     assert publisher._flat is shared[0]
     publisher.release()
     assert publisher._flat is None
-    return {"gpu": segment.gpu, "found": found}
+    return {"segment": segment, "flat": flat}
 
 
-def test_every_rank_publishes_the_whole_model_on_its_own_device(ranks: RankPool, tmp_path: Path) -> None:
+def handle_of(rank: int) -> cuda_ipc.Handle:
+    return (HANDLE[0], HANDLE[1] + rank, *HANDLE[2:])
+
+
+class Model:
+    """A model that keeps what it is told to load."""
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        self.loaded = {name: tensor.numpy().copy() for name, tensor in weights}
+
+
+def test_every_rank_publishes_the_whole_model_and_an_engine_loads_what_is_on_its_own_gpu(
+    ranks: RankPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from yatt_mm.rollout import weight_transfer  # imports vLLM
+
     folder = build_folder(tmp_path)
     original = load_file(folder / "model.safetensors")
-    for rank, result in enumerate(ranks.run(2, publish_on_devices, folder, Parallel(tp=2))):
-        assert result["gpu"] == f"gpu {rank}"
-        assert result["found"].keys() == original.keys()
-        assert all(np.array_equal(result["found"][name], original[name].numpy()) for name in original)
+    results = ranks.run(2, publish_on_devices, folder, Parallel(tp=2))
+    published = Published.of(2, "", [result["segment"] for result in results])
+    sent = msgspec.msgpack.decode(msgspec.msgpack.encode(published.update_info()))  # as to vLLM's processes
+    memory = {handle_of(rank): torch.from_numpy(result["flat"]) for rank, result in enumerate(results)}
+    monkeypatch.setattr(weight_transfer, "open_shared", lambda handle, device: memory.pop(tuple(handle)))
+    for rank in (1, 0):
+        monkeypatch.setattr(weight_transfer, "gpu_uuid", lambda device, name=f"gpu {rank}": name)
+        engine = object.__new__(weight_transfer.ShmWeightTransferEngine)
+        engine.device, engine.model = CPU, Model()
+        engine.receive_weights(weight_transfer.ShmUpdateInfo(**sent))
+        assert engine.model.loaded.keys() == original.keys()
+        assert all(np.array_equal(engine.model.loaded[name], original[name].numpy()) for name in original)
+    assert not memory, "each engine opened the handle of its own GPU"
 
 
-def test_an_engine_reads_what_was_published_on_its_own_gpu() -> None:
+def test_an_engine_on_a_gpu_without_a_rank_says_what_to_set() -> None:
     segments = tuple(DeviceSegment(gpu=f"gpu {i}", index=b"", handle=HANDLE) for i in range(3))
     devices = Published(version=1, path="", devices=segments).update_info()["devices"]
-    assert segment_on("gpu 1", devices)["gpu"] == "gpu 1"
     with pytest.raises(ValueError, match=r"on GPU gpu 7, only on gpu 0, gpu 1, gpu 2; .* set weights\.carrier=shm"):
         segment_on("gpu 7", devices)
 
