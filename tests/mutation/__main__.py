@@ -3,6 +3,7 @@
     python -m tests.mutation --out mutants.jsonl                     # 300 mutants of the four areas, about an hour
     python -m tests.mutation --area storage --num 20 --seed 7 --out storage.jsonl
     python -m tests.mutation --again mutants.jsonl --out after.jsonl # the survivors of an earlier run once more
+    python -m tests.mutation --named                                 # the changes of named.py, each with its test
 
 Every mutant is tried in a copy of the committed and uncommitted files of this repository. A mutant is *killed* if a
 test of its area fails, or if the tests do not end in time. The others *survive*: a test is missing, or the change makes
@@ -32,6 +33,7 @@ import psutil
 
 from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.named import NAMED
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
@@ -79,10 +81,10 @@ def killed_by(copy: Path, stages: Stages, mutant: Mutant) -> str:
         file.write_bytes(source)
 
 
-def _failure(copy: Path, tests: Sequence[str], limit_s: float) -> str:
+def _failure(copy: Path, tests: Sequence[str], limit_s: float, marked: str = "not (alone or parity or faults)") -> str:
     """Return the name of the first test that fails, "time" if the tests do not end, or "" if all pass."""
     command = [sys.executable, "-m", "pytest", "-x", "-p", "no:cacheprovider", "--timeout=300"]
-    command += ["-m", "not (alone or parity or faults)"]
+    command += ["-m", marked]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     with tempfile.TemporaryDirectory(prefix="yt-", ignore_cleanup_errors=True) as temporary:
         environment["TMPDIR"] = temporary
@@ -125,8 +127,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the draw (0)")
     parser.add_argument("--jobs", type=int, default=1, help="how many mutants to try at a time (1)")
     parser.add_argument("--again", type=Path, metavar="FILE", help="try the survivors in FILE instead of new mutants")
-    parser.add_argument("--out", type=Path, required=True, metavar="FILE", help="where to write a line for each mutant")
+    parser.add_argument("--named", nargs="?", const="", metavar="TEXT", help="try named.py (only tests with this text)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a line for each mutant")
     options = parser.parse_args(arguments)
+    if options.named is not None:
+        return try_named(options.named)
+    if options.out is None:
+        parser.error("--out is missing: name a file for the results")
     areas = options.area or list(AREAS)
     if options.again:
         drawn = [(area, mutant) for area, mutant in survivors(options.again) if area in areas]
@@ -143,6 +150,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{number}/{len(drawn)} {record['seconds']:4.0f} s  {record['killed_by'] or 'SURVIVED'}  {what}")
     print(table(options.out))
     return 0
+
+
+def try_named(text: str) -> int:
+    """Try the changes of `named.py` whose test has this text in its name. Return 1 if a test stays green."""
+    status = 0
+    with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
+        copy = _copy(Path(folder) / "copy")
+        for named in NAMED:
+            if text not in named.test:
+                continue
+            file = copy / named.path
+            source = file.read_text()
+            if source.count(named.before) != 1:
+                raise ValueError(f"{named.path} has {source.count(named.before)} times, not once: {named.before!r}")
+            file.write_text(source.replace(named.before, named.after))
+            failure = _failure(copy, [named.test], LONGEST_S, marked="not parity")
+            file.write_text(source)
+            status |= not failure
+            change = f"`{named.before.strip()}` becomes `{named.after.strip()}`"
+            print(f"| {named.claim} | {'red' if failure else 'STILL GREEN'} | {named.path}: {change} |", flush=True)
+    return status
 
 
 def _try_all(drawn: Sequence[tuple[str, Mutant]], jobs: int) -> Iterator[dict[str, Any]]:

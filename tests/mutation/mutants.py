@@ -77,13 +77,13 @@ def mutants_of(path: Path, root: Path) -> list[Mutant]:
     found = []
     for node, after in _changes(ast.parse(source)):
         start = starts[node.lineno - 1] + node.col_offset
-        end = starts[node.end_lineno - 1] + node.end_col_offset
+        end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         before = source[start:end].decode()
         found.append(Mutant(path=str(path.relative_to(root)), start=start, before=before, after=after))
     return sorted(found, key=lambda mutant: (mutant.start, mutant.before, mutant.after))
 
 
-def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+def _changes(node: ast.AST) -> Iterator[tuple[ast.stmt | ast.expr, str]]:
     """Yield (node, its new source) for everything that can be changed in a tree."""
     if _is_left_alone(node):
         return

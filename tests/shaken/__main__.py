@@ -1,0 +1,69 @@
+"""Runs the quick half of the tests again and again, beside other work and with threads that are late at random.
+
+    python -m tests.shaken --runs 50 --log shaken.jsonl     # about four hours on two cores
+
+A run that is red names its tests. Runs are appended to the log, so that fifty of them may be made in several sittings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.import_graph import light_tests
+
+ROOT = Path(__file__).parents[2]
+DELAYS = Path(__file__).parent / "delays"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line. Return 1 if a run was red."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tests.shaken", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--runs", type=int, default=50, help="how many runs (50)")
+    parser.add_argument("--seed", type=int, default=0, help="the seed of the first run's delays; each run adds one (0)")
+    parser.add_argument("--log", type=Path, help="a file to which a line is appended for each run")
+    options = parser.parse_args(arguments)
+    num_red = 0
+    for seed in range(options.seed, options.seed + options.runs):
+        record = shaken_run(seed)
+        num_red += bool(record["red"])
+        if options.log is not None:
+            with options.log.open("a") as log:
+                log.write(json.dumps(record) + "\n")
+        print(f"seed {seed}: {record['seconds']:.0f} s, {record['said']}", *record["red"], sep="\n  ", flush=True)
+    print(f"{num_red} of {options.runs} runs were red")
+    return int(num_red > 0)
+
+
+def shaken_run(seed: int) -> dict[str, Any]:
+    """Run the quick half once, beside a process that keeps a core busy. Return its seconds, pytest's last line, and the
+    tests that failed."""
+    path = os.pathsep.join([str(DELAYS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    environment = {**os.environ, "PYTHONPATH": path, "YATT_TEST_DELAYS": str(seed)}
+    tests = [str(file.relative_to(ROOT)) for file in light_tests()]
+    command = [sys.executable, "-m", "pytest", "-m", "not alone", "-p", "no:cacheprovider", *tests]
+    started = time.monotonic()
+    busy = subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    finally:
+        busy.kill()
+        busy.wait()
+    lines = done.stdout.splitlines()
+    red = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
+    if done.returncode and not red:
+        red = [f"pytest ended with status {done.returncode}: {done.stderr[-500:]}"]
+    return {"seed": seed, "seconds": round(time.monotonic() - started, 1), "said": (lines or [""])[-1], "red": red}
+
+
+if __name__ == "__main__":
+    sys.exit(main())
