@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from examples.digits.prepare import Prepared
     from tests.yatt_mm.training.ranks import RankPool
 
-LONGEST = ("training/test_curves.py", "models/test_parity.py", "training/test_rank_checkpoint.py")
-"""The test files that take minutes. They begin first, so that `make test`, which runs two files at a time, does not end
-with one of them."""
+SHARED = ("shared_engine", "ranks")
+"""The fixtures that take longest to start: an engine, and the processes of the training ranks. `make test` runs several
+groups of files at a time, and those that use these fixtures are the first two."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
@@ -28,10 +28,18 @@ settings.register_profile("explore", **ANY_MACHINE, max_examples=3000, print_blo
 settings.load_profile("the same")
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Sort the tests of the slowest files first, and keep the order of the others."""
-    rank = {name: place for place, name in enumerate(LONGEST)}
-    items.sort(key=lambda item: rank.get("/".join(item.path.parts[-2:]), len(rank)))
+    """Put the files that share an expensive fixture into one group for pytest-xdist; every other file is a group of its
+    own. The groups of `SHARED` come first, and then the files that start engines of their own."""
+    used: dict[Path, set[str]] = {}
+    for item in items:
+        used.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
+    rank = {path: next((at for at, name in enumerate(SHARED) if name in names), 2) for path, names in used.items()}
+    items.sort(key=lambda item: (rank[item.path], "rollout" not in item.path.parts))
+    for item in items:
+        group = SHARED[rank[item.path]] if rank[item.path] < 2 else str(item.path.relative_to(item.config.rootpath))
+        item.add_marker(pytest.mark.xdist_group(group))
 
 
 @pytest.fixture(scope="session")

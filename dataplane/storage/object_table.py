@@ -53,7 +53,6 @@ class ObjectTable:
         self._hand_over(slab, entry)
         if item.is_held and slab.scope is None:
             self.hold(entry)
-        self.update_eviction(entry)
         self.allocator.free(slab.offset, slab.nbytes)
 
     def restore(self, ref: Ref, digest: str, file: DiskFile, *, is_held: bool, scopes: Iterable[Scope]) -> Entry:

@@ -9,11 +9,12 @@ import pytest
 
 from dataplane.core.errors import BadRequestError, MissingObjectError, OutOfSpaceError
 from dataplane.core.refs import Ref
-from dataplane.storage import scopes
+from dataplane.storage import retention_marks, scopes
 from dataplane.storage.disk_files import OVERHEAD_BYTES, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry, Slab
 from dataplane.storage.eviction_order import EvictionOrder
 from dataplane.storage.leases import Leases
+from dataplane.storage.retention_marks import RetentionMarks
 from dataplane.storage.scopes import Scope, Scopes
 from dataplane.storage.spill_budget import SpillBudget
 from dataplane.storage.store_lock import StoreLock
@@ -112,10 +113,10 @@ def test_the_oldest_goes_first_and_the_bytes_are_those_of_all() -> None:
         order.add(one)
     assert list(order) == [first, second, third] and order.total_bytes == 321 and order
     order.make_youngest("a")
-    order.make_youngest("nobody")
+    order.make_youngest("missing")
     assert list(order) == [second, third, first]
     order.make_oldest("c")
-    order.make_oldest("nobody")
+    order.make_oldest("missing")
     assert list(order) == [third, second, first]
     order.remove(second)
     order.remove(second)
@@ -212,3 +213,22 @@ def test_a_wait_ends_at_its_deadline_with_the_shortage_and_earlier_at_the_time_t
         lock.run_after_unlock(lambda: ran.append(True))
         assert not ran
     assert ran == [True]
+
+
+def test_names_on_the_disk_are_synced_after_they_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Test what a loss of power would show: a folder's new names last only once the folder is synced."""
+    synced: list[tuple[str, list[str]]] = []
+    monkeypatch.setattr(
+        retention_marks,
+        "sync_directory",
+        lambda folder: synced.append((folder.name, sorted(path.name for path in folder.iterdir()))),
+    )
+    marks, scope = RetentionMarks(tmp_path, tmp_path / "objects"), Scope("s", None)
+    folder = marks.keep(tmp_path / "objects" / "one.arrow", scope)
+    assert synced == [(tmp_path.name, sorted(["held", folder.name])), (folder.name, ["scope.json"])]
+    marks.keep(tmp_path / "objects" / "two.arrow", scope)
+    assert len(synced) == 2, "the state is the same"
+    scope.owners.add("client")
+    marks.update_scope(scope)
+    assert synced[2:] == [(folder.name, ["one", "scope.json", "two"])]
+    assert marks.keep(tmp_path / "objects" / "one.arrow", None) == tmp_path / "held"

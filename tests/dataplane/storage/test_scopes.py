@@ -155,7 +155,6 @@ def test_a_scope_survives_a_connection_that_breaks_and_comes_back(small_node: No
 
 def keepers() -> set[threading.Thread]:
     """Return the threads that tell a node that a client of this process is there."""
-    gc.collect()
     return {thread for thread in threading.enumerate() if thread.name == "scopes"}
 
 
@@ -177,6 +176,7 @@ def test_clients_that_close_with_an_open_scope_end_it_and_their_thread(node: Emb
 
 
 def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
+    gc.collect()
     before = keepers()
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, restart=False) as node:
         client = Client(node.uri, timeout_s=5)
@@ -186,6 +186,7 @@ def test_a_client_dropped_while_its_node_is_away_leaves_no_thread() -> None:
         is_there = client._heartbeat._is_there
         wait_until(lambda: not is_there.is_set())
         del client
+        gc.collect()
         wait_until(lambda: ours not in keepers())
 
 

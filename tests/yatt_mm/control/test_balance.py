@@ -11,23 +11,12 @@ from hypothesis import strategies as st
 
 from dataplane.core.refs import Ref
 from models.flops import count_operations
+from tests.yatt_mm.control.pieces import work_group
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.training.balance import max_over_mean, spread
 from yatt_mm.training.largest_differencing import largest_differencing
 from yatt_mm.training.microbatches import Limits, Piece, WorkGroup, lay_out, num_microbatches
 from yatt_mm.training.step_plan import PlannedGroup, StepPlan, plan_step
-
-
-def work_group(position: int, rows: list[tuple[int, int]], image: tuple[int, int]) -> WorkGroup:
-    """Return a group to plan. `rows` are pairs (tokens, cost); `image` is a pair (patches, cost)."""
-    return WorkGroup(
-        position=position,
-        num_tokens=tuple(tokens for tokens, _ in rows),
-        num_patches=image[0],
-        row_costs=tuple(cost for _, cost in rows),
-        shared_cost=image[1],
-    )
-
 
 work_groups = st.lists(
     st.tuples(

@@ -17,6 +17,8 @@ pytestmark = pytest.mark.alone
 
 FLOOR = 0.75
 """The held-out accuracy that the run must reach. It begins near 0.48."""
+NOISE = 0.05
+"""The held-out accuracy by which a run that learns nothing may be better afterwards."""
 REQUIRED_KEYS = {
     "step",
     "reward/mean",
@@ -40,21 +42,22 @@ REQUIRED_KEYS = {
 
 def test_the_model_learns_to_read_the_held_out_scans(whole: runs.Finished, digits: Digits) -> None:
     assert whole.status == 0, whole.output
-    before, *_, after = digits.accuracies("whole")
+    before, halfway, after = digits.accuracies("whole")
     assert before == pytest.approx(digits.accuracy, abs=1.5 / digits.num_eval), "as transformers measured it"
+    assert halfway > before + 2 * NOISE
     assert after > FLOOR
     rewards = [record["reward/mean"] for record in runs.metrics(digits.folder, "whole")[1:]]
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2])
 
 
 def test_with_shuffled_answers_it_learns_nothing(digits: Digits) -> None:
-    """Test with one controller, one engine and one rank on one device."""
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1")
+    """Test half as many steps, with one controller, one engine and one rank on one device."""
+    small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1", f"train.steps={NUM_STEPS // 2}")
     done = runs.run(digits.arguments("shuffled", "data.shuffle_answers=true", *small))
     assert done.status == 0, done.output
     assert done.left_behind == []
-    before, *_, after = digits.accuracies("shuffled")
-    assert after < before + 0.05
+    before, after = digits.accuracies("shuffled")
+    assert after < before + NOISE
     grads = [record["train/grad_norm"] for record in runs.metrics(digits.folder, "shuffled")[1:]]
     assert min(grads) > 0, "it was trained"
 

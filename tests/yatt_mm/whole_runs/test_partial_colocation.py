@@ -25,12 +25,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def partial(folder: Path, tiny_dir: Path) -> runs.Finished:
-    """A run of three steps with a stream of prompts, more requests than needed, and a tail that is carried over.
+    """A run of two steps with a stream of prompts, more requests than needed, and a tail that is carried over.
 
     Responses are fast and verdicts are slow, so the devices move to the judge when all responses are there.
     """
     overrides = (
-        "train.steps=3",
+        "train.steps=2",
         "placement.mode=partial_colocation",
         "placement.decide_every_s=0.02",
         "rollout.deterministic=false",
@@ -82,7 +82,7 @@ def test_no_device_ever_has_two_awake_roles(partial: runs.Finished, folder: Path
 def test_every_division_is_logged_with_its_reason(partial: runs.Finished, folder: Path) -> None:
     assert partial.status == 0, partial.output
     decisions = read_lines(folder, "placement.jsonl")
-    assert [d["step"] for d in decisions if d["moment"] == "step"] == [1, 2, 3]
+    assert [d["step"] for d in decisions if d["moment"] == "step"] == [1, 2]
     num_moves = sum(record["placement/num_moves"] for record in runs.metrics(folder, "partial")[1:])
     assert num_moves and num_moves <= sum(d["moment"] == "generation" for d in decisions), "while prompts were answered"
     assert all(d["reason"] and set(d["split"]) <= set("012+") for d in decisions)
