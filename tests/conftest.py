@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -16,9 +16,14 @@ if TYPE_CHECKING:
     from examples.digits.prepare import Prepared
     from tests.yatt_mm.training.ranks import RankPool
 
-SHARED = ("shared_engine", "ranks")
-"""The fixtures that take longest to start: an engine, and the processes of the training ranks. `make test` runs several
-groups of files at a time, and those that use these fixtures are the first two."""
+TOGETHER = {
+    "tests/yatt_mm/rollout": "engines",
+    "tests/models": "ranks",
+    "tests/yatt_mm/training": "ranks",
+    "tests/yatt_mm/weights": "ranks",
+}
+"""The folders whose files share what takes longest to start: an engine, or the processes of the training ranks. When
+pytest-xdist runs several files at a time, one worker takes all files of a group, and these groups come first."""
 
 # Time limits on single examples measure the machine, not the code; whole tests have theirs. The examples are the same
 # in every run, so that a change is judged by what it changed; `make explore` draws new ones, and many more.
@@ -28,18 +33,28 @@ settings.register_profile("explore", **ANY_MACHINE, max_examples=3000, print_blo
 settings.load_profile("the same")
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def group_of(path: str) -> str:
+    """Return the group of a test file, which is the file itself outside of the folders of `TOGETHER`."""
+    return next((group for folder, group in TOGETHER.items() if path.startswith(f"{folder}/")), path)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the files that share an expensive fixture into one group for pytest-xdist; every other file is a group of its
-    own. The groups of `SHARED` come first, and then the files that start engines of their own."""
-    used: dict[Path, set[str]] = {}
-    for item in items:
-        used.setdefault(item.path, set()).update(getattr(item, "fixturenames", ()))
-    rank = {path: next((at for at, name in enumerate(SHARED) if name in names), 2) for path, names in used.items()}
-    items.sort(key=lambda item: (rank[item.path], "rollout" not in item.path.parts))
-    for item in items:
-        group = SHARED[rank[item.path]] if rank[item.path] < 2 else str(item.path.relative_to(item.config.rootpath))
-        item.add_marker(pytest.mark.xdist_group(group))
+    """Put the tests of the groups of `TOGETHER` first, group by group."""
+    order = {group: at for at, group in enumerate(TOGETHER.values())}
+    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Return a scheduler that gives a group of files to one worker. (The mark `xdist_group` of pytest-xdist 3.8 has no
+    effect with pytest 9.2.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByGroup(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return group_of(nodeid.partition("::")[0])
+
+    return ByGroup(config, log)
 
 
 @pytest.fixture(scope="session")
