@@ -56,6 +56,7 @@ unit: $(STAMP)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training $(ARGS)
+	$(PYTHON) -m pytest tests/yatt_mm/rollout -m parity $(ARGS)
 
 faults: $(STAMP)
 	$(PYTHON) -m pytest -m faults $(ARGS)

@@ -168,6 +168,7 @@ def test_media_that_the_engine_dropped_are_sent_again(
     assert (found.num_failed, found.scores) == (0, pytest.approx(wanted.scores, abs=1e-4))
 
 
+@pytest.mark.parity
 def test_a_label_of_several_of_another_family(
     client: Client, reader: Reader, with_image: GroupRef, run: Run, tmp_path: Path
 ) -> None:

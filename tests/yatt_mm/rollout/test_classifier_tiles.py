@@ -18,6 +18,7 @@ from tests.yatt_mm.rollout.test_internvl import IMAGES, processed, request_of
 from yatt_mm.rollout.vllm_engine import VllmEngine
 
 
+@pytest.mark.parity
 def test_internvl_labels_text_one_tile_and_several(run: Run, tmp_path: Path) -> None:
     source = build_internvl_folder(tmp_path / "internvl", 0)
     folder = build_classifier(source, tmp_path / "classifier", num_labels=3)

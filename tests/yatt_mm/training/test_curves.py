@@ -49,10 +49,7 @@ QUICK = {
     "tp2-dp2 trained",
     "pp2-uneven frozen",
     "pp2-vpp2-cp2 trained",
-    "pp2-vpp2 overlap",
-    "tp2-pp2-cp2-sp trained",
     "tp2-pp2-cp2-sp frozen",
-    "tp2-cp2-sp full",
     "tp2-cp2-sp selective",
 }
 """The cases of `make test`; the others are for `make parity`."""
