@@ -139,8 +139,8 @@ NAMED = (
         claim="a client that closes ends its scopes at once",
         test="tests/dataplane/storage/test_scopes.py::test_clients_that_close_with_an_open_scope_end_it_and_their_thread",
         path="dataplane/client/scope_heartbeat.py",
-        before="            self._watcher.join(_CLOSE_S)  # gRPC",
-        after="            pass  # gRPC",
+        before='                stream[0].write_metadata(pa.py_buffer(dump({"end": True})))',
+        after="                pass",
     ),
     Named(
         claim="a ref of another node is not made a second time by its own",
@@ -152,15 +152,15 @@ NAMED = (
     Named(
         claim="full colocation saves what the bound allows",
         test=f"{SIMULATOR}test_with_perfect_scaling_full_colocation_saves_the_bound_which_is_at_most_half",
-        path="yatt_mm/simulator/turn_layouts.py",
-        before="run.mover = Turns(run.generation, run.hands, config.num_cells)",
-        after="run.mover = Turns(run.generation, run.hands, config.num_cells - 1)",
+        path="yatt_mm/simulator/cell_movers.py",
+        before="            for cell in rollout.cells:\n                self._hands.move(cell, Use.GENRM)",
+        after="            for cell in list(rollout.cells)[1:]:\n                self._hands.move(cell, Use.GENRM)",
     ),
     Named(
         claim="the moving split is near the best fixed one, also on workloads that it was not tuned on",
         test=f"{SIMULATOR}test_on_workloads_that_it_was_not_tuned_on_the_dynamic_split_is_rarely_worse_than_that",
         path="yatt_mm/placement/policy.py",
-        before="min_gain_frac: float = 0.03",
-        after="min_gain_frac: float = 0.5",
+        before="wanted_s = bounds.min_gain_frac * now_s",
+        after="wanted_s = now_s",
     ),
 )

@@ -4,8 +4,10 @@ machines."""
 import ctypes
 import fcntl
 import logging
+import platform
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -128,3 +130,24 @@ def test_numa_policies_are_applied_and_refused_with_what_there_is() -> None:
             segment.unlink()
     with pytest.raises(BadRequestError, match="the kernel refuses"):
         Segment(1 << 20, "numa", numa=NumaPolicy("bind", (900,)))
+
+
+@pytest.mark.parametrize(("policy", "mode"), [(NumaPolicy("bind", (0, 65)), 2), (NumaPolicy("interleave", (1,)), 3)])
+def test_the_system_is_asked_for_the_policy_and_its_nodes(
+    policy: NumaPolicy, mode: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Test the arguments of mbind(2), because many containers refuse the call itself (the test above reads the policy
+    back where they do not)."""
+    calls: list[tuple[Any, ...]] = []
+
+    class Libc:
+        def syscall(self, *arguments: Any) -> int:
+            calls.append(arguments)
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", lambda name, use_errno: Libc())
+    monkeypatch.setattr(platform, "machine", lambda: "x86_64")
+    policy.apply(1 << 20, 4096)
+    ((number, address, nbytes, found, words, num_bits, flags),) = calls
+    assert (number.value, address.value, nbytes.value, found.value, flags.value) == (237, 1 << 20, 4096, mode, 0)
+    assert {at for at in range(num_bits.value) if words[at // 64] >> at % 64 & 1} == set(policy.nodes)

@@ -1,6 +1,7 @@
 """Tests that the objects of a scope end together, stay while it is open, respect its quota, and do not outlive their
 client."""
 
+import contextlib
 import gc
 import subprocess
 import sys
@@ -158,19 +159,21 @@ def keepers() -> set[threading.Thread]:
     return {thread for thread in threading.enumerate() if thread.name == "scopes"}
 
 
-def test_clients_that_close_with_an_open_scope_end_it_and_their_thread(node: EmbeddedNode) -> None:
+def test_clients_that_close_with_an_open_scope_end_it_and_their_thread() -> None:
     """Test that neither side waits for the other, and that gRPC does not abort this process, as it does if two threads
     end one stream."""
     before = keepers()
-    with Client(node.uri, timeout_s=20) as watcher:
-        num_open = watcher.stat()["num_scopes"]
+    node = Node(NodeConfig(memory_bytes=1 << 20, scope_grace_s=3600))
+    stack = contextlib.ExitStack()
+    stack.callback(node.stop)
+    with stack, Client(node.uri, timeout_s=20) as watcher:
         for number in range(40):
             with Client(node.uri, timeout_s=20) as client:
                 client.open_scope(f"closing/{number}")
                 client.put(b"x", name=f"closing/{number}/x", scope=f"closing/{number}")
                 assert keepers() > before
             assert keepers() == before
-        wait_until(lambda: watcher.stat()["num_scopes"] == num_open)
+        wait_until(lambda: watcher.stat()["num_scopes"] == 0)
         with pytest.raises(MissingObjectError, match="closing/7/x"):
             watcher.get("closing/7/x")
 

@@ -8,6 +8,7 @@ import pytest
 from models.layout.parallel import Parallel, check_layout
 from models.layout.stages import stage_layers
 from models.qwen2_5_vl.recipe import patch_recipe, pixel_affine
+from models.recipes.media_recipes import MediaRecipes, VideoSampling, load_recipes
 from models.registry import read_config
 
 TEXT = {"num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 256, "num_hidden_layers": 2}
@@ -137,3 +138,23 @@ def test_a_model_of_another_family_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "llama"}')
     with pytest.raises(ValueError, match="'llama'"):
         read_config(tmp_path)
+
+
+def test_a_model_takes_videos_if_it_has_a_recipe_for_them() -> None:
+    both, images = MediaRecipes(image={"a": 1}, video={"b": 2}), MediaRecipes(image={"a": 1})
+    assert both.takes("image") and both.takes("video") and images.takes("image") and not images.takes("video")
+    assert both.by_kind() == {"image": {"a": 1}, "video": {"b": 2}} and images.by_kind() == {"image": {"a": 1}}
+    assert both.of("video") == {"b": 2} and both.of("image") == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("low", "high"), [({"min_frames": 9}, {"max_frames": 8}), ({"min_pixels": 5000}, {"max_pixels": 4000})]
+)
+def test_bounds_of_videos_in_the_wrong_order_are_refused_with_both(
+    low: dict[str, int], high: dict[str, int], tiny_dir: Path
+) -> None:
+    (low_name, low_value), (high_name, high_value) = *low.items(), *high.items()
+    with pytest.raises(ValueError, match=f"{low_name} {low_value} above {high_name} {high_value}; .*set both there"):
+        load_recipes(tiny_dir, VideoSampling(**low, **high))
+    equal = {low_name: high_value}
+    assert load_recipes(tiny_dir, VideoSampling(**equal, **high)).video is not None

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from yatt_mm.algorithms.advantages import group_advantages
+from yatt_mm.algorithms.advantages import group_advantages, has_signal
 
 
 def test_rewards_are_centred_and_divided_by_the_sample_standard_deviation() -> None:
@@ -21,3 +21,8 @@ def test_each_row_gets_its_own_advantage() -> None:
 def test_a_group_of_equal_rewards_has_no_advantage() -> None:
     assert group_advantages([0.3, 0.3, 0.3]) == [0.0, 0.0, 0.0]
     assert group_advantages([0.1 + 0.2, 0.1 + 0.2]) == [0.0, 0.0]
+
+
+def test_a_group_has_signal_if_any_two_rewards_differ() -> None:
+    assert has_signal([0.0, 0.0, 1e-9]) and has_signal([-1.0, 1.0])
+    assert not has_signal([0.3, 0.3]) and not has_signal([0.3])
