@@ -77,6 +77,7 @@ def layouts_for(family: str) -> list[str]:
 WITH_EXPERTS = ("qwen3_vl_moe",)
 
 
-def quick_first(names: Iterable[str], quick: Container[str]) -> list[Any]:
-    """Return a parameter for each name. Those that are not `quick` are for `make parity` alone."""
-    return [pytest.param(name, marks=() if name in quick else pytest.mark.parity) for name in names]
+def quick_first(names: Iterable[str], quick: Container[str], *before: str) -> list[Any]:
+    """Return a parameter for each name, with the values `before` it. Names that are not `quick` are for `make parity`
+    alone."""
+    return [pytest.param(*before, name, marks=() if name in quick else pytest.mark.parity) for name in names]

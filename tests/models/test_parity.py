@@ -17,11 +17,7 @@ TOLERANCE = 1e-5
 
 @pytest.mark.parametrize(
     ("family", "layout"),
-    [
-        pytest.param(family, name, marks=() if name in QUICK else pytest.mark.parity)
-        for family in MODELS
-        for name in layouts_for(family)
-    ],
+    [case for family in MODELS for case in quick_first(layouts_for(family), QUICK, family)],
 )
 def test_every_layout_equals_transformers_and_exports_its_own_bits(
     family: str, layout: str, ranks: RankPool, reference_folder: Callable[..., Path]

@@ -1,6 +1,6 @@
 """Draws mutants at random, runs the tests on each, and tells which of them no test noticed.
 
-    python -m tests.mutation --out mutants.jsonl                     # 300 mutants of the four areas, about an hour
+    python -m tests.mutation --out mutants.jsonl                     # 300 mutants of the four areas: hours
     python -m tests.mutation --area storage --num 20 --seed 7 --out storage.jsonl
     python -m tests.mutation --again mutants.jsonl --out after.jsonl # the survivors of an earlier run once more
     python -m tests.mutation --named                                 # the changes of named.py, each with its test

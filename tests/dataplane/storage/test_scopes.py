@@ -164,9 +164,9 @@ def test_clients_that_close_with_an_open_scope_end_it_and_their_thread() -> None
     end one stream."""
     before = keepers()
     node = Node(NodeConfig(memory_bytes=1 << 20, scope_grace_s=3600))
-    stack = contextlib.ExitStack()
-    stack.callback(node.stop)
-    with stack, Client(node.uri, timeout_s=20) as watcher:
+    with contextlib.ExitStack() as stack:
+        stack.callback(node.stop)
+        watcher = stack.enter_context(Client(node.uri, timeout_s=20))
         for number in range(40):
             with Client(node.uri, timeout_s=20) as client:
                 client.open_scope(f"closing/{number}")
