@@ -18,9 +18,11 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, get_context
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 if __name__ == "__main__":
@@ -83,8 +85,8 @@ class Soak:
         self._orphans: list[str] = []
         """The objects that killed writers stored and no process will release."""
 
-    def run(self, seconds: float, progress: Progress) -> None:
-        """Run until the time is over and every worker has ended."""
+    def run(self, seconds: float, progress: Progress, until: Mapping[str, int]) -> None:
+        """Run until the time is over, or every count of `until` is reached, and every worker has ended."""
         bar = progress.add_task("soaking", total=seconds)
         for at in range(NUM_WRITERS + NUM_READERS):
             self._start("writer" if at < NUM_WRITERS else "reader")
@@ -92,6 +94,8 @@ class Soak:
         next_client, next_node, next_stat = started + CLIENT_KILL_S, started + min(NODE_KILL_S, seconds / 2), started
         while (now := time.monotonic()) < started + seconds and len(self.findings) < 20:
             self._hear(0.1)
+            if until and all(self.counts[name] >= least for name, least in until.items()):
+                break
             if now > next_client:
                 next_client = now + self._rng.uniform(0.5, 1.5) * CLIENT_KILL_S
                 self._kill_client()
@@ -252,9 +256,16 @@ def leaks(node: EmbeddedNode, soak: Soak, memory_bytes: int) -> list[str]:
 
 
 def soak(
-    seconds: float, seed: int, memory_bytes: int, spill_bytes: int, num_samples: int, console: Console
+    seconds: float,
+    seed: int,
+    memory_bytes: int,
+    spill_bytes: int,
+    num_samples: int,
+    console: Console,
+    until: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, Any]:
-    """Run the whole soak. Return the report, JSON-safe; `findings` is empty if nothing is wrong."""
+    """Run the whole soak, or until every count of `until` is reached. Return the report, JSON-safe; `findings` is empty
+    if nothing is wrong."""
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         for shard in range(4):
             images = {
@@ -276,7 +287,7 @@ def soak(
                 client.ingest("soak")
             made = Soak(node, seed, num_samples)
             with Progress(console=console, transient=True) as progress:
-                made.run(seconds, progress)
+                made.run(seconds, progress, until)
             findings = (
                 made.findings
                 + made.catalog.judge()
