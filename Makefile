@@ -17,7 +17,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-BESIDE = -n 3 --dist loadfile --no-loadscope-reorder# three groups of files at a time (tests/conftest.py)
+BESIDE = -n 4 --dist loadfile --no-loadscope-reorder# four groups of files at a time (tests/conftest.py)
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
 .PHONY: train judge motion test unit check parity faults mutants explore light data clean

@@ -82,6 +82,7 @@ class Soak:
         self.processes: set[psutil.Process] = set()
         """Every process that was started, including that of the node."""
         self._last_stat: dict[str, Any] = {}
+        self._is_restarting = False
         self._orphans: list[str] = []
         """The objects that killed writers stored and no process will release."""
 
@@ -99,7 +100,7 @@ class Soak:
             if now > next_client:
                 next_client = now + self._rng.uniform(0.5, 1.5) * CLIENT_KILL_S
                 self._kill_client()
-            if now > next_node:
+            if now > next_node and not self._is_restarting:
                 next_node = now + self._rng.uniform(0.7, 1.3) * NODE_KILL_S
                 self._kill_node()
             if now > next_stat:
@@ -175,7 +176,8 @@ class Soak:
     def _kill_node(self) -> None:
         pid = self._node.pid
         self.processes |= family(pid)
-        os.kill(pid, signal.SIGKILL)  # our own child, which we have not waited for yet
+        os.kill(pid, signal.SIGKILL)  # our own child, which has answered since the last kill
+        self._is_restarting = True
         self.catalog.node_killed()
         self.counts["num_node_kills"] += 1
 
@@ -188,6 +190,7 @@ class Soak:
                 self._orphans = []
         except DataPlaneError:
             return  # it is being restarted
+        self._is_restarting = False
         last = self._last_stat if self._last_stat.get("incarnation") == stat.get("incarnation") else {}
         for key in ("num_evicted", "num_recomputed"):
             self.counts[key] += stat[key] - last.get(key, 0)

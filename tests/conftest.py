@@ -40,8 +40,8 @@ def group_of(path: str) -> str:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the tests of the groups of `TOGETHER` first, group by group."""
-    order = {group: at for at, group in enumerate(TOGETHER.values())}
-    items.sort(key=lambda item: order.get(group_of(item.nodeid), len(order)))
+    first = list(TOGETHER.values())
+    items.sort(key=lambda item: first.index(group) if (group := group_of(item.nodeid)) in first else len(first))
 
 
 @pytest.hookimpl(optionalhook=True)

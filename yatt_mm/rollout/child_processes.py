@@ -1,4 +1,4 @@
-"""Child processes of an engine: find them, watch for their death, and end them within a timeout.
+"""Child processes of an engine: find them, watch for their death, and end them.
 
 `psutil.Process` handles are used instead of process ids, so a reused id is never ended by mistake.
 """
@@ -52,22 +52,18 @@ def mapped(processes: set[psutil.Process], prefix: str) -> set[Path]:
     return paths
 
 
-def end(processes: set[psutil.Process], timeout_s: float) -> None:
-    """Wait for `processes` to end, then send SIGTERM to the rest, then SIGKILL.
+def kill(processes: set[psutil.Process]) -> None:
+    """Send SIGKILL to the processes that are still alive, without waiting for their end."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
 
-    Each of the three waits has a third of `timeout_s`.
-    """
-    _, alive = psutil.wait_procs(processes, timeout=timeout_s / 3)
-    for action in (psutil.Process.terminate, psutil.Process.kill):
-        for process in alive:
-            logger.warning("process %d (%s) outlived its engine: %s", process.pid, _name(process), action.__name__)
-            try:
-                action(process)
-            except psutil.NoSuchProcess:
-                continue
-        _, alive = psutil.wait_procs(alive, timeout=timeout_s / 3)
+
+def wait_for_end(processes: set[psutil.Process], timeout_s: float) -> None:
+    """Wait until killed processes have ended. Those that do not end in time are logged."""
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
     if alive:
-        logger.error("could not end the processes %s, not even with SIGKILL", sorted(process.pid for process in alive))
+        logger.error("processes do not end, not even with SIGKILL: %s", sorted(process.pid for process in alive))
 
 
 def ask_to_end(processes: set[psutil.Process]) -> None:
@@ -85,11 +81,3 @@ def tracker_pid() -> int | None:
 def stop_tracker() -> None:
     """End multiprocessing's resource tracker. Python starts a new one when it needs one."""
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]
-
-
-def _name(process: psutil.Process) -> str:
-    """Return the name of the process, for logs."""
-    try:
-        return process.name()
-    except psutil.NoSuchProcess:
-        return "gone"
