@@ -17,7 +17,7 @@ VENV := .venv
 PYTHON := $(VENV)/bin/python
 STAMP := $(VENV)/.installed-$(EXTRA)
 
-BESIDE = -n 4 --dist loadfile --no-loadscope-reorder# four groups of files at a time (tests/conftest.py)
+BESIDE = --dist loadfile --no-loadscope-reorder# groups of files at a time (tests/conftest.py)
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
 .PHONY: train judge motion test unit check parity faults mutants explore light data clean
@@ -48,11 +48,11 @@ check: $(STAMP)
 	$(VENV)/bin/mypy
 
 test: check
-	$(PYTHON) -m pytest -m "not (alone or parity or faults)" $(BESIDE) $(ARGS) $(NONE_IS_FINE)
+	$(PYTHON) -m pytest -m "not (alone or parity or faults)" -n 3 $(BESIDE) $(ARGS) $(NONE_IS_FINE)
 	$(PYTHON) -m pytest -m "alone and not faults" $(ARGS) $(NONE_IS_FINE)
 
 unit: $(STAMP)
-	$(PYTHON) -m pytest -m "not alone" $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
+	$(PYTHON) -m pytest -m "not alone" -n 4 $(BESIDE) $$($(PYTHON) -m tests.import_graph --light) $(ARGS)
 
 parity: $(STAMP)
 	$(PYTHON) -m pytest tests/models tests/yatt_mm/training $(ARGS)

@@ -48,6 +48,8 @@ NUM_WRITERS = NUM_READERS = 4
 CLIENT_KILL_S = 4.0
 NODE_KILL_S = 25.0
 """The mean time in seconds between two kills."""
+FIRST_NODE_KILL_S = 25.0
+"""The time in seconds before the first kill of the node, or half of a short soak."""
 STOP_S = 60.0
 IMAGE_EDGE = 252
 
@@ -92,7 +94,8 @@ class Soak:
         for at in range(NUM_WRITERS + NUM_READERS):
             self._start("writer" if at < NUM_WRITERS else "reader")
         started = time.monotonic()
-        next_client, next_node, next_stat = started + CLIENT_KILL_S, started + min(NODE_KILL_S, seconds / 2), started
+        next_client, next_stat = started + CLIENT_KILL_S, started
+        next_node = started + min(FIRST_NODE_KILL_S, seconds / 2)
         while (now := time.monotonic()) < started + seconds and len(self.findings) < 20:
             self._hear(0.1)
             if until and all(self.counts[name] >= least for name, least in until.items()):

@@ -16,9 +16,10 @@ def put(name: str, started: float, **more: Any) -> dict[str, Any]:
 
 def test_writing_reading_and_killing_give_no_wrong_byte_and_no_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Run until everything has happened, with fewer workers and more kills than the soak has."""
-    for name, value in (("NUM_WRITERS", 2), ("NUM_READERS", 2), ("CLIENT_KILL_S", 2.0), ("NODE_KILL_S", 3.0)):
+    short = {"NUM_WRITERS": 2, "NUM_READERS": 2, "CLIENT_KILL_S": 2.0, "FIRST_NODE_KILL_S": 3.0}
+    for name, value in short.items():
         monkeypatch.setattr(f"benchmarks.soak.{name}", value)
-    wanted = {"num_node_kills": 2, "num_client_kills": 2, "num_checks": 101, "num_puts": 11, "num_evicted": 1}
+    wanted = {"num_node_kills": 1, "num_client_kills": 3, "num_checks": 301, "num_puts": 31, "num_evicted": 1}
     wanted["max_spilled"] = 1
     report = soak(120, 1, 24 << 20, 16 << 20, 100, Console(stderr=True), wanted)
     assert report["findings"] == []

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 from yatt_mm.common import owned_dirs
+from yatt_mm.common.large_imports import large_imports
 from yatt_mm.rollout import child_processes, vllm_environment
 from yatt_mm.rollout.engine_types import EngineConfig
 
@@ -66,7 +67,8 @@ class EngineProcess:
                 )
             spawning = vllm_environment.spawning(num_threads=config.num_threads, tmp_dir=self._tmp_dir)
             with spawning, owned_dirs.semaphores_named(Path(self._tmp_dir)):
-                from yatt_mm.rollout import vllm_backend
+                with large_imports():
+                    from yatt_mm.rollout import vllm_backend
 
                 self._check_wanted()
                 self.backend = vllm_backend

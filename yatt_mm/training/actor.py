@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from models.layout.parallel import Parallel
 from yatt_mm.common.cores import pin_to_cores
 from yatt_mm.common.held_memory import StateReport, held_bytes
+from yatt_mm.common.large_imports import large_imports
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
 from yatt_mm.protocol.training import TrainSpec, UpdateReport
@@ -39,7 +40,8 @@ class TrainActor:
     def start(self, store_address: str) -> None:
         """Join the training world and load the model. Waits for all other ranks."""
         pin_to_cores(self._spec.cores)
-        from yatt_mm.training.worker import TrainWorker
+        with large_imports():
+            from yatt_mm.training.worker import TrainWorker
 
         self._worker = TrainWorker(
             rank=self._rank, spec=self._spec, parallel=self._parallel, dataplane_uri=self._dataplane_uri

@@ -19,8 +19,6 @@ from yatt_mm.rollout.engine_process import EngineProcess
 from yatt_mm.rollout.vllm_engine import EngineError, VllmEngine
 from yatt_mm.weights.segment_writer import write_segment
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture
 def leftovers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], set[object]]]:
@@ -44,9 +42,10 @@ def _abandoned(shared_memory: set[Path]) -> set[Path]:
     """Return the shared memory that no living process maps; the rest belongs to other work on this machine.
 
     A killed process's locks (sem.mp-*) are left out: multiprocessing's tracker, which the shared engine keeps alive,
-    removes them when it ends. The weights that runs publish (yatt-weights-*) are left out too: no engine makes any.
+    removes them when it ends. Left out too is what no engine makes: the weights that runs publish (yatt-weights-*), and
+    the memory of data-plane nodes (dataplane-*), which other tests start at the same time.
     """
-    others = ("sem.mp-", "yatt-weights-")
+    others = ("sem.mp-", "yatt-weights-", "dataplane-")
     mapped: set[str] = set()
     for maps in Path("/proc").glob("[0-9]*/maps"):
         with contextlib.suppress(OSError):

@@ -140,6 +140,7 @@ def test_an_engine_that_shares_no_memory_with_the_trainer_equals_a_freshly_loade
     assert answers(sent) == answers(fresh)
 
 
+@pytest.mark.parity
 def test_an_engine_over_two_devices_equals_one_on_a_single_device_and_reads_dropped_weights_again_when_it_wakes(
     tiny_dir: Path,
     prompts: Prompts,

@@ -51,6 +51,7 @@ def task(client: Client, tiny_dir: Path) -> JudgeTask:
     return task_for(make_group(client, patch_recipe(tiny_dir), side=168, texts=texts))
 
 
+@pytest.mark.parity
 def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
     engine: VllmEngine, client: Client, reader: Reader, task: JudgeTask, tiny_dir: Path, run: Run, tmp_path: Path
 ) -> None:

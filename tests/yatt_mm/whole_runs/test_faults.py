@@ -114,6 +114,7 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
         assert here[key] == there[key]
 
 
+@pytest.mark.faults
 def test_sigterm_during_the_start_stops_everything_that_was_started(digits: Digits) -> None:
     def stop(process: subprocess.Popen[str], mark: str) -> None:
         runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
