@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataplane.datasets.sampler import Sampler, Source
-from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.errors import DataError
 from yatt_mm.protocol.control import Slot
 
 TRAIN = "train"
@@ -30,12 +30,10 @@ class PromptOrder:
         """Return the next `count` prompts, across the end of an epoch if necessary.
 
         Raises:
-            ConfigError: every sample of the training set is set aside.
+            DataError: every sample of the training set is set aside.
         """
         if len(self.skipped) >= self.num_samples:
-            raise ConfigError(
-                f"all {self.num_samples} training samples are quarantined (quarantine.jsonl says why); check data.train"
-            )
+            raise DataError(f"all {self.num_samples} training samples are quarantined; check data.train")
         slots: list[Slot] = []
         while len(slots) < count:
             for draw in self._sampler.next_batch():

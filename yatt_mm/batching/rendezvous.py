@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
-from yatt_mm.common.errors import PhaseAbortedError
+from yatt_mm.common.errors import DataError, PhaseAbortedError
 from yatt_mm.protocol.control import Slot
 
 
@@ -64,6 +66,8 @@ class Rendezvous:
         self._aborted: str | None = None
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
+        self._reasons: Counter[str] = Counter()
+        """Why samples are quarantined."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
 
@@ -82,7 +86,12 @@ class Rendezvous:
         Prompts are dealt to the controllers one after another, so a prompt's position does not depend on which
         controller asks first.
         """
-        shares = await self._meet(key, controller, bad, self._batches.deal)
+
+        def deal(values: list[Any]) -> list[list[Slot]]:
+            with self._says_why():
+                return self._batches.deal(values)
+
+        shares = await self._meet(key, controller, bad, deal)
         return shares[controller]
 
     async def finish_round(self, key: MeetingKey, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
@@ -96,7 +105,8 @@ class Rendezvous:
         def deal(_values: list[Any]) -> list[list[Slot]]:
             self._is_full.clear()
             self._last_seen = [time.monotonic()] * self._num
-            return self._batches.open(self._num)
+            with self._says_why():
+                return self._batches.open(self._num)
 
         shares = await self._meet(key, controller, None, deal)
         return shares[controller]
@@ -107,7 +117,8 @@ class Rendezvous:
         Return the prompts that the controller gets for them.
         """
         self._check_aborted()
-        slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
+        with self._says_why():
+            slots = [slot for position, signal in landed for slot in self._batches.land(controller, position, signal)]
         if self._batches.outcome is not None:
             self._is_full.set()
         return slots
@@ -151,8 +162,14 @@ class Rendezvous:
 
     async def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
+        if record["kind"] == "quarantine":
+            self._reasons[record["reason"]] += 1
         self._records.append(record)
         self._news.set()
+
+    async def why_quarantined(self) -> str:
+        """Return why samples are quarantined, as the end of an error's message; empty if none is."""
+        return self._why_quarantined()
 
     async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the records since the last call. Waits up to `timeout_s` for the first one."""
@@ -164,6 +181,21 @@ class Rendezvous:
                 return []
         records, self._records = self._records, []
         return records
+
+    def _why_quarantined(self) -> str:
+        if not self._reasons:
+            return ""
+        ((reason, count),) = self._reasons.most_common(1)
+        num = self._reasons.total()
+        return f". {num} samples are quarantined (quarantine.jsonl has all), {count} of them because: {reason}"
+
+    @contextmanager
+    def _says_why(self) -> Iterator[None]:
+        """Add to an error of the data, for a block, why samples are quarantined."""
+        try:
+            yield
+        except DataError as error:
+            raise DataError(f"{error}{self._why_quarantined()}") from None
 
     async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)

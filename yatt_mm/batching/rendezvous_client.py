@@ -68,6 +68,10 @@ class RendezvousClient:
         """Return the state of the prompts for a checkpoint."""
         return self._ask(Rendezvous.sampling_state)
 
+    def why_quarantined(self) -> str:
+        """Return why samples are quarantined, as the end of an error's message; empty if none is."""
+        return self._ask(Rendezvous.why_quarantined)
+
     def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher."""
         self._ask(Rendezvous.put_record, record)

@@ -27,5 +27,9 @@ class DataError(YattError, ValueError):
     """The data cannot be used for training; the message names the shard, the key and the reason."""
 
 
+class RewardError(YattError, RuntimeError):
+    """The rewards cannot teach anything; the message names the function or the judge, the place and the counts."""
+
+
 class CheckpointError(YattError, RuntimeError):
     """A checkpoint is missing, incomplete, or does not belong to this run."""

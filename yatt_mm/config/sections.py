@@ -154,11 +154,14 @@ class RolloutSection(Section):
 
 class RewardSection(Section):
     function: str = "yatt_mm.rewards.functions:exact_match"
-    """`module:name` of a function (response: str, answer: str, fields: dict) -> float."""
+    """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float."""
     num_workers: Count = 1
     """The number of reward processes."""
     deadline_s: Seconds = 60.0
     """The longest time that the function may take for one response before it is interrupted and scored 0."""
+    max_error_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The run ends when the function fails on this share of a step's responses, or of the held-out ones: raises, is
+    late, or gives no finite number."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """The weight of the function's score in the reward; 0 leaves the reward to the judges, and the function to
     evaluation."""

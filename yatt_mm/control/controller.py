@@ -21,6 +21,7 @@ from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.reward_faults import RewardFaults
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -79,6 +80,7 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
+        self._faults = RewardFaults(self._rendezvous, config.reward)
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -133,6 +135,7 @@ class Controller:
         """
         filled = self._filler.fill()
         add_groups(self._meter, filled.judged, step=self.step)
+        self._faults.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
         return filled.kept
@@ -193,11 +196,14 @@ class Controller:
             prompts, notices = self._prompts.load_eval()
             self._tell(notices)
             if not sum(self._rendezvous.gather(len(prompts))):
-                raise DataError("every held-out sample is quarantined (quarantine.jsonl says why); check data.eval")
+                why = self._rendezvous.why_quarantined()
+                raise DataError(f"all held-out samples are quarantined; check data.eval{why}")
             sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
             answered = partial(answer, prompts, sampling, num_samples=1)
             groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
             self._client.release([group.group.ref for group in groups])
+        num_errors = self._faults.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
+        self._meter.add_max("eval/num_errors", num_errors)
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
         self._meter.add_sum("eval/num_samples", len(groups))
 
@@ -272,14 +278,7 @@ class Controller:
             return
         record = merge(meters) | self._tell_usage()
         stat = self._client.stat()
-        for name in (
-            "num_media",
-            "num_processed",
-            "num_recomputed",
-            "num_evicted",
-            "used_bytes",
-            "processed_bytes",
-        ):
+        for name in ("num_media", "num_processed", "num_recomputed", "num_evicted", "used_bytes", "processed_bytes"):
             record[f"dataplane/{name}"] = stat[name]
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)

@@ -14,6 +14,7 @@ from dataplane.client.client import Client
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.metrics import StepMeter
@@ -85,10 +86,20 @@ class BatchFiller:
         """[position] the groups that the last stream cut off and the next one continues."""
 
     def fill(self) -> FilledBatch:
-        """Return this controller's share of a full batch."""
+        """Return this controller's share of a full batch.
+
+        Raises:
+            DataError: no sample that the step drew can be used.
+            WorkerError: a worker or another controller failed or was late.
+        """
         if self._config.rollout.deterministic:
-            return self._in_rounds(self._all_at_once)
-        return self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
+            filled = self._in_rounds(self._all_at_once)
+        else:
+            filled = self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
+        if not filled.outcome.kept:
+            num, why = filled.outcome.num_prompts_used, self._rendezvous.why_quarantined()
+            raise DataError(f"step {self._rendezvous.step} drew {num} prompts, and none of them can be used{why}")
+        return filled
 
     def run(self, entered: PhaseEntry, name: str, work: Callable[[PhaseContext], Coroutine[Any, Any, T]]) -> T:
         """Return the result of a coroutine that does the work of a phase; `name` of the phase is unique in the run.
@@ -167,7 +178,6 @@ class BatchFiller:
                 return stream, *await stream.run(slots)
 
             stream, kept, outcome = self.run(entered, name, run)
-        self._tell(stream.notices)
         return stream, kept, outcome
 
     def _judge_all(self, works: Sequence[GroupWork], name: str) -> None:
@@ -186,14 +196,15 @@ class BatchFiller:
             found, notices = self._load(share)
             prompts += found
             bad = [notice["index"] for notice in notices]
-            self._tell(notices)
             if not any(self._rendezvous.gather(len(bad))):
                 return prompts
 
     def _load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """Return prompts with their patches made, and notices of those whose media cannot be decoded."""
+        """Return prompts with their patches made, and notices of those that cannot be used, which are told at once."""
         with self._meter.timed("time/prompts_s"):
-            return self._prompts.load(slots)
+            prompts, notices = self._prompts.load(slots)
+        self._tell(notices)
+        return prompts, notices
 
     @property
     def _phase(self) -> Phase:

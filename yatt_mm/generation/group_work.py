@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from yatt_mm.protocol.control import Prompt, ScoredGroup
+from yatt_mm.protocol.rewards import RewardFault
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -21,6 +22,9 @@ class GroupWork:
     rewards: list[float] = field(default_factory=list)
     """[G] the rewards so far."""
     num_errors: int = 0
+    """The number of responses to which the reward function gave no reward."""
+    fault: RewardFault | None = None
+    """Why the first of them has none."""
 
     @property
     def is_answered(self) -> bool:
@@ -31,7 +35,11 @@ class GroupWork:
         """Return the group with its rewards. It must have them already."""
         assert self.group is not None
         return ScoredGroup(
-            prompt=self.prompt, group=self.group, rewards=tuple(self.rewards), num_errors=self.num_errors
+            prompt=self.prompt,
+            group=self.group,
+            rewards=tuple(self.rewards),
+            num_errors=self.num_errors,
+            fault=self.fault,
         )
 
 

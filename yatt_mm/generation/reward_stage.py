@@ -42,7 +42,7 @@ class RewardStage:
         assert work.group is not None
         task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
         got = await self._scored.add(None, task)
-        work.rewards, work.num_errors = list(got.rewards), got.num_errors
+        work.rewards, work.num_errors, work.fault = list(got.rewards), got.num_errors, got.fault
 
     async def _score(self, _: None, tasks: list[RewardTask]) -> list[GroupRewards]:
         """Have the next worker score the groups, and if it dies, another one that is there. Ray restarts the one that

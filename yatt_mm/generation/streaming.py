@@ -47,8 +47,6 @@ class Streaming:
         """
         self.landed: list[ScoredGroup] = []
         """All groups that came to the end, kept or not."""
-        self.notices: list[dict[str, Any]] = []
-        """Notices of prompts that could not be made."""
         self._context = context
         self._load_prompts = load_prompts
         self._carried = carried
@@ -102,7 +100,6 @@ class Streaming:
         for work in in_order(works):
             self._works[work.prompt.slot.position] = work
             self._ways.append(self._context.calls.start(self._follow(work)))
-        self.notices += notices
         for notice in notices:
             self._news.add(None, (notice["position"], None))
 

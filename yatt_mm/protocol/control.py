@@ -12,6 +12,7 @@ from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.protocol.placement_model import Placement
+from yatt_mm.protocol.rewards import RewardFault
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -47,6 +48,9 @@ class ScoredGroup:
     rewards: tuple[float, ...]
     """[G] one reward per response."""
     num_errors: int
+    """The number of responses to which the reward function gave no reward."""
+    fault: RewardFault | None = None
+    """Why the first of them has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

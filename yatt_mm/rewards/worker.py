@@ -5,15 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.rewards import GroupRewards, RewardTask
+from yatt_mm.protocol.rewards import GroupRewards, RewardFault, RewardTask
 from yatt_mm.rewards.loading import load_reward_function
 
 logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 200
+"""The number of characters of a response that a fault shows."""
+MAX_TRACE = 4000
+"""The number of characters of a traceback that a fault keeps, from its end."""
 
 
 class RewardWorker:
@@ -37,31 +43,53 @@ class RewardWorker:
         return [self._score_group(task, group_record.decode(view)) for task, view in zip(tasks, views)]
 
     def _score_group(self, task: RewardTask, group: group_record.GroupRecord) -> GroupRewards:
-        rewards = [self._score_one(task, sample.text) for sample in group.samples]
+        scored = [self._score_one(task, sample.text) for sample in group.samples]
+        faults = [fault for fault in scored if isinstance(fault, RewardFault)]
         return GroupRewards(
-            rewards=tuple(0.0 if reward is None else reward for reward in rewards), num_errors=rewards.count(None)
+            rewards=tuple(0.0 if isinstance(reward, RewardFault) else reward for reward in scored),
+            num_errors=len(faults),
+            fault=faults[0] if faults else None,
         )
 
-    def _score_one(self, task: RewardTask, text: str) -> float | None:
+    def _score_one(self, task: RewardTask, text: str) -> float | RewardFault:
+        """Return the reward of a response, or why it has none."""
         try:
             with _time_limit(self._deadline_s):
-                reward = float(self._function(text, task.answer, task.fields))
-        except Exception as error:  # the function is the user's: no error in it may end the run
-            logger.warning("%s raised %r on the response %r; scored 0", self._name, error, text[:200])
-            return None
-        if not math.isfinite(reward):
-            logger.warning("%s gave %r on the response %r; scored 0", self._name, reward, text[:200])
-            return None
-        return reward
+                given = self._function(text, task.answer, task.fields)
+            reward = float(given)
+        except Exception as error:  # the function is the user's: what it raises is reported, and the caller decides
+            fault = self._raised(error, text)
+        else:
+            if math.isfinite(reward):
+                return reward
+            fault = RewardFault(what=f"it gave {reward!r}", where=self._name, response=text[:MAX_SHOWN])
+        logger.warning("%s on the response %r: %s; scored 0", self._name, fault.response, fault.what)
+        return fault
+
+    def _raised(self, error: Exception, text: str) -> RewardFault:
+        """Return the fault of an exception, with the part of its traceback that is inside the function."""
+        frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is that of the call here
+        own = [frame for frame in frames if frame.filename != __file__]
+        trace = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)])
+        return RewardFault(
+            what=str(error) if isinstance(error, _LateError) else f"{type(error).__name__}: {error}",
+            where=f"{own[-1].filename}:{own[-1].lineno}" if own else self._name,
+            response=text[:MAX_SHOWN],
+            trace=trace[-MAX_TRACE:],
+        )
+
+
+class _LateError(TimeoutError):
+    """The function was interrupted, because it took too long."""
 
 
 @contextmanager
 def _time_limit(seconds: float) -> Iterator[None]:
-    """Raise TimeoutError inside the block when it takes longer. It works only in a process's main thread, which Ray
+    """Raise `_LateError` inside the block when it takes longer. It works only in a process's main thread, which Ray
     uses."""
 
     def interrupt(signum: int, frame: object) -> None:
-        raise TimeoutError(f"it took longer than {seconds:g} s (reward.deadline_s)")
+        raise _LateError(f"it took longer than {seconds:g} s (reward.deadline_s)")
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, seconds)

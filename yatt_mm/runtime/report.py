@@ -84,17 +84,17 @@ class Reporter:
             self._write(PLACEMENT_FILE, record)
         elif kind == "quarantine":
             self._write(QUARANTINE_FILE, record)
-            self._console.print(
-                f"[yellow]quarantined[/] {escape(record['key'])} in {escape(record['shard'])}: "
-                f"{escape(record['reason'])}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")
+        elif kind == "reward_fault":
+            self._warn("reward failed", _fault(record))
         else:
             self._write(METRICS_FILE, record)
             self._plot(record)
             self._progress.update(self._bar, completed=record["step"])
             self._console.print(_line(record), highlight=False, soft_wrap=True)
+
+    def _warn(self, what: str, text: str) -> None:
+        self._console.print(f"[yellow]{what}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         self._files[name].write(json.dumps(record) + "\n")
@@ -119,11 +119,21 @@ def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
     return kept
 
 
+def _fault(record: dict[str, Any]) -> str:
+    """Return the text that tells of a fault of the reward function for the first time."""
+    text = (
+        f"on {record['num_errors']} of the {record['num_responses']} responses of {record['among']}, which score 0: "
+        f"{record['function']} on the response {record['response']!r}: {record['what']} ({record['where']})"
+    )
+    return f"{text}\n{record['trace']}".rstrip()
+
+
 def _line(record: dict[str, Any]) -> str:
     parts = [f"[bold]step {record['step']:>4}[/]"]
     for name, label, form in (
         ("eval/accuracy", "held-out", ".3f"),
         ("reward/mean", "reward", ".3f"),
+        ("reward/num_errors", "failed", ".0f"),
         ("train/loss", "loss", "+.4f"),
         ("train/entropy", "entropy", ".3f"),
         ("train/grad_norm", "grad", ".3f"),
@@ -134,7 +144,7 @@ def _line(record: dict[str, Any]) -> str:
         ("time/publish_s", "publish", ".2f"),
         ("time/step_s", "step", ".2f"),
     ):
-        if name in record:
+        if name in record and (record[name] or not name.endswith("num_errors")):
             unit = "s" if name.startswith("time/") else ""
             parts.append(f"{label} {record[name]:{form}}{unit}")
     return "  ".join(parts)

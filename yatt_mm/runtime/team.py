@@ -31,6 +31,7 @@ from yatt_mm.protocol.placement_model import Placement, Role, State, Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.training import TrainSpec
 from yatt_mm.rewards.actor import RewardActor
+from yatt_mm.rewards.loading import absolute
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.cluster import Devices, reserved_devices
 from yatt_mm.runtime.run_node import RunNode
@@ -267,7 +268,7 @@ def _create_ranks(site: _Site) -> list[Any]:
 def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
     return [
         _create(stack, RewardActor, concurrency=1, max_restarts=-1)(
-            function=config.reward.function,
+            function=absolute(config.reward.function),
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,

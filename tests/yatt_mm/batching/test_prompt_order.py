@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from yatt_mm.batching.prompt_order import PromptOrder
-from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.errors import DataError
 
 
 def test_every_sample_is_drawn_once_an_epoch() -> None:
@@ -43,7 +43,7 @@ def test_quarantined_samples_are_left_out_and_positions_stay_gapless() -> None:
 def test_a_set_of_bad_samples_alone_is_an_error_not_a_hang() -> None:
     order = PromptOrder(num_samples=2, seed=0)
     order.skipped = {0, 1}
-    with pytest.raises(ConfigError, match="all 2 training samples are quarantined"):
+    with pytest.raises(DataError, match="all 2 training samples are quarantined"):
         order.take(1)
 
 

@@ -10,7 +10,7 @@ from yatt_mm.batching.dynamic_sampling import SamplingRule
 from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
-from yatt_mm.common.errors import PhaseAbortedError
+from yatt_mm.common.errors import DataError, PhaseAbortedError
 
 
 def key(step: int = 1, phase: str = "train", sequence: int = 0, restart_count: int = 0) -> MeetingKey:
@@ -28,6 +28,27 @@ def test_a_gather_gives_every_controller_all_values_in_controller_order() -> Non
         return await asyncio.gather(*(meeting.gather(key(), c, c * 10) for c in (2, 0, 1)))
 
     assert asyncio.run(run()) == [[0, 10, 20]] * 3
+
+
+def test_a_set_of_which_no_sample_can_be_used_is_told_with_the_commonest_reason() -> None:
+    async def run() -> None:
+        batches = StepBatches(SamplingRule(num_groups=2, max_prompts=20), PromptOrder(num_samples=3, seed=0))
+        meeting = Rendezvous(num_controllers=1, deadline_s=5.0, batches=batches)
+        assert await meeting.why_quarantined() == ""
+        slots = await meeting.open_stream(key(), 0)
+        for reason in ("no such file", "torn", "no such file"):
+            await meeting.put_record({"kind": "quarantine", "reason": reason})
+        await meeting.put_record({"kind": "step", "step": 0})
+        with pytest.raises(
+            DataError,
+            match=r"all 3 training samples are quarantined; check data.train. 3 samples are quarantined "
+            r"\(quarantine.jsonl has all\), 2 of them because: no such file",
+        ):
+            while slots:
+                slots = await meeting.land(0, [(slot.position, None) for slot in slots])
+        assert len(await meeting.take_records(0.0)) == 4, "the records were kept for the launcher"
+
+    asyncio.run(run())
 
 
 def test_a_late_controller_is_named_and_the_phase_ends_for_all() -> None:

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from tests.yatt_mm import any_reward
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
-from yatt_mm.protocol.rewards import GroupRewards, RewardTask
+from yatt_mm.protocol.rewards import GroupRewards, RewardFault, RewardTask
 from yatt_mm.rewards.functions import exact_match, regex_match
-from yatt_mm.rewards.loading import load_reward_function
+from yatt_mm.rewards.loading import absolute, load_reward_function
 from yatt_mm.rewards.worker import RewardWorker
 
 
@@ -35,8 +40,12 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
 @pytest.mark.parametrize(
     ("path", "message"),
     [
-        ("exact_match", "wanted module:name"),
-        ("no_such_module:f", "cannot import no_such_module"),
+        ("exact_match", r"wanted path/to/file.py:name, or module:name"),
+        (
+            "no_such_module:f",
+            "cannot import no_such_module.* looked for in .* and in PYTHONPATH; wanted path/to/",
+        ),
+        ("no/such/file.py:f", "there is no file /.*/no/such/file.py"),
         ("yatt_mm.rewards.functions:nope", r"has no function nope; it has \['exact_match', 'regex_match'\]"),
         ("math:sqrt", "must take"),
     ],
@@ -64,14 +73,57 @@ def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
     return worker._score_group(task, GroupRecord(prompt_token_ids=np.zeros(1), samples=samples))
 
 
-def test_what_a_reward_function_cannot_judge_scores_zero_and_is_counted() -> None:
-    got = score("tests.yatt_mm.any_reward:even_length", "ab", "", "abc")
-    assert got == GroupRewards(rewards=(1.0, 0.0, 0.0), num_errors=1)
+def test_what_a_reward_function_cannot_judge_scores_zero_and_is_told_with_its_place() -> None:
+    got = score("tests.yatt_mm.any_reward:even_length", "ab", "", "abc", "")
+    assert (got.rewards, got.num_errors) == ((1.0, 0.0, 0.0, 0.0), 2)
+    assert got.fault is not None
+    assert got.fault.what == "ValueError: nothing to judge"
+    line = inspect.getsourcelines(any_reward.even_length)[1] + 4
+    assert got.fault.where == f"{any_reward.__file__}:{line}"
+    assert got.fault.trace.splitlines()[1:] == [
+        '    raise ValueError("nothing to judge")',
+        "ValueError: nothing to judge",
+    ], "the function's own lines, and none of ours"
 
 
-def test_a_reward_that_is_no_finite_number_scores_zero_and_is_counted() -> None:
-    assert score("tests.yatt_mm.any_reward:not_a_number", "7") == GroupRewards(rewards=(0.0,), num_errors=1)
+def test_a_reward_that_is_no_finite_number_scores_zero_and_is_told() -> None:
+    got = score("tests.yatt_mm.any_reward:not_a_number", "7")
+    fault = RewardFault(what="it gave nan", where="tests.yatt_mm.any_reward:not_a_number", response="7")
+    assert got == GroupRewards(rewards=(0.0,), num_errors=1, fault=fault)
 
 
-def test_a_reward_function_that_hangs_is_interrupted() -> None:
-    assert score("tests.yatt_mm.any_reward:endless", "7", deadline_s=0.2).num_errors == 1
+def test_a_reward_function_that_hangs_is_interrupted_and_told() -> None:
+    got = score("tests.yatt_mm.any_reward:endless", "7" * 1000, deadline_s=0.2)
+    assert got.num_errors == 1 and got.fault is not None
+    assert got.fault.what == "it took longer than 0.2 s (reward.deadline_s)"
+    assert got.fault.where.startswith(any_reward.__file__)
+    assert got.fault.response == "7" * 200
+
+
+def test_a_reward_function_may_be_in_a_file_with_another_beside_it(tmp_path: Path) -> None:
+    (tmp_path / "my_reward.py").write_text(
+        "from the_module_beside import VALUE\ndef half(response, answer, fields): return VALUE\n"
+    )
+    (tmp_path / "the_module_beside.py").write_text("VALUE = 0.5\n")
+    path = f"{tmp_path}/my_reward.py:half"
+    assert load_reward_function(path)("", "", {}) == 0.5
+    with pytest.raises(ConfigError, match=r"has no function whole; it has \['half'\]"):
+        load_reward_function(f"{tmp_path}/my_reward.py:whole")
+    (tmp_path / "broken.py").write_text("1 / 0\n")
+    with pytest.raises(ConfigError, match=r"broken.py raised ZeroDivisionError: division by zero"):
+        load_reward_function(f"{tmp_path}/broken.py:half")
+
+
+def test_a_reward_function_may_be_in_a_module_of_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_module_of_mine.py").write_text("def one(response, answer, fields): return 1\n")
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place])
+    monkeypatch.chdir(tmp_path)
+    assert load_reward_function("a_module_of_mine:one")("", "", {}) == 1
+
+
+def test_the_path_of_a_file_is_the_same_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert absolute("rewards/mine.py:f") == f"{tmp_path}/rewards/mine.py:f"
+    assert absolute("a.module:f") == "a.module:f"
