@@ -1,5 +1,6 @@
 """Imports of large libraries, which make hundreds of thousands of objects that stay."""
 
+import atexit
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,5 +19,6 @@ def large_imports() -> Iterator[None]:
         yield
     finally:
         gc.freeze()
+        atexit.register(gc.unfreeze)  # else some libraries would report all that they made as leaks
         if was_enabled:
             gc.enable()

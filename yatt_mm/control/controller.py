@@ -21,7 +21,7 @@ from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
-from yatt_mm.control.reward_faults import RewardFaults
+from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -39,6 +39,7 @@ from yatt_mm.generation.rounds import answer
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
+from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
 from yatt_mm.protocol.rollout import SamplingSettings
@@ -80,7 +81,7 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
-        self._faults = RewardFaults(self._rendezvous, config.reward)
+        self._failures = FailureWatch(self._rendezvous, config.reward)
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -135,7 +136,7 @@ class Controller:
         """
         filled = self._filler.fill()
         add_groups(self._meter, filled.judged, step=self.step)
-        self._faults.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
+        self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
         return filled.kept
@@ -202,8 +203,8 @@ class Controller:
             answered = partial(answer, prompts, sampling, num_samples=1)
             groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
             self._client.release([group.group.ref for group in groups])
-        num_errors = self._faults.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
-        self._meter.add_max("eval/num_errors", num_errors)
+        self._failures.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
+        self._meter.add_sum("eval/num_errors", sum(group.num_failed(FUNCTION) for group in groups))
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
         self._meter.add_sum("eval/num_samples", len(groups))
 

@@ -6,7 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 from yatt_mm.protocol.control import Prompt, ScoredGroup
-from yatt_mm.protocol.rewards import RewardFault
+from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -21,10 +21,8 @@ class GroupWork:
     """The number of attempts that sampled its responses: the first one and each continuation."""
     rewards: list[float] = field(default_factory=list)
     """[G] the rewards so far."""
-    num_errors: int = 0
-    """The number of responses to which the reward function gave no reward."""
-    fault: RewardFault | None = None
-    """Why the first of them has none."""
+    failures: list[Failures] = field(default_factory=list)
+    """Who gave some of the responses no score."""
 
     @property
     def is_answered(self) -> bool:
@@ -38,8 +36,7 @@ class GroupWork:
             prompt=self.prompt,
             group=self.group,
             rewards=tuple(self.rewards),
-            num_errors=self.num_errors,
-            fault=self.fault,
+            failures=tuple(self.failures),
         )
 
 

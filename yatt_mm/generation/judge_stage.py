@@ -13,6 +13,7 @@ from yatt_mm.generation.group_work import GroupWork, prompt_seed
 from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
+from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 
 
@@ -58,6 +59,9 @@ class JudgeStage:
             judged = await self._judged[judge].add(engine, task)
             engines.give_back(engine, is_done=judged is not None)
         _count(self._meter, judge, judged)
+        if judged.fault is not None:
+            source = f"reward.judges.{judge}"
+            work.failures.append(Failures(source=source, num=judged.num_failed, fault=judged.fault))
         return judged.scores
 
     async def _ask(self, judge: str, engine: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.protocol.control import ScoredGroup
+from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.training import MovedMemory, UpdateReport
 
 
@@ -82,7 +83,7 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int) ->
         rewards, lengths = group.rewards, group.group.lengths
         meter.add_mean("reward/mean", sum(rewards), len(rewards))
         meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
-        meter.add_sum("reward/num_errors", group.num_errors)
+        meter.add_sum("reward/num_errors", group.num_failed(FUNCTION))
         meter.add_sum("rollout/num_tokens", sum(lengths))
         meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
         meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))

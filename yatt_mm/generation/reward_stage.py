@@ -13,6 +13,7 @@ from yatt_mm.common.errors import WorkerError
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
+from yatt_mm.protocol.faults import FUNCTION, Failures
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
 MAX_ATTEMPTS = 3
@@ -42,7 +43,9 @@ class RewardStage:
         assert work.group is not None
         task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
         got = await self._scored.add(None, task)
-        work.rewards, work.num_errors, work.fault = list(got.rewards), got.num_errors, got.fault
+        work.rewards, work.failures = list(got.rewards), []
+        if got.fault is not None:
+            work.failures.append(Failures(source=FUNCTION, num=got.num_errors, fault=got.fault))
 
     async def _score(self, _: None, tasks: list[RewardTask]) -> list[GroupRewards]:
         """Have the next worker score the groups, and if it dies, another one that is there. Ray restarts the one that

@@ -24,6 +24,7 @@ from dataplane.core.refs import BadMedia, Ref
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.protocol import group_record
+from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.verdicts import LabelScore, YesNo
@@ -34,6 +35,9 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Sampled, VllmEngine
 
 logger = logging.getLogger(__name__)
+
+MAX_SHOWN = 200
+"""The number of characters of a judge's text that messages show."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class _Vote:
     num_asked: int = 0
     num_tokens: int = 0
     """The number of tokens that the judge wrote, in all attempts together."""
+    why: str = ""
+    """Why there is no score."""
     is_final: bool = False
     """True if the vote needs no other attempt: it has a score, was cut off, or would get the same verdict again."""
     is_cut_off: bool = False
@@ -107,13 +113,16 @@ class Judge:
                 break
             for same, sampled in zip(asked, await self._ask([vote for vote, *_ in asked], attempt, as_batch)):
                 same[0].num_asked += 1
-                if sampled is None:
+                if isinstance(sampled, str):
+                    for vote in same:
+                        vote.why = sampled
                     continue
                 same[0].num_tokens += len(sampled.token_ids)
                 is_cut_off = sampled.finish_reason == "abort"
                 score = None if is_cut_off else self._read(sampled)
                 for vote in same:
                     vote.score, vote.is_cut_off = score, is_cut_off
+                    vote.why = f"no verdict in {sampled.text[:MAX_SHOWN]!r}"
                     vote.is_final = is_cut_off or self._spec.is_repeatable or score is not None
         return [self._judged(group) for group in votes]
 
@@ -139,8 +148,7 @@ class Judge:
         return list(together.values())
 
     async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
-        """Return [group][response][vote] all votes to ask for. A response about which the judge cannot be asked has no
-        votes."""
+        """Return [group][response][vote] all votes to ask for."""
         views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
         media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
         votes = []
@@ -153,7 +161,7 @@ class Judge:
     def _votes_on(self, task: JudgeTask, response: str, media: Sequence[Ref | BadMedia], place: int) -> list[_Vote]:
         """Return the votes on one response, the sample with index `place` of its group.
 
-        Empty if the judge cannot be asked; then the response gets `score_on_failure`.
+        If the judge cannot be asked, there is one, which is final and has no score.
         """
         try:
             seen = _made(media)
@@ -162,7 +170,7 @@ class Judge:
             logger.warning(
                 "judge %s cannot be asked about a response in %s: %s", self._spec.name, task.group.ref, error
             )
-            return []
+            return [_Vote([], (), 0, is_final=True, why=str(error))]
         seed = sample_seed(task.seed, place)
         return [_Vote(prompt, seen, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
 
@@ -191,8 +199,8 @@ class Judge:
         """
         return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 
-    async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | None]:
-        """Return what the judge wrote for each vote, or None if the engine was late.
+    async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | str]:
+        """Return what the judge wrote for each vote, or what was wrong if the engine was late.
 
         Without `as_batch`, the finish reason is "abort" if the engine was asleep.
         """
@@ -206,11 +214,11 @@ class Judge:
                 groups = await self.engine.generate_batch(await self._requests(votes, attempt))
         except EngineTimeoutError as error:
             self._note_late(error, attempt)
-            return [None] * len(votes)
+            return [str(error)] * len(votes)
         return [sampled for (sampled,) in groups]
 
-    async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | None:
-        """Return what the judge wrote for one vote; None if the engine did not reply in time."""
+    async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | str:
+        """Return what the judge wrote for one vote, or what was wrong if the engine did not reply in time."""
         try:
             try:
                 (sampled,) = await self.engine.generate((await self._requests([vote], attempt)).pop())
@@ -220,7 +228,7 @@ class Judge:
             return ABORTED
         except EngineTimeoutError as error:
             self._note_late(error, attempt)
-            return None
+            return str(error)
         return sampled
 
     def _note_late(self, error: EngineTimeoutError, attempt: int) -> None:
@@ -257,7 +265,7 @@ class Judge:
             return verdict.score(sampled.label_logits)
         score = verdict.score(sampled.text)
         if score is None:
-            logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:200])
+            logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:MAX_SHOWN])
         return score
 
     def _judged(self, group: list[list[_Vote]]) -> JudgedGroup | None:
@@ -269,8 +277,12 @@ class Judge:
             scores=tuple(self._spec.score_of(scores) for scores in read),
             num_retried=sum(max(0, vote.num_asked - 1) for response in group for vote in response),
             num_failed=sum(not scores for scores in read),
+            fault=next((self._fault(response) for response, scores in zip(group, read) if not scores), None),
             num_tokens=sum(vote.num_tokens for response in group for vote in response),
         )
+
+    def _fault(self, votes: list[_Vote]) -> Fault:
+        return Fault(what=votes[0].why, where=f"reward.judges.{self._spec.name}")
 
     def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:
         """Return the ids of the words that are single tokens. Raises ValueError if there are none."""

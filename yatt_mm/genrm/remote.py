@@ -26,6 +26,7 @@ from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
+from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout.continuation import sample_seed
@@ -36,6 +37,8 @@ FIRST_PAUSE_S = 0.5
 """The seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_ERROR_CHARS = 200
 """The number of characters of a server's error that are logged."""
+MAX_SHOWN = 200
+"""The number of characters of a response or of a reply that a fault shows."""
 MAX_REPORTED_TOKENS = 10**7
 """The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
 MIME_TYPES = (
@@ -55,6 +58,8 @@ class _Reply:
 
     score: float | None
     """None if the reply contains no verdict."""
+    said: str
+    """The beginning of the reply."""
     num_tokens: int
 
 
@@ -63,6 +68,8 @@ class _Verdict:
     """The result of asking for one verdict, with all its attempts."""
 
     score: float | None = None
+    why: str = ""
+    """Why there is no score."""
     num_asked: int
     num_tokens: int = 0
 
@@ -113,7 +120,9 @@ class RemoteJudge:
         try:
             media = await asyncio.to_thread(self._media, task.group.media)
             contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
+            why = ""
         except ValueError as error:
+            why = str(error)
             logger.warning(
                 "judge %s cannot be asked about the responses in %s: %s", self._spec.name, task.group.ref, error
             )
@@ -122,10 +131,17 @@ class RemoteJudge:
         calls = (self._votes(content, seeds[key], by_s) for key, content in contents.items())
         votes = dict(zip(contents, await asyncio.gather(*calls), strict=True))
         read = {key: [vote.score for vote in of_one if vote.score is not None] for key, of_one in votes.items()}
+        failed = [place for place, key in enumerate(keys) if not read.get(key)]
+        fault = None
+        if failed:
+            key, response = keys[failed[0]], texts[failed[0]][:MAX_SHOWN]
+            why = why or votes[key][0].why
+            fault = Fault(what=why, where=f"{self._server.model} at {self._server.url}", response=response)
         return JudgedGroup(
+            fault=fault,
             scores=tuple(self._spec.score_of(read.get(key, ())) for key in keys),
             num_retried=sum(max(0, vote.num_asked - 1) for of_one in votes.values() for vote in of_one),
-            num_failed=sum(not read.get(key) for key in keys),
+            num_failed=len(failed),
             num_tokens=sum(vote.num_tokens for of_one in votes.values() for vote in of_one),
         )
 
@@ -152,7 +168,7 @@ class RemoteJudge:
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
         """Ask for one verdict and return it. Ask again until it can be read, attempts are used up, or the deadline
         `by_s` is reached."""
-        num_asked = num_tokens = 0
+        num_asked, num_tokens, why = 0, 0, ""
         try:
             async with asyncio.timeout_at(by_s):
                 for attempt in range(self._spec.max_attempts):
@@ -161,22 +177,26 @@ class RemoteJudge:
                     async with self._under_way:
                         num_asked += 1
                         reply = await self._ask(content, sample_seed(seed, attempt), num_asked)
-                    if reply is None:
+                    if isinstance(reply, str):
+                        why = reply
                         continue
                     num_tokens += reply.num_tokens
+                    why = f"no verdict in its reply: {reply.said!r}"
                     if reply.score is not None or self._spec.is_repeatable:
-                        return _Verdict(score=reply.score, num_asked=num_asked, num_tokens=num_tokens)
+                        return _Verdict(score=reply.score, why=why, num_asked=num_asked, num_tokens=num_tokens)
         except TimeoutError:
-            self._note_failure(num_asked, f"no verdict within {self._server.call_timeout_s:g} s")
-        return _Verdict(num_asked=num_asked, num_tokens=num_tokens)
+            why = f"no verdict within {self._server.call_timeout_s:g} s"
+            self._note_failure(num_asked, why)
+        return _Verdict(why=why, num_asked=num_asked, num_tokens=num_tokens)
 
-    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Reply | None:
-        """Return the server's reply; None if there was none in time, or not a usable one."""
+    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Reply | str:
+        """Return the server's reply; or why there was none in time, or not a usable one."""
         try:
             return self._read(await self._chat(content, seed))
         except (aiohttp.ClientError, TimeoutError, _ReplyError) as error:
-            self._note_failure(num_asked, f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS])
-            return None
+            why = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
+            self._note_failure(num_asked, why)
+            return why
 
     def _note_failure(self, num_asked: int, what: str) -> None:
         logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, num_asked, what)
@@ -202,7 +222,10 @@ class RemoteJudge:
         """Return the content of a server's reply. Raises _ReplyError if it is not a chat completion."""
         try:
             chat = json.loads(text)
-            return _Reply(score=self._score(chat["choices"][0]), num_tokens=_num_tokens(chat))
+            choice = chat["choices"][0]
+            message = choice.get("message")
+            said = str(message.get("content") if isinstance(message, dict) else "")[:MAX_SHOWN]
+            return _Reply(score=self._score(choice), said=said, num_tokens=_num_tokens(chat))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _ReplyError(f"not a chat completion: {text}") from error
 

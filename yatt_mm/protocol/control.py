@@ -11,8 +11,8 @@ from models.flops import Operations
 from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.placement_model import Placement
-from yatt_mm.protocol.rewards import RewardFault
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -47,10 +47,12 @@ class ScoredGroup:
     group: GroupRef
     rewards: tuple[float, ...]
     """[G] one reward per response."""
-    num_errors: int
-    """The number of responses to which the reward function gave no reward."""
-    fault: RewardFault | None = None
-    """Why the first of them has none."""
+    failures: tuple[Failures, ...] = ()
+    """Who gave some of the responses no score."""
+
+    def num_failed(self, source: str) -> int:
+        """Return the number of responses to which this source of scores gave none."""
+        return sum(failures.num for failures in self.failures if failures.source == source)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.recipes.media_recipes import VideoSampling
+from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.judge_template import JudgeTemplate
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.verdicts import LabelScore, Verdict, YesNo
@@ -114,5 +115,7 @@ class JudgedGroup:
     """The number of verdicts that were asked for again."""
     num_failed: int
     """The number of responses without any verdict."""
+    fault: Fault | None = None
+    """Why the first of them has none."""
     num_tokens: int = 0
     """The tokens that the judge sampled; 0 where a server does not report them."""

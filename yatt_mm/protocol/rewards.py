@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -20,20 +21,6 @@ class RewardTask:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RewardFault:
-    """Why the reward function gave a response no reward."""
-
-    what: str
-    """The error with its type, or what else was wrong."""
-    where: str
-    """The file and line that raised it, or the name of the function."""
-    response: str
-    """The beginning of the response."""
-    trace: str = ""
-    """The traceback inside the function's own code; empty if nothing was raised."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRewards:
     """The rewards of one group."""
 
@@ -41,5 +28,5 @@ class GroupRewards:
     """[G] the finite reward of each response."""
     num_errors: int
     """The number of responses without a reward, which score 0: the function raised, was late, or gave no number."""
-    fault: RewardFault | None = None
+    fault: Fault | None = None
     """Why the first of them has none."""

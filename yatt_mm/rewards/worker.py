@@ -11,7 +11,8 @@ from contextlib import contextmanager
 
 from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.rewards import GroupRewards, RewardFault, RewardTask
+from yatt_mm.protocol.faults import Fault
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.loading import load_reward_function
 
 logger = logging.getLogger(__name__)
@@ -44,14 +45,14 @@ class RewardWorker:
 
     def _score_group(self, task: RewardTask, group: group_record.GroupRecord) -> GroupRewards:
         scored = [self._score_one(task, sample.text) for sample in group.samples]
-        faults = [fault for fault in scored if isinstance(fault, RewardFault)]
+        faults = [fault for fault in scored if isinstance(fault, Fault)]
         return GroupRewards(
-            rewards=tuple(0.0 if isinstance(reward, RewardFault) else reward for reward in scored),
+            rewards=tuple(0.0 if isinstance(reward, Fault) else reward for reward in scored),
             num_errors=len(faults),
             fault=faults[0] if faults else None,
         )
 
-    def _score_one(self, task: RewardTask, text: str) -> float | RewardFault:
+    def _score_one(self, task: RewardTask, text: str) -> float | Fault:
         """Return the reward of a response, or why it has none."""
         try:
             with _time_limit(self._deadline_s):
@@ -62,16 +63,16 @@ class RewardWorker:
         else:
             if math.isfinite(reward):
                 return reward
-            fault = RewardFault(what=f"it gave {reward!r}", where=self._name, response=text[:MAX_SHOWN])
+            fault = Fault(what=f"it gave {reward!r}", where=self._name, response=text[:MAX_SHOWN])
         logger.warning("%s on the response %r: %s; scored 0", self._name, fault.response, fault.what)
         return fault
 
-    def _raised(self, error: Exception, text: str) -> RewardFault:
+    def _raised(self, error: Exception, text: str) -> Fault:
         """Return the fault of an exception, with the part of its traceback that is inside the function."""
         frames = traceback.extract_tb(error.__traceback__)[1:]  # the first frame is that of the call here
         own = [frame for frame in frames if frame.filename != __file__]
         trace = "".join([*traceback.format_list(own), *traceback.format_exception_only(error)])
-        return RewardFault(
+        return Fault(
             what=str(error) if isinstance(error, _LateError) else f"{type(error).__name__}: {error}",
             where=f"{own[-1].filename}:{own[-1].lineno}" if own else self._name,
             response=text[:MAX_SHOWN],

@@ -61,7 +61,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
 
     Raises:
         ConfigError: before anything heavy is started.
-        YattError: when a part of the run failed; everything has been stopped by then.
+        YattError: when a part of the run failed, or nothing could be learned; everything has been stopped by then.
     """
     console = console or Console()
     check_run(config)
@@ -75,6 +75,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         finally:
             say_on_signals(console)
     _summarise(config, reporter, time.perf_counter() - started, console)
+    reporter.learning.finish()
     return reporter.accuracies
 
 

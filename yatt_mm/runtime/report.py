@@ -25,6 +25,7 @@ from rich.progress import (
 )
 from tensorboard.summary import Writer
 
+from yatt_mm.runtime.learning_watch import LearningWatch
 from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
 
 METRICS_FILE = "metrics.jsonl"
@@ -42,6 +43,7 @@ class Reporter:
         run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """The held-out accuracy by step, so far."""
+        self.learning = LearningWatch()
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
@@ -85,13 +87,15 @@ class Reporter:
         elif kind == "quarantine":
             self._write(QUARANTINE_FILE, record)
             self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")
-        elif kind == "reward_fault":
-            self._warn("reward failed", _fault(record))
+        elif kind == "failure":
+            self._warn("no score", _failure(record))
         else:
             self._write(METRICS_FILE, record)
             self._plot(record)
             self._progress.update(self._bar, completed=record["step"])
             self._console.print(_line(record), highlight=False, soft_wrap=True)
+            if warning := self.learning.take(record):
+                self._warn("no signal", warning)
 
     def _warn(self, what: str, text: str) -> None:
         self._console.print(f"[yellow]{what}[/] {escape(text)}", highlight=False, soft_wrap=True)
@@ -119,11 +123,12 @@ def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
     return kept
 
 
-def _fault(record: dict[str, Any]) -> str:
-    """Return the text that tells of a fault of the reward function for the first time."""
+def _failure(record: dict[str, Any]) -> str:
+    """Return the text that tells of a kind of failure for the first time."""
+    response = f" The first of them: {record['response']!r}." if record["response"] else ""
     text = (
-        f"on {record['num_errors']} of the {record['num_responses']} responses of {record['among']}, which score 0: "
-        f"{record['function']} on the response {record['response']!r}: {record['what']} ({record['where']})"
+        f"{record['who']} failed on {record['num_failed']} of the {record['num_responses']} responses of "
+        f"{record['among']}, which score {record['score']}.{response} {record['what']} ({record['where']})"
     )
     return f"{text}\n{record['trace']}".rstrip()
 

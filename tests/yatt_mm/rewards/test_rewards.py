@@ -11,8 +11,9 @@ import pytest
 
 from tests.yatt_mm import any_reward
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
-from yatt_mm.protocol.rewards import GroupRewards, RewardFault, RewardTask
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.functions import exact_match, regex_match
 from yatt_mm.rewards.loading import absolute, load_reward_function
 from yatt_mm.rewards.worker import RewardWorker
@@ -88,7 +89,7 @@ def test_what_a_reward_function_cannot_judge_scores_zero_and_is_told_with_its_pl
 
 def test_a_reward_that_is_no_finite_number_scores_zero_and_is_told() -> None:
     got = score("tests.yatt_mm.any_reward:not_a_number", "7")
-    fault = RewardFault(what="it gave nan", where="tests.yatt_mm.any_reward:not_a_number", response="7")
+    fault = Fault(what="it gave nan", where="tests.yatt_mm.any_reward:not_a_number", response="7")
     assert got == GroupRewards(rewards=(0.0,), num_errors=1, fault=fault)
 
 

@@ -139,6 +139,8 @@ def test_a_verdict_that_cannot_be_read_is_asked_for_again_then_scored_by_the_rul
     (judged,) = run(judge_of(NEVER, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert judged.scores == (0.25, 0.25, 0.25)
     assert (judged.num_failed, judged.num_retried) == (3, 6)
+    assert judged.fault is not None and judged.fault.what.startswith("no verdict in '")
+    assert judged.fault.where == f"reward.judges.{NEVER.name}"
     greedy = dataclasses.replace(NEVER, temperature=0.0)
     (judged,) = run(judge_of(greedy, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert (judged.num_failed, judged.num_retried) == (3, 0), "a greedy judge would only say the same again"
@@ -154,6 +156,7 @@ def test_an_answer_that_is_too_long_for_the_judge_is_scored_by_the_rule_and_its_
     assert (judged.num_failed, judged.num_retried) == (1, 0)
     assert judged.scores[1] == 0.25 != judged.scores[0]
     assert "more than reward.judges.tiny.max_model_len" in caplog.text
+    assert judged.fault is not None and "more than reward.judges.tiny.max_model_len" in judged.fault.what
 
 
 def test_what_a_judge_cannot_be_shown_is_scored_by_the_rule_and_its_neighbours_are_judged(
@@ -173,7 +176,8 @@ def test_what_a_judge_cannot_be_shown_is_scored_by_the_rule_and_its_neighbours_a
     unseen, seen = run(only_images.judge([task_for(filmed), task_for(group)]))
     assert unseen is not None and seen is not None
     assert (unseen.scores, unseen.num_failed) == ((0.25, 0.25), 2)
-    assert (seen.num_failed, len(set(seen.scores))) == (0, 3)
+    assert (seen.num_failed, len(set(seen.scores)), seen.fault) == (0, 3, None)
+    assert unseen.fault is not None and "the model's family takes none" in unseen.fault.what
     assert "it is a video, and the model's family takes none" in caplog.text
     wanting = dataclasses.replace(spec, template=JudgeTemplate("{fields[unit]} {response}"))
     given = dataclasses.replace(task_for(group), fields={"unit": "digits"})
@@ -248,6 +252,7 @@ def test_a_judge_that_is_late_is_asked_again_then_its_answers_are_scored_by_the_
         (judged,) = run(judge.judge([task_for(group)], as_batch=as_batch))
     assert judged is not None
     assert (judged.scores, judged.num_retried, judged.num_failed) == ((0.25, 0.25, 0.25), 3, 3)
+    assert judged.fault is not None
 
 
 def test_what_a_judge_sleeps_over_is_not_judged_and_is_judged_as_ever_once_it_wakes(

@@ -79,6 +79,8 @@ def test_a_server_that_is_not_there_is_asked_again_then_its_answers_are_scored_b
     judged = run(ask(replace(SPEC, score_on_failure=0.25), client, server, task))
     assert judged.scores == (0.25, 0.25, 0.25)
     assert (judged.num_failed, judged.num_retried) == (3, 3)
+    assert judged.fault is not None and judged.fault.what.startswith("ClientConnectorError: Cannot connect to host")
+    assert judged.fault.where == f"{server.model} at {server.url}"
 
 
 BODIES = {
@@ -93,6 +95,13 @@ BODIES = {
     ),
 }
 """Bodies of servers' replies that give no verdict."""
+WHY = {
+    "late": "TimeoutError",
+    "busy": "status 503: try later",
+    "no json": "not a chat completion: {",
+    "no logprobs": "no verdict in its reply: 'yes'",
+}
+"""What the error says of some of them."""
 
 
 @pytest.mark.parametrize("nonsense", ["late", "busy", *BODIES])
@@ -108,7 +117,9 @@ def test_what_is_no_verdict_is_a_failure_and_not_an_error(
         finally:
             await runner.cleanup()
 
-    assert run(judge()).num_failed == 3
+    judged = run(judge())
+    assert judged.num_failed == 3
+    assert judged.fault is not None and WHY.get(nonsense, "") in judged.fault.what
 
 
 def test_a_servers_key_goes_with_every_request_and_into_no_text(client: Client, task: JudgeTask, run: Run) -> None:
@@ -195,6 +206,7 @@ def test_a_medium_that_servers_do_not_take_is_scored_by_the_rule(client: Client,
     group = store_group(client, (medium,), ("3", "7"))
     judged = run(ask(SPEC, client, server_at(f"http://127.0.0.1:{free_port()}/v1"), task_for(group)))
     assert (judged.num_failed, judged.num_retried) == (2, 0)
+    assert judged.fault is not None and "a judge's server accepts image/png" in judged.fault.what
 
 
 def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Client, tiny_dir: Path, run: Run) -> None:

@@ -6,32 +6,63 @@ import io
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
+from yatt_mm.common.errors import RewardError
 from yatt_mm.runtime.report import Reporter
 
 
 def shown(folder: Path, *records: dict[str, Any]) -> str:
     """Return what the console shows of these records."""
-    console = Console(file=io.StringIO(), width=80)
-    with Reporter(folder, num_steps=2, first_step=0, judges=(), console=console) as reporter:
+    with Reporter(folder, num_steps=2, first_step=0, judges=(), console=(console := on_paper())) as reporter:
         for record in records:
             reporter.take(record)
+    return written(console)
+
+
+def on_paper() -> Console:
+    return Console(file=io.StringIO(), width=80)
+
+
+def written(console: Console) -> str:
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
-def test_a_fault_of_the_reward_function_is_shown_with_its_traceback(tmp_path: Path) -> None:
+def step(number: int, has_signal_frac: float) -> dict[str, Any]:
+    return {"kind": "step", "step": number, "reward/mean": 0.25, "reward/has_signal_frac": has_signal_frac}
+
+
+def test_steps_without_signal_are_told_once_in_a_row_and_a_run_without_any_has_failed(tmp_path: Path) -> None:
+    with Reporter(tmp_path, num_steps=9, first_step=0, judges=(), console=(console := on_paper())) as reporter:
+        reporter.take({"kind": "step", "step": 0, "eval/accuracy": 0.5})
+        reporter.learning.finish()
+        for number in range(1, 6):
+            reporter.take(step(number, 0.0))
+        text = written(console)
+        told = "no signal in the last 3 steps no group had two different rewards (mean 0.250); look at the rewards"
+        assert text.count("no signal") == text.count(told) == 1
+        with pytest.raises(RewardError, match=r"nothing was learned: in 5 steps no group had two different rewards"):
+            reporter.learning.finish()
+        for number, share in ((6, 0.5), (7, 0.0), (8, 0.0), (9, 0.0)):
+            reporter.take(step(number, share))
+        assert written(console).count("no signal") == 2
+        reporter.learning.finish()
+
+
+def test_a_failure_of_the_reward_function_is_shown_with_its_traceback(tmp_path: Path) -> None:
     text = shown(
         tmp_path,
         {
-            "kind": "reward_fault",
-            "function": "my.py:f",
+            "kind": "failure",
+            "who": "reward.function my.py:f",
+            "score": "0",
             "what": "ValueError: [a]",
             "where": "my.py:3",
             "response": "[bold]7",
             "trace": '  File "my.py", line 3, in f\n    raise ValueError("[a]")\nValueError: [a]\n',
-            "num_errors": 4,
+            "num_failed": 4,
             "num_responses": 20,
             "among": "step 1",
         },
@@ -39,8 +70,8 @@ def test_a_fault_of_the_reward_function_is_shown_with_its_traceback(tmp_path: Pa
         {"kind": "step", "step": 2, "reward/mean": 0.5, "reward/num_errors": 0.0},
     )
     wanted = (
-        "reward failed on 4 of the 20 responses of step 1, which score 0: my.py:f on the response '[bold]7': "
-        "ValueError: [a] (my.py:3)\n"
+        "no score reward.function my.py:f failed on 4 of the 20 responses of step 1, which score 0. "
+        "The first of them: '[bold]7'. ValueError: [a] (my.py:3)\n"
         '  File "my.py", line 3, in f\n    raise ValueError("[a]")\nValueError: [a]\n'
     )
     assert wanted in text

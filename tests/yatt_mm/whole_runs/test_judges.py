@@ -53,6 +53,9 @@ def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_p
 ) -> None:
     assert judged.status == 0, judged.output
     assert judged.left_behind == []
+    (told,) = (line for line in judged.output.splitlines() if "reward.judges.away failed on" in line)
+    assert "which score 0.5 (reward.judges.away.score_on_failure)" in told
+    assert "(judge at http://127.0.0.1:9/v1)" in told
     for record in runs.metrics(folder, "judged")[1:]:
         assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
         assert 0 < record["genrm/tiny_mean"] < 1

@@ -1,0 +1,116 @@
+"""Tests of what controllers do about responses without a score. The run of tests/yatt_mm/whole_runs/test_first_hour.py
+has the real rendezvous and reward workers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+
+from tests.yatt_mm.generation.fakes import prompt
+from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.common.errors import RewardError
+from yatt_mm.config.judge_section import JudgeSection
+from yatt_mm.config.sections import RewardSection
+from yatt_mm.control.failure_watch import FailureWatch
+from yatt_mm.protocol.control import ScoredGroup, Slot
+from yatt_mm.protocol.faults import FUNCTION, Failures, Fault
+
+
+class OneMeeting:
+    """A rendezvous of two controllers, of which the other one has brought `other` before."""
+
+    def __init__(self, *other: Any) -> None:
+        self._other = list(other)
+        self.records: list[dict[str, Any]] = []
+
+    def gather(self, mine: Any) -> list[Any]:
+        return [mine, self._other.pop(0)]
+
+    def put_record(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+
+
+def fault(what: str, line: int) -> Fault:
+    return Fault(what=what, where=f"my.py:{line}", response="7", trace="the lines")
+
+
+def group(*failures: Failures) -> ScoredGroup:
+    slot = Slot(position=0, epoch=0, index=0)
+    return ScoredGroup(prompt=prompt(slot), group=cast(Any, None), rewards=(0.0,) * 4, failures=failures)
+
+
+def function(num: int, what: str, line: int = 3) -> Failures:
+    return Failures(source=FUNCTION, num=num, fault=fault(what, line))
+
+
+def watch_of(meeting: OneMeeting, **section: Any) -> FailureWatch:
+    judges = {"away": JudgeSection(model="m", url="http://host:8000/v1", score_on_failure=0.5)}
+    return FailureWatch(cast(RendezvousClient, meeting), RewardSection(function="my.py:f", judges=judges, **section))
+
+
+def brought(num: int, *failures: Failures) -> Any:
+    """Return what the other controller has brought: `num` responses with these failures."""
+    failed: Counter[str] = Counter()
+    for one in failures:
+        failed[one.source] += one.num
+    return num, failed, {(one.source, one.fault.kind): one.fault for one in failures}
+
+
+NONE = brought(4)
+
+
+def test_each_kind_of_fault_is_told_once_with_the_counts_of_all_controllers() -> None:
+    meeting = OneMeeting(brought(8, function(2, "KeyError: 'x'", 9)), brought(8))
+    watch = watch_of(meeting)
+    mine = [group(), group(function(1, "ValueError: a")), group(function(1, "ValueError: b"))]
+    watch.check(mine, among="step 1", tells=True)
+    told = {record["where"]: record for record in meeting.records}
+    assert sorted(told) == ["my.py:3", "my.py:9"]
+    assert told["my.py:3"] == {
+        "kind": "failure",
+        "who": "reward.function my.py:f",
+        "score": "0",
+        "what": "ValueError: a",
+        "where": "my.py:3",
+        "response": "7",
+        "trace": "the lines",
+        "num_failed": 4,
+        "num_responses": 20,
+        "among": "step 1",
+    }
+    watch.check([group(function(1, "ValueError: c"))], among="step 2", tells=True)
+    assert len(meeting.records) == 2, "it was told before"
+
+
+def test_a_judge_that_gives_no_verdict_is_told_and_does_not_end_the_run() -> None:
+    meeting = OneMeeting(NONE)
+    absent = Failures(source="reward.judges.away", num=4, fault=Fault(what="ClientError: refused", where="http://x"))
+    watch_of(meeting, max_error_frac=0.1).check([group(absent)], among="step 1", tells=True)
+    (record,) = meeting.records
+    assert (record["who"], record["num_failed"], record["num_responses"]) == ("reward.judges.away", 4, 8)
+    assert record["score"] == "0.5 (reward.judges.away.score_on_failure)"
+
+
+def test_one_controller_tells() -> None:
+    meeting = OneMeeting(NONE)
+    watch_of(meeting).check([group(function(1, "ValueError: a"))], among="step 1", tells=False)
+    assert meeting.records == []
+
+
+@pytest.mark.parametrize(("max_error_frac", "num"), [(1.0, 4), (0.5, 4), (0.5, 2)])
+def test_too_many_failures_of_the_function_end_the_run(max_error_frac: float, num: int) -> None:
+    meeting = OneMeeting(brought(4, function(num, "ValueError: a")))
+    message = rf"my.py:f failed on {2 * num} of the 8 responses of step 1, .* ValueError: a \(my.py:3\); repair"
+    with pytest.raises(RewardError, match=message):
+        watch_of(meeting, max_error_frac=max_error_frac).check(
+            [group(function(num, "ValueError: a"))], among="step 1", tells=True
+        )
+    assert len(meeting.records) == 1, "told before the run ends"
+
+
+def test_fewer_failures_or_none_do_not_end_it() -> None:
+    watch = watch_of(OneMeeting(brought(4, function(3, "ValueError: a")), NONE))
+    watch.check([group(function(4, "ValueError: a"))], among="step 1", tells=True)
+    watch.check([group()], among="step 2", tells=True)

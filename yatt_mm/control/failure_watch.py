@@ -1,0 +1,71 @@
+"""What a controller does about responses to which the reward function or a judge gave no score: it tells where and why,
+once, and ends the run if the function fails too often."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+
+from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.common.errors import RewardError
+from yatt_mm.config.sections import RewardSection
+from yatt_mm.protocol.control import ScoredGroup
+from yatt_mm.protocol.faults import FUNCTION, Fault
+
+FoundFaults = Mapping[tuple[str, tuple[str, str]], Fault]
+"""(source, kind of fault) and the first fault of this kind."""
+
+
+class FailureWatch:
+    """The failures of a run. Every controller calls `check` at the same moments."""
+
+    def __init__(self, rendezvous: RendezvousClient, section: RewardSection) -> None:
+        self._rendezvous = rendezvous
+        self._section = section
+        self._told: set[tuple[str, tuple[str, str]]] = set()
+        """The kinds of faults that were told, with their sources."""
+
+    def check(self, groups: Sequence[ScoredGroup], *, among: str, tells: bool) -> None:
+        """Meet the other controllers, tell new kinds of faults, and end the run if the function fails too often.
+
+        among: what these groups are, for messages. tells: True in one controller, which hands over the records.
+
+        Raises:
+            RewardError: the function failed on `reward.max_error_frac` of the responses, or more.
+        """
+        shares = self._rendezvous.gather(_counted(groups))
+        num_failed, faults, num_responses = Counter[str](), dict[tuple[str, tuple[str, str]], Fault](), 0
+        for num, failed, found in shares:
+            num_responses += num
+            num_failed.update(failed)
+            faults = {**found, **faults}
+        for source, kind in faults.keys() - self._told if tells else ():
+            counts = {"num_failed": num_failed[source], "num_responses": num_responses, "among": among}
+            record = {"kind": "failure", **self._about(source), **counts, **asdict(faults[source, kind])}
+            self._rendezvous.put_record(record)
+        self._told |= faults.keys()
+        num, function = num_failed[FUNCTION], self._section.function
+        if num and num >= self._section.max_error_frac * num_responses:
+            fault = next(fault for (source, _), fault in faults.items() if source == FUNCTION)
+            raise RewardError(
+                f"reward.function {function} failed on {num} of the {num_responses} responses of {among}, and "
+                f"reward.max_error_frac is {self._section.max_error_frac:g}: {fault.what} ({fault.where}); repair the "
+                "function, or raise reward.max_error_frac if it is below 1"
+            )
+
+    def _about(self, source: str) -> dict[str, str]:
+        """Return who failed, and what the responses score instead."""
+        if source == FUNCTION:
+            return {"who": f"{source} {self._section.function}", "score": "0"}
+        score = self._section.judges[source.rpartition(".")[2]].score_on_failure
+        return {"who": source, "score": f"{score:g} ({source}.score_on_failure)"}
+
+
+def _counted(groups: Sequence[ScoredGroup]) -> tuple[int, Counter[str], FoundFaults]:
+    """Return (number of responses, number without a score by source, first faults)."""
+    failed, found = Counter[str](), dict[tuple[str, tuple[str, str]], Fault]()
+    for failures in (failures for group in groups for failures in group.failures):
+        failed[failures.source] += failures.num
+        found.setdefault((failures.source, failures.fault.kind), failures.fault)
+    return sum(len(group.rewards) for group in groups), failed, found

@@ -1,0 +1,53 @@
+"""Whether a run has anything to learn from: it is told when its steps have no signal, and it fails if none had any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from yatt_mm.common.errors import RewardError
+
+MANY_STEPS = 3
+"""The number of steps in a row without signal after which people are told."""
+WHAT_TO_LOOK_AT = (
+    "look at the rewards: reward.function and the judges may not understand the responses, the model may always give "
+    "the same one (rollout.temperature), or never the right one"
+)
+
+
+class LearningWatch:
+    """The steps of a run, and whether a group of theirs had two different rewards: GRPO compares the responses of a
+    group, and learns nothing from equal ones."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0
+        self._num_with_signal = 0
+        self._num_in_a_row = 0
+        self._mean = 0.0
+
+    def take(self, record: Mapping[str, Any]) -> str:
+        """Take the record of a step. Return a warning, or an empty text."""
+        if "reward/has_signal_frac" not in record:
+            return ""  # the evaluation before the first step
+        self._num_steps += 1
+        self._mean = record["reward/mean"]
+        if record["reward/has_signal_frac"] > 0:
+            self._num_with_signal += 1
+            self._num_in_a_row = 0
+            return ""
+        self._num_in_a_row += 1
+        if self._num_in_a_row != MANY_STEPS:
+            return ""
+        return f"in the last {MANY_STEPS} steps {self._nothing()}; {WHAT_TO_LOOK_AT}"
+
+    def finish(self) -> None:
+        """Check, at the end of a run, that something was learned from.
+
+        Raises:
+            RewardError: no step had signal.
+        """
+        if self._num_steps and not self._num_with_signal:
+            raise RewardError(f"nothing was learned: in {self._num_steps} steps {self._nothing()}; {WHAT_TO_LOOK_AT}")
+
+    def _nothing(self) -> str:
+        return f"no group had two different rewards (mean {self._mean:.3f})"
