@@ -31,6 +31,7 @@ FORMATS: dict[str, Format] = {
     "arrow": "arrow",
 }
 WANTED = "WebDataset tars (.tar), Parquet (.parquet), JSON lines (.jsonl) or a Hugging Face datasets folder"
+GZIP = b"\x1f\x8b"
 _OPTIONS = ("media", "drop", "optional")
 
 
@@ -113,9 +114,10 @@ def format_of(file: RangeFile) -> Format:
         return "jsonl"
     if head[257:262] == b"ustar":
         return "tar"
+    remedy = "; unpack it with gunzip" if head.startswith(GZIP) else ""
     raise DatasetError(
         f"{file.path} is of no known format (extension {extension or 'none'!r}, first bytes {head[:8]!r}); "
-        f"wanted {WANTED}"
+        f"wanted {WANTED}{remedy}"
     )
 
 

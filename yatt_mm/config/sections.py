@@ -58,6 +58,8 @@ class DataSection(Section):
     """The field with a sample's question: text, or one chat turn of the user (`prompt` in verl's Parquet)."""
     answer_field: str = "answer"
     """The field with its answer; `a.b` looks into nested fields (`reward_model.ground_truth` in verl's Parquet)."""
+    media_roots: list[str] = []
+    """Further folders in which tables and JSON lines may name media; those beside their files they may name anyway."""
     shuffle_answers: bool = False
     """True gives the answers to other prompts at random: a control run in which nothing can be learnt."""
     on_bad_media: Literal["quarantine", "fail"] = "quarantine"

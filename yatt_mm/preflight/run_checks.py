@@ -17,7 +17,11 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.placement_checks import check_placement
+from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.rewards.loading import load_reward_function
+
+TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
+CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
 
 def check_run(config: Config) -> None:
@@ -27,6 +31,8 @@ def check_run(config: Config) -> None:
         ConfigError: with what was found, what was wanted, and what to change.
     """
     check_model(config)
+    check_tokenizer("model.path", config.model.path)
+    check_run_folder(config)
     check_media(config, "model.path", config.model.path)
     if config.dataplane.uri is None:
         for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
@@ -73,6 +79,27 @@ def check_model(config: Config) -> dict[str, Any]:
     return hf_config
 
 
+def check_tokenizer(key: str, path: str) -> None:
+    """Check that a model's folder has a tokenizer and a chat template.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    folder = Path(path)
+    if not any((folder / name).is_file() for name in TOKENIZERS):
+        raise ConfigError(
+            f"{key} {folder} has no tokenizer ({' or '.join(TOKENIZERS)}); copy those of the model from which its "
+            "weights come"
+        )
+    config_file = folder / "tokenizer_config.json"
+    settings = config_file.read_text() if config_file.is_file() else ""
+    if "chat_template" not in settings and not any((folder / name).is_file() for name in CHAT_TEMPLATES):
+        raise ConfigError(
+            f"{key} {folder} has no chat template ({' or '.join(CHAT_TEMPLATES)}, or chat_template in "
+            "tokenizer_config.json); copy that of the model from which its weights come"
+        )
+
+
 def check_media(config: Config, key: str, path: str) -> None:
     """Check that a model's folder and `data.video` agree about videos.
 
@@ -100,6 +127,7 @@ def check_judges(config: Config) -> None:
             )
         if section.url is None:
             hf_config = _check_folder(f"reward.judges.{name}.model", section.model)
+            check_tokenizer(f"reward.judges.{name}.model", section.model)
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)

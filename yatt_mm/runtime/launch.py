@@ -6,7 +6,6 @@ soon as it exists, so errors and Ctrl-C end everything in reverse order.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
 import tempfile
@@ -19,26 +18,19 @@ from typing import Any
 
 import ray
 from rich.console import Console
+from rich.markup import escape
 
-from dataplane.client.client import Client
-from dataplane.core.errors import DatasetError
-from dataplane.core.refs import Dataset
-from yatt_mm.batching.prompt_order import PromptOrder
-from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
-from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.config.run_config import Config
-from yatt_mm.generation.prompts import bad_media_error
-from yatt_mm.preflight.first_sample import check_first_sample
 from yatt_mm.preflight.run_checks import check_run
-from yatt_mm.protocol.control import RunStart
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import ray_session
 from yatt_mm.runtime.report import METRICS_FILE, Reporter
 from yatt_mm.runtime.run_node import RunNode, start_node
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
+from yatt_mm.runtime.start_point import StartPoint, find_start
 from yatt_mm.runtime.team import build_team, start_controllers
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -67,6 +59,14 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     check_run(config)
     checkpoint = find_checkpoint(config.run_dir, resume) if resume else None
     state = read_state(checkpoint) if checkpoint else None
+    if state is not None and state["step"] >= config.train.steps:
+        console.print(
+            f"{config.run_dir} is finished: {checkpoint} is of step {state['step']}, and train.steps is "
+            f"{config.train.steps}; raise train.steps to go on",
+            highlight=False,
+            soft_wrap=True,
+        )
+        return {}
     started = time.perf_counter()
     with signals_restored(), ExitStack() as stack:
         interrupt_on_signals()
@@ -88,9 +88,12 @@ def _run(
     scratch = stack.enter_context(_scratch())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
-    start, batches = _start_point(config, node.uri, checkpoint, state)
+    point = find_start(config, node.uri, checkpoint, state)
+    start = point.start
     run_dir.prepare(config, checkpoint, start.step, console)
-    console.print(_plan_of(config, start), highlight=False, soft_wrap=True)
+    console.print(_plan_of(config, point), highlight=False, soft_wrap=True)
+    for warning in point.warnings:
+        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
     session = ray_session(
         config.ray.address,
         num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
@@ -102,7 +105,7 @@ def _run(
         stack.enter_context(session)
     interrupt_on_signals()  # Ray has installed its own signal handler
     with console.status("starting engines and training ranks"):
-        team = build_team(stack, config, run_id=run_id, node=node, batches=batches, weights_dir=scratch.weights)
+        team = build_team(stack, config, run_id=run_id, node=node, batches=point.batches, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(
@@ -139,51 +142,6 @@ def _take_records(rendezvous: Any, reporter: Reporter, node: RunNode, *, wait_s:
         reporter.take(record)
 
 
-def _ingest(client: Client, key: str, name: str) -> Dataset:
-    try:
-        return client.ingest(name)
-    except DatasetError as error:
-        raise ConfigError(f"{key}: {error}") from error
-
-
-def _start_point(
-    config: Config, uri: str, checkpoint: Path | None, state: dict[str, Any] | None
-) -> tuple[RunStart, StepBatches]:
-    embedded = config.dataplane.uri is None
-    train_set, eval_set = ("train", "eval") if embedded else (config.data.train, config.data.eval)
-    with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
-        sets = [_ingest(client, "data.train", train_set), _ingest(client, "data.eval", eval_set)]
-        for key, name in (("data.train", train_set), ("data.eval", eval_set)):
-            check_first_sample(client, config, key, name)
-    num_train, num_eval = (dataset.num_samples for dataset in sets)
-    flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for dataset in sets for bad in dataset.bad]
-    if flaws and config.data.on_bad_media == "fail":
-        raise bad_media_error(**flaws[0])
-    if config.data.num_eval_samples:
-        num_eval = min(num_eval, config.data.num_eval_samples)
-    rule = config.sampling_rule()
-    batches = StepBatches(
-        rule, PromptOrder(num_samples=num_train, seed=config.run.seed), in_turns=config.judges_in_turn
-    )
-    if state is not None:
-        batches = StepBatches.from_state(rule, state, in_turns=config.judges_in_turn)
-        if batches.order.num_samples != num_train:
-            raise ConfigError(
-                f"--resume: the checkpoint was made with {batches.order.num_samples} training samples, data.train has "
-                f"{num_train}; use the same data"
-            )
-    start = RunStart(
-        step=state["step"] if state else 0,
-        checkpoint=str(checkpoint.absolute()) if checkpoint else None,
-        train_set=train_set,
-        eval_set=eval_set,
-        num_train=num_train,
-        num_eval=num_eval,
-        flaws=tuple(flaws),
-    )
-    return start, batches
-
-
 @contextmanager
 def _scratch() -> Iterator[Scratch]:
     with owned_folder(Path(tempfile.gettempdir()), "yatt-") as files:
@@ -204,13 +162,14 @@ def _env(scratch: Scratch) -> dict[str, str]:
     }
 
 
-def _plan_of(config: Config, start: RunStart) -> str:
-    parallel = config.parallel()
+def _plan_of(config: Config, point: StartPoint) -> str:
+    parallel, start = config.parallel(), point.start
     pools = {"vLLM engines": config.engines} | {f"of judge {name}": judge for name, judge in config.judges.items()}
     engines = ", ".join(f"{pool.num} {name}{f' (tp {pool.tp})' if pool.tp > 1 else ''}" for name, pool in pools.items())
     return (
-        f"[bold]{config.run.name}[/]: {config.model.path}; {start.num_train} training and {start.num_eval} held-out "
-        f"samples\n  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
+        f"[bold]{config.run.name}[/]: {config.model.path}; {start.num_train} training samples ({point.train_media}) "
+        f"and {start.num_eval} held-out samples ({point.eval_media})\n"
+        f"  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
         f"{config.placement.mode}: {engines} and {parallel.world_size} Megatron ranks "
         f"(tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp})\n"
         f"  steps {start.step + 1} to {config.train.steps}, {config.train.prompts_per_step} prompts x "

@@ -74,6 +74,7 @@ def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> E
         EmbeddedNode(
             memory_bytes=config.dataplane.memory,
             roots=roots,
+            media_roots=[Path(folder) for folder in config.data.media_roots],
             num_workers=config.dataplane.num_workers,
             tmp_dir=str(scratch),
             spill_dir=spill_dir,

@@ -68,8 +68,8 @@ class MediaFolders:
     def _check_allowed(self, path: str, full: str, separator: str) -> None:
         if not any(full.startswith(folder.rstrip(separator) + separator) for folder in self.allowed):
             raise RefusedPathError(
-                f"{path!r} leads to {full}, outside of {', '.join(self.allowed)}; move the file, or start the node "
-                "with --media-root FOLDER"
+                f"{path!r} leads to {full}, outside of {', '.join(self.allowed)}; move the file, or allow its folder: "
+                "data.media_roots of a run, --media-root of a node"
             )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tests.dataplane.tables import verl_table, write_lines, write_parquet
 from tests.yatt_mm import runs
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.overlap import files_in_both
 from yatt_mm.preflight.run_checks import check_run
 
 
@@ -201,3 +204,71 @@ def test_the_command_line_says_it_in_one_line(folder: Path, tiny_dir: Path) -> N
     done = runs.run(runs.arguments(folder, tiny_dir, "x", "train.stepz=1"))
     assert done.status == 2
     assert done.output.strip().endswith("train.stepz is not a known key; did you mean train.steps?")
+
+
+def test_a_run_folder_that_cannot_be_written_is_told(
+    folder: Path, tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a_file").write_text("")
+    with pytest.raises(ConfigError, match=r"run.dir is .*: /.*/a_file is a file; wanted a folder"):
+        check(folder, tiny_dir, f"run.dir={tmp_path}/a_file/runs")
+    check(folder, tiny_dir, f"run.dir={tmp_path}/new/runs")
+    assert not (tmp_path / "new").exists()
+    monkeypatch.setattr("os.access", lambda path, mode: Path(path) != tmp_path)
+    with pytest.raises(ConfigError, match=rf"run.dir is .*: {tmp_path} cannot be written"):
+        check(folder, tiny_dir, f"run.dir={tmp_path}/new/runs")
+
+
+def test_a_disk_without_room_for_a_checkpoint_is_told(
+    folder: Path, tiny_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=1_000_000))
+    with pytest.raises(ConfigError, match=r"its disk has 1 MB free, and a checkpoint .* takes 11 MB at least"):
+        check(folder, tiny_dir, f"run.dir={tmp_path}")
+    monkeypatch.setattr("shutil.disk_usage", lambda _: usage._replace(free=20_000_000))
+    check(folder, tiny_dir, f"run.dir={tmp_path}")
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        ("tokenizer.json", r"has no tokenizer \(tokenizer.json or vocab.json or tokenizer.model\)"),
+        (
+            "chat_template.jinja",
+            r"has no chat template \(chat_template.jinja or chat_template.json, or chat_template",
+        ),
+        ("model.safetensors", "has no .safetensors file"),
+    ],
+)
+def test_a_model_folder_without_one_of_its_files_is_told(
+    missing: str, message: str, folder: Path, tiny_dir: Path, tmp_path: Path
+) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_dir, model, ignore=shutil.ignore_patterns(missing))
+    with pytest.raises(ConfigError, match=f"model.path {model} {message}"):
+        check(folder, model)
+
+
+def test_weights_that_are_not_safetensors_are_told(folder: Path, tiny_dir: Path, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(tiny_dir, model)
+    for content in (b"no weights", b"\x02" + bytes(7) + b"[]"):
+        (model / "model.safetensors").write_bytes(content)
+        with pytest.raises(ConfigError, match=r"model.path: .*model.safetensors is no safetensors file"):
+            check(folder, model)
+
+
+def test_held_out_files_among_the_training_files_are_found_also_as_copies(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "eval-000000.tar", tmp_path / "another_name.tar")
+    held_out = f"{folder}/eval-*.tar"
+    assert files_in_both(f"{folder}/*-000000.tar", held_out) == [f"{folder}/eval-000000.tar"]
+    assert files_in_both(f"{tmp_path}/*.tar", held_out) == [f"{folder}/eval-000000.tar"]
+    assert files_in_both(f"{folder}/train-*.tar", held_out) == []
+
+
+def test_a_gzipped_file_is_told_with_the_remedy(folder: Path, tiny_dir: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "train.tar.gz"
+    packed.write_bytes(gzip.compress((folder / "train-000000.tar").read_bytes()))
+    with pytest.raises(ConfigError, match=r"train.tar.gz is of no known format .*; unpack it with gunzip"):
+        check(folder, tiny_dir, f"data.train={packed}")

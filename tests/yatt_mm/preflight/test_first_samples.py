@@ -1,0 +1,104 @@
+"""Tests that what is wrong with all samples of a set is reported before anything heavy starts."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from models.recipes.media_recipes import VideoSampling, load_recipes
+from tests.dataplane.tables import write_lines
+from tests.yatt_mm import runs
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.first_samples import check_first_samples
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("first")
+    runs.write_shard(path / "train.tar", range(2))
+    runs.write_shard(path / "torn.tar", range(110), corrupt=tuple(range(110)))
+    runs.write_shard(path / "late.tar", range(20), corrupt=tuple(range(17)))
+    runs.write_shard(path / "five.tar", range(5), corrupt=(0, 2))
+    image = io.BytesIO()
+    Image.new("RGB", (56, 56)).save(image, "PNG")
+    (path / "scan.png").write_bytes(image.getvalue())
+    row = {"question": "What is it?", "answer": "7", "image_path": "scan.png"}
+    write_lines(path / "paths.jsonl", [row, row])
+    write_lines(path / "texts.jsonl", [{"question": "What is 3 + 4?", "answer": "7"}])
+    return path
+
+
+SETS = ("train.tar", "torn.tar", "late.tar", "five.tar", "paths.jsonl", "texts.jsonl", "paths.jsonl#media=image_path")
+
+
+@pytest.fixture(scope="module")
+def client(folder: Path) -> Iterator[Client]:
+    roots = {name.replace("#media=", "."): [str(folder / name)] for name in SETS}
+    with EmbeddedNode(memory_bytes=16 * 2**20, roots=roots) as node, Client(node.uri) as client:
+        yield client
+
+
+def check(client: Client, model: Path, *overrides: str, key: str = "data.train", name: str = "train.tar") -> str:
+    config, *rest = runs.arguments(Path("unused"), model, "first", "train.steps=1", *overrides)
+    num_samples = client.ingest(name).num_samples
+    loaded = load_config(runs.ROOT / config, rest)
+    return check_first_samples(client, loaded, load_recipes(model, VideoSampling()), key, name, num_samples)
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("data.question_field=prompt", "set data.question_field"),
+        ("data.answer_field=answer.truth", "set data.answer_field"),
+        (
+            "reward.judges.own.template='{response} or {fields[solution]}?'",
+            r"the template wants fields\[solution\]; the sample has .*change reward\.judges\.own\.template",
+        ),
+    ],
+)
+def test_the_key_that_names_no_field_is_told(client: Client, tiny_dir: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"data.train, first sample .*{message}"):
+        check(client, tiny_dir, "reward.judges.own.model=judge", override)
+
+
+def test_what_is_there_passes_and_judges_see_no_held_out_sample(client: Client, tiny_dir: Path) -> None:
+    judge = "reward.judges.own.model=judge"
+    check(client, tiny_dir, judge, "reward.judges.own.template='{response} or {fields[answer]}?'")
+    check(client, tiny_dir, judge, "reward.judges.own.template='{response} or {fields[solution]}?'", key="data.eval")
+
+
+def test_a_set_of_which_the_first_hundred_are_bad_is_refused_with_the_reason(client: Client, tiny_dir: Path) -> None:
+    message = (
+        r"data.eval: none of the first 100 samples can be used, \d+ of them because: .*first is 0000.. in torn.tar"
+    )
+    with pytest.raises(ConfigError, match=message):
+        check(client, tiny_dir, key="data.eval", name="torn.tar")
+
+
+def test_one_good_sample_among_the_first_hundred_is_enough(client: Client, tiny_dir: Path) -> None:
+    assert check(client, tiny_dir, name="late.tar") == "1 image each"
+    assert check(client, tiny_dir, name="five.tar") == "1 image each"
+
+
+def test_the_limits_of_a_prompt_are_those_of_the_run(client: Client, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none of the first 2 samples .* because: its media make 4 tokens"):
+        check(client, tiny_dir, "rollout.max_model_len=6")
+
+
+def test_paths_of_images_that_are_not_read_are_told_with_the_remedy(client: Client, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        check(client, tiny_dir, "data.train=paths.jsonl", name="paths.jsonl")
+    assert str(caught.value) == (
+        "data.train: the samples have no media, but image_path holds paths of images ('scan.png'). Name it with "
+        "data.train='paths.jsonl#media=image_path' (in a tar, put each file beside its .json instead), or leave the "
+        "column out with #drop=image_path"
+    )
+    assert check(client, tiny_dir, name="paths.jsonl.image_path") == "1 image each"
+    assert check(client, tiny_dir, name="texts.jsonl") == "no media"

@@ -1,0 +1,122 @@
+"""Looks at the first samples of a data set as the run will use them: their fields, their media, and the limits of a
+prompt. What is wrong with all of them is wrong with the config."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any
+
+from dataplane.client.client import Client
+from dataplane.core.refs import Sample
+from models.recipes.media_recipes import MediaRecipes
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.media_refs import kind_of
+from yatt_mm.common.sample_fields import take_field
+from yatt_mm.config.judge_section import judge_spec
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.protocol.control import Prompt, RunStart, Slot
+
+NUM_FIRST = 4
+"""The number of samples whose media are made, if one of them can be used."""
+NUM_BAD = 100
+"""The number of samples that are looked at before a set without a usable one is refused."""
+SUFFIXES = {
+    "images": (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
+    "videos": (".mp4", ".webm", ".mkv", ".mov", ".avi"),
+}
+
+
+def check_first_samples(
+    client: Client, config: Config, recipes: MediaRecipes, key: str, name: str, num_samples: int
+) -> str:
+    """Check the first samples of the data set `name`, which the config's `key` names. Return in words which media they
+    have.
+
+    Raises:
+        ConfigError: none of them can be used, a field is missing, or a field holds paths of media that are not read.
+    """
+    _check_fields(client.samples(name, [0])[0], config, key)
+    start = RunStart(
+        step=0, checkpoint=None, train_set=name, eval_set=name, num_train=num_samples, num_eval=num_samples
+    )
+    source = PromptSource(client, config, recipes, start, controller=0)
+    prompts: list[Prompt] = []
+    notices: list[dict[str, Any]] = []
+    for numbers in _portions(num_samples):
+        found, left_out = source.load([Slot(position=number, epoch=0, index=number) for number in numbers])
+        prompts += found
+        notices += left_out
+        if prompts:
+            break
+    if not prompts:
+        raise ConfigError(f"{key}: none of the first {len(notices)} samples can be used{_why(notices)}")
+    media: Counter[str] = Counter(kind_of(ref) for prompt in prompts for ref in prompt.media)
+    if not media:
+        _check_no_paths(prompts[0].fields, config, key)
+    return _in_words(media, len(prompts))
+
+
+def _portions(num_samples: int) -> Iterator[range]:
+    """Yield the numbers of the first samples, then those of the next if none of the first can be used."""
+    for begin in range(0, min(num_samples, NUM_BAD), NUM_FIRST):
+        yield range(begin, min(begin + NUM_FIRST, num_samples, NUM_BAD))
+
+
+def _why(notices: Sequence[Mapping[str, Any]]) -> str:
+    ((reason, count),) = Counter(notice["reason"] for notice in notices).most_common(1)
+    first = next(notice for notice in notices if notice["reason"] == reason)
+    return f", {count} of them because: {reason} (the first is {first['key']} in {first['shard']})"
+
+
+def _in_words(media: Mapping[str, int], num_prompts: int) -> str:
+    """Return the mean number of each kind of media per sample, such as `2 images each`."""
+    if not media:
+        return "no media"
+    means = {kind: count / num_prompts for kind, count in media.items()}
+    return ", ".join(f"{mean:.3g} {kind}{'' if mean == 1 else 's'}" for kind, mean in means.items()) + " each"
+
+
+def _check_fields(sample: Sample, config: Config, key: str) -> None:
+    """Check question and answer, and in `data.train` the fields that judges' templates name."""
+    if sample.bad:
+        return
+    where = f"{key}, first sample ({sample.shard} {sample.key})"
+    for option, field in (
+        ("data.question_field", config.data.question_field),
+        ("data.answer_field", config.data.answer_field),
+    ):
+        try:
+            take_field(sample.fields, field)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}; set {option}") from error
+    if key != "data.train":
+        return
+    for judge, section in config.reward.judges.items():
+        template = judge_spec(judge, section, config.data.video.sampling()).template
+        try:
+            template.fill(question="", response="", answer="", fields=sample.fields)
+        except ValueError as error:
+            raise ConfigError(f"{where}: {error}; change reward.judges.{judge}.template") from error
+
+
+def _check_no_paths(fields: Mapping[str, Any], config: Config, key: str) -> None:
+    """Check that no field of a sample without media looks like the path of a medium."""
+    for name, value in fields.items():
+        first = value[0] if isinstance(value, list) and value else value
+        suffix = PurePosixPath(first).suffix.lower() if isinstance(first, str) else ""
+        kinds = [kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes]
+        if not kinds:
+            continue
+        if config.dataplane.uri is None:
+            remedy = f"{key}='{getattr(config.data, key.rpartition('.')[2])}#media={name}'"
+            other = f"#drop={name}"
+        else:
+            remedy = f"#media={name} at the end of the root with which the node was started"
+            other = f"#drop={name} there"
+        raise ConfigError(
+            f"{key}: the samples have no media, but {name} holds paths of {kinds[0]} ({str(first)[:80]!r}). Name it "
+            f"with {remedy} (in a tar, put each file beside its .json instead), or leave the column out with {other}"
+        )

@@ -1,0 +1,51 @@
+"""Checks that the results of a run can be written: its folder, and the room for a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from pathlib import Path
+
+from models.weights.safetensors_header import read_header
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import Config
+
+BYTES_PER_PARAMETER = 12
+"""What a checkpoint takes at least: a float32 weight and Adam's two moments."""
+
+
+def check_run_folder(config: Config) -> None:
+    """Check that the run's folder can be written, and that its disk has room for one checkpoint.
+
+    Raises:
+        ConfigError: with the path that is in the way, or with the bytes that are free and wanted.
+    """
+    folder = config.run_dir.absolute()
+    there = next(path for path in (folder, *folder.parents) if path.exists() or path.is_symlink())
+    if not there.is_dir():
+        raise ConfigError(f"run.dir is {config.run.dir}: {there} is a file; wanted a folder, so choose another run.dir")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError(f"run.dir is {config.run.dir}: {there} cannot be written; choose another run.dir")
+    free, wanted = shutil.disk_usage(there).free, BYTES_PER_PARAMETER * _num_parameters(Path(config.model.path))
+    if free < wanted:
+        raise ConfigError(
+            f"run.dir is {config.run.dir}: its disk has {_size(free)} free, and a checkpoint of this model takes "
+            f"{_size(wanted)} at least; make room, or choose another run.dir"
+        )
+
+
+def _num_parameters(model_dir: Path) -> int:
+    num = 0
+    for file in model_dir.glob("*.safetensors"):
+        try:
+            tensors = json.loads(read_header(file))
+            num += sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
+        except (ValueError, AttributeError, LookupError, TypeError, MemoryError) as error:
+            raise ConfigError(f"model.path: {file} is no safetensors file ({type(error).__name__}: {error})") from error
+    return num
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:,.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:,.0f} MB"
