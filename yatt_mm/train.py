@@ -35,7 +35,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.t
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
     except (YattError, DataPlaneError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     except KeyboardInterrupt:
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)

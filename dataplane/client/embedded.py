@@ -61,7 +61,9 @@ class EmbeddedNode:
         directory: Path | None = None,
         spill_dir: Path | None = None,
         spill_bytes: int = 10 << 30,
+        log_file: Path | None = None,
     ) -> None:
+        """`log_file`: where the node's log goes; without it, to the standard error of this process."""
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
@@ -88,7 +90,8 @@ class EmbeddedNode:
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
-        self._process = NodeProcess(self._command, self._environ)
+        self._log_file = log_file
+        self._process = NodeProcess(self._command, self._environ, log_file)
         try:
             self._process.wait_until_ready(START_TIMEOUT_S)
         except BaseException:
@@ -157,7 +160,7 @@ class EmbeddedNode:
             with self._lock:
                 if self._stopping.is_set():
                     return
-                self._process = process = NodeProcess(self._command, self._environ)
+                self._process = process = NodeProcess(self._command, self._environ, self._log_file)
             process.wait_until_ready(START_TIMEOUT_S)
         except Exception as error:  # a lasting error fails the next attempts too, and then the node is given up
             if process is not None:

@@ -12,6 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 from dataplane.core.errors import ERRORS, DataPlaneError, NodeTimeoutError, NodeUnavailableError
@@ -22,15 +23,18 @@ log = logging.getLogger(__name__)
 class NodeProcess:
     """The child process of an embedded node, started by the constructor. Thread-safe."""
 
-    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            cwd=Path(__file__).resolve().parents[2],
-            env=environ,
-            start_new_session=True,
-        )
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path | None = None) -> None:
+        """`log`: the file to which the node's errors are appended; without it they go where this process's go."""
+        with nullcontext() if log is None else log.open("ab") as errors:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                cwd=Path(__file__).resolve().parents[2],
+                env=environ,
+                start_new_session=True,
+            )
         self.pid = self._process.pid
         self.segments: list[Path] = []
         """The shared-memory files of the node; empty until the node is ready."""

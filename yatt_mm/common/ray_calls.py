@@ -74,4 +74,4 @@ def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> Worke
     if isinstance(error, ray.exceptions.RayTaskError):
         return WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}")
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
-    return WorkerError(f"{name} was lost during {what}: {words}")
+    return WorkerError(f"{name} was lost during {what}: {words.strip().splitlines()[0]}")

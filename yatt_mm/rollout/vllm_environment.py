@@ -35,6 +35,8 @@ def spawning(*, num_threads: int, tmp_dir: str) -> Iterator[None]:
             "VLLM_RPC_BASE_PATH": tmp_dir,
             "TMPDIR": tmp_dir,
             "HF_HUB_OFFLINE": "1",  # the model folder is local, so nothing is looked up
+            # a killed engine leaves semaphores, which multiprocessing's tracker removes, and warns of
+            "PYTHONWARNINGS": ",".join(filter(None, [os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker"])),
             # transformers imports joblib; its semaphore would stay when an engine is killed
             "JOBLIB_MULTIPROCESSING": "0",
         }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,10 +26,8 @@ the data plane."""
 
 
 @contextmanager
-def ray_session(
-    address: str | None, *, num_cpus: int, scratch: Path, log_dir: Path, env: Mapping[str, str]
-) -> Iterator[None]:
-    """Connect to Ray for a block. Without an address Ray is started here and stopped at the end; its logs are kept.
+def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mapping[str, str]) -> Iterator[None]:
+    """Connect to Ray for a block. Without an address Ray is started here and stopped at the end.
 
     `env` is set in every worker process.
     """
@@ -53,8 +50,6 @@ def ray_session(
         ray.shutdown()
         os.environ.clear()
         os.environ.update(before)
-        if address is None:
-            _keep_logs(scratch / "ray", log_dir)
 
 
 def _start(**options: Any) -> None:
@@ -150,11 +145,3 @@ def _gpus_of(group: PlacementGroup, num_devices: int, deadline_s: float) -> tupl
     calls = [remote.options(scheduling_strategy=strategy).remote() for strategy in strategies]
     named = [(f"device {device}", call) for device, call in enumerate(calls)]
     return tuple(wait_all(named, what="naming its GPU", deadline_s=deadline_s))
-
-
-def _keep_logs(ray_dir: Path, log_dir: Path) -> None:
-    """Copy the workers' output (not Ray's own logs) into the run's folder."""
-    for file in ray_dir.glob("session_*/logs/worker-*"):
-        if file.is_file() and not file.is_symlink() and file.stat().st_size:
-            log_dir.mkdir(parents=True, exist_ok=True)
-            shutil.copy(file, log_dir / file.name)

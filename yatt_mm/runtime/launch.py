@@ -10,6 +10,7 @@ import os
 import secrets
 import tempfile
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,10 @@ import ray
 from rich.console import Console
 from rich.markup import escape
 
+from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
+from yatt_mm.common.errors import YattError
+from yatt_mm.common.log_file import logs_of
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.ray_calls import fetch, wait_all
 from yatt_mm.config.run_config import Config
@@ -28,7 +32,7 @@ from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import ray_session
 from yatt_mm.runtime.report import METRICS_FILE, Reporter
-from yatt_mm.runtime.run_node import RunNode, start_node
+from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.runtime.start_point import StartPoint, find_start
 from yatt_mm.runtime.team import build_team, start_controllers
@@ -72,6 +76,9 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         interrupt_on_signals()
         try:
             reporter = _run(stack, config, checkpoint, state, console)
+        except (YattError, DataPlaneError) as error:
+            _note_logs(error, config.run_dir / "logs")
+            raise
         finally:
             say_on_signals(console)
     _summarise(config, reporter, time.perf_counter() - started, console)
@@ -91,6 +98,7 @@ def _run(
     point = find_start(config, node.uri, checkpoint, state)
     start = point.start
     run_dir.prepare(config, checkpoint, start.step, console)
+    stack.callback(keep_log, scratch.files, config.run_dir / "logs")
     console.print(_plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
@@ -98,7 +106,6 @@ def _run(
         config.ray.address,
         num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),
         scratch=scratch.files,
-        log_dir=config.run_dir / "logs",
         env=_env(scratch),
     )
     with signals_held():
@@ -119,6 +126,15 @@ def _run(
     )
     _watch(team.rendezvous, controllers, reporter, node)
     return reporter
+
+
+def _note_logs(error: Exception, folder: Path) -> None:
+    """Add to an error where its whole text is, and the logs of those that it names."""
+    if folder.is_dir():
+        file = folder / "launcher.log"
+        with file.open("a") as log:
+            log.write("".join(traceback.format_exception(error)))
+        error.add_note("logs: " + ", ".join(map(str, [*logs_of(str(error), folder), file])))
 
 
 def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: RunNode) -> None:

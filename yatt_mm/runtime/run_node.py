@@ -4,6 +4,7 @@ user started."""
 from __future__ import annotations
 
 import contextlib
+import shutil
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.config.run_config import Config
 
+NODE_LOG = "node.log"
 SCOPE_TIMEOUT_S = 10.0
 MAX_ID_CHARS = 60
 """The length limit for the run's part of a node id, which may have 64 characters."""
@@ -65,6 +67,14 @@ def _close_scope(client: Client, scope: str) -> None:
         client.close_scope(scope)
 
 
+def keep_log(scratch: Path, folder: Path) -> None:
+    """Copy the log of the run's own node from its temporary files into a folder. An empty one is left out."""
+    log = scratch / NODE_LOG
+    if log.exists() and log.stat().st_size:
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(log, folder)
+
+
 def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
     roots = {"train": [config.data.train], "eval": [config.data.eval]}
     spill_in = Path(config.dataplane.spill_dir or scratch)
@@ -72,6 +82,7 @@ def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> E
     spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))
     return stack.enter_context(
         EmbeddedNode(
+            log_file=scratch / NODE_LOG,
             memory_bytes=config.dataplane.memory,
             roots=roots,
             media_roots=[Path(folder) for folder in config.data.media_roots],

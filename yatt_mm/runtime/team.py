@@ -33,6 +33,7 @@ from yatt_mm.protocol.training import TrainSpec
 from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rewards.loading import absolute
 from yatt_mm.rollout.actor import RolloutActor
+from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.cluster import Devices, reserved_devices
 from yatt_mm.runtime.run_node import RunNode
 from yatt_mm.training.actor import TrainActor
@@ -61,10 +62,10 @@ def build_team(
     )
     engines, ranks, judges = _create_engines(site), _create_ranks(site), _create_judges(site)
     rewards = _create_reward_workers(stack, config, node.uri)
-    rendezvous = _create(stack, Rendezvous, concurrency=4 * config.controllers.num + 8)(
-        num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches
-    )
-    coordinator = _create(stack, Coordinator, concurrency=1000)(
+    rendezvous = create(
+        stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
+    )(num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches)
+    coordinator = create(stack, Coordinator, log=log_file(config, "coordinator"), concurrency=1000)(
         placement=site.placement,
         workers=_workers(site.placement, engines, judges, ranks),
         states={unit: State.AWAKE if unit.role is Role.TRAIN else State.ASLEEP for unit in site.placement.units},
@@ -120,10 +121,17 @@ def _workers(
     return {unit: pools[unit.pool][unit.index] for unit in placement.units}
 
 
+def log_file(config: Config, name: str) -> Path:
+    """Return the path of the log file of one process of the run."""
+    return config.run_dir / "logs" / f"{name}.log"
+
+
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
     """Start and return `controllers.num` controller actors. They are idle until they are told to run."""
     return [
-        _create(stack, ControllerActor, concurrency=1)(index=c, config=config, team=team, start=start)
+        create(stack, ControllerActor, log=log_file(config, f"controller-{c}"), concurrency=1)(
+            index=c, config=config, team=team, start=start
+        )
         for c in range(config.controllers.num)
     ]
 
@@ -148,9 +156,10 @@ class _Site:
         is_pinned = self.config.placement.pin_cores and not self.devices.gpus
         return tuple(map(core_of, devices)) if is_pinned else ()
 
-    def create(self, body: type, devices: Sequence[int], *, concurrency: int) -> Any:
-        """Return the constructor of an actor on these devices."""
-        return _create(self.stack, body, concurrency=concurrency, **self.devices.beside(devices))
+    def create(self, body: type, devices: Sequence[int], *, log: str, concurrency: int) -> Any:
+        """Return the constructor of an actor on these devices. `log`: the name of its log file."""
+        log_path, options = log_file(self.config, log), self.devices.beside(devices)
+        return create(self.stack, body, log=log_path, concurrency=concurrency, **options)
 
 
 def _create_engines(site: _Site) -> list[Any]:
@@ -169,7 +178,7 @@ def _create_engines(site: _Site) -> list[Any]:
         durable=site.node.durable,
     )
     return [
-        site.create(RolloutActor, devices, concurrency=1000)(
+        site.create(RolloutActor, devices, log=f"engine-{engine}", concurrency=1000)(
             index=engine,
             spec=replace(spec, cores=site.cores(devices)),
             dataplane_uri=site.node.uri,
@@ -198,11 +207,12 @@ def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence
         "deadline_s": config.controllers.deadline_s,
     }
     if server is not None:
-        construct = _create(site.stack, RemoteJudgeActor, concurrency=1000)
-        return tuple(construct(name=str(unit), server=server, **shared) for unit in units)
+        logs = [log_file(config, f"judge-{unit.pool}-{unit.index}") for unit in units]
+        makers = [create(site.stack, RemoteJudgeActor, log=log, concurrency=1000) for log in logs]
+        return tuple(make(name=str(unit), server=server, **shared) for make, unit in zip(makers, units, strict=True))
     engine = _judge_engine(site, section)
     return tuple(
-        site.create(JudgeActor, unit.devices, concurrency=1000)(
+        site.create(JudgeActor, unit.devices, log=f"judge-{unit.pool}-{unit.index}", concurrency=1000)(
             name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
         )
         for unit in units
@@ -255,7 +265,7 @@ def _create_ranks(site: _Site) -> list[Any]:
         overlap_grad_reduce=train.overlap_grad_reduce,
     )
     return [
-        site.create(TrainActor, devices, concurrency=1)(
+        site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1)(
             rank=rank,
             spec=replace(spec, cores=site.cores(devices)),
             parallel=config.parallel(),
@@ -267,27 +277,14 @@ def _create_ranks(site: _Site) -> list[Any]:
 
 def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
     return [
-        _create(stack, RewardActor, concurrency=1, max_restarts=-1)(
+        create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
             function=absolute(config.reward.function),
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,
         )
-        for _ in range(config.reward.num_workers)
+        for worker in range(config.reward.num_workers)
     ]
-
-
-def _create(stack: ExitStack, body: type, *, concurrency: int, **options: Any) -> Any:
-    """Return the constructor of an actor that ends with `stack`."""
-    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
-    remote: Any = ray.remote(body).options(**settings)
-
-    def construct(**arguments: Any) -> Any:
-        handle: Any = remote.remote(**arguments)
-        stack.callback(ray.kill, handle)
-        return handle
-
-    return construct
 
 
 def _stop_engines(engines: list[Any]) -> None:

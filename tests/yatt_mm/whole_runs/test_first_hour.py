@@ -24,6 +24,10 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
     assert f'File "{mine}", line 2, in score\n' in done.output
     (said,) = (line for line in done.output.splitlines() if line.startswith("error: "))
     assert "failed on 12 of the 12 responses" in said and f"KeyError: 'no_such_field' ({mine}:2)" in said
+    (where,) = (line for line in done.output.splitlines() if line.startswith("logs: "))
+    logs = [Path(log) for log in where.removeprefix("logs: ").split(", ")]
+    assert logs[-1].name == "launcher.log"
+    assert "RewardError" in logs[-1].read_text()
     assert done.left_behind == []
 
 

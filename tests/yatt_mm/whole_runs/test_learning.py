@@ -87,6 +87,17 @@ def test_it_ends_well_and_leaves_nothing_behind(whole: runs.Finished) -> None:
     assert "held-out accuracy" in whole.output
 
 
+def test_every_process_has_a_log_of_its_own(whole: runs.Finished, digits: Digits) -> None:
+    roles = ("controller", "engine", "rank")
+    assert {path.name for path in (digits.run("whole") / "logs").iterdir()} == {
+        *(f"{role}-{number}.log" for role in roles for number in range(2)),
+        *("reward-0.log", "rendezvous.log", "coordinator.log"),
+    }
+    for number in range(2):
+        log = (digits.run("whole") / "logs" / f"engine-{number}.log").read_text()
+        assert "checkpoint shards" in log, "what the engine's own process prints"
+
+
 def test_every_step_has_the_promised_metrics(whole: runs.Finished, digits: Digits) -> None:
     records = runs.metrics(digits.folder, "whole")
     assert [record["step"] for record in records] == list(range(NUM_STEPS + 1))

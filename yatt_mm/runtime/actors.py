@@ -1,0 +1,40 @@
+"""Makes the Ray actors of a run: each ends with the run, and writes what it prints to a log file of its own."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from yatt_mm.common.log_file import write_output_to
+
+
+def create(stack: ExitStack, body: type, *, log: Path, concurrency: int, **options: Any) -> Any:
+    """Return the constructor of an actor that ends with `stack`.
+
+    body: the class of the actor. log: the file for everything that the actor and its children print. concurrency: the
+    most calls at the same time. options: those of Ray.
+    """
+    settings: dict[str, Any] = {"num_cpus": 0, "max_concurrency": concurrency, **options}
+    remote: Any = ray.remote(_logged(body, log.absolute())).options(**settings)
+
+    def construct(**arguments: Any) -> Any:
+        handle: Any = remote.remote(**arguments)
+        stack.callback(ray.kill, handle)
+        return handle
+
+    return construct
+
+
+def _logged(body: Any, log: Path) -> type:
+    """Return the same class, whose objects first turn the output of their process to the log file."""
+
+    class Logged(body):  # type: ignore[misc]
+        def __init__(self, **arguments: Any) -> None:
+            write_output_to(log)
+            super().__init__(**arguments)
+
+    Logged.__name__ = Logged.__qualname__ = body.__name__
+    return Logged
