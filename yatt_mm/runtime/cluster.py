@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import socket
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
+from ray._private import services
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -59,12 +61,29 @@ def _start(**options: Any) -> None:
         WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
     """
     try:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+        with _apart_from_our_group():
+            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
     except Exception as error:  # Ray has no error class of its own for this
         raise WorkerError(
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
             "processors; try again when it is lower, or name a running cluster in ray.address"
         ) from error
+
+
+@contextmanager
+def _apart_from_our_group() -> Iterator[None]:
+    """Let Ray start its processes in process groups of their own, for a block.
+
+    A signal to the group of the launcher (Ctrl-C in a terminal, `timeout`, schedulers) is then for the launcher alone,
+    which stops the run in order; Ray without its own processes would wait for them for a minute.
+    """
+    module: Any = services
+    popen = module.ConsolePopen
+    module.ConsolePopen = functools.partial(popen, process_group=0)
+    try:
+        yield
+    finally:
+        module.ConsolePopen = popen
 
 
 def _connect(address: str, **options: Any) -> None:

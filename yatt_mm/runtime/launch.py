@@ -73,7 +73,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         return {}
     started = time.perf_counter()
     with signals_restored(), ExitStack() as stack:
-        interrupt_on_signals()
+        interrupt_on_signals(console)
         try:
             reporter = _run(stack, config, checkpoint, state, console)
         except (YattError, DataPlaneError) as error:
@@ -110,7 +110,7 @@ def _run(
     )
     with signals_held():
         stack.enter_context(session)
-    interrupt_on_signals()  # Ray has installed its own signal handler
+    interrupt_on_signals(console)  # Ray has installed its own signal handler
     with console.status("starting engines and training ranks"):
         team = build_team(stack, config, run_id=run_id, node=node, batches=point.batches, weights_dir=scratch.weights)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)

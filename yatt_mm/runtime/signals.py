@@ -22,10 +22,11 @@ def signals_restored() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def interrupt_on_signals() -> None:
-    """From now on SIGINT, SIGTERM and SIGHUP each raise KeyboardInterrupt."""
+def interrupt_on_signals(console: Console) -> None:
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt. Later ones are only answered."""
 
     def interrupt(signum: int, frame: object) -> None:
+        say_on_signals(console)
         raise KeyboardInterrupt
 
     for number in SIGNALS:

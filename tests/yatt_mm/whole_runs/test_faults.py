@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -115,12 +116,23 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
 
 
 @pytest.mark.faults
-def test_sigterm_during_the_start_stops_everything_that_was_started(digits: Digits) -> None:
-    def stop(process: subprocess.Popen[str], mark: str) -> None:
-        runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)  # in the middle of vLLM's start
-        process.send_signal(signal.SIGTERM)
+@pytest.mark.parametrize(
+    ("line", "is_for_the_group"),
+    [("steps 1 to 1000", False), ("steps 1 to 1000", True), ("step    1", False), ("step    1", True)],
+)
+def test_sigterm_stops_everything_that_was_started(line: str, is_for_the_group: bool, digits: Digits) -> None:
+    """Test the signal in the middle of vLLM's start and of the second step, and once more while it is handled."""
 
-    done = run_until("steps 1 to 1000", stop, digits.arguments("terminated", "train.steps=1000"))
+    def stop(process: subprocess.Popen[str], mark: str) -> None:
+        runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)
+        for _ in range(2):
+            (os.killpg if is_for_the_group else os.kill)(process.pid, signal.SIGTERM)
+            time.sleep(0.5)
+        begun.append(time.monotonic())
+
+    begun: list[float] = []
+    done = run_until(line, stop, digits.arguments("terminated", "train.steps=1000"))
+    assert time.monotonic() - begun[0] < 25
     assert done.status == 130, done.output
     assert "interrupted" in done.output
     assert done.left_behind == []
