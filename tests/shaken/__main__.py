@@ -54,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def shaken_run(seed: int) -> dict[str, Any]:
-    """Run the quick half once. Return its seconds, pytest's last line, and the tests that failed."""
+    """Run the quick half once. Return its seconds, pytest's last line, and the tests that failed; and the whole
+    output if one did."""
     path = os.pathsep.join([str(DELAYS), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     environment = {**os.environ, "PYTHONPATH": path, "YATT_TEST_DELAYS": str(seed)}
     tests = [str(file.relative_to(ROOT)) for file in light_tests()]
@@ -70,7 +71,8 @@ def shaken_run(seed: int) -> dict[str, Any]:
     red = [line for line in lines if line.startswith(("FAILED ", "ERROR "))]
     if status and not red:
         red = [f"pytest ended with status {status}: {errors[-500:]}"]
-    return {"seed": seed, "seconds": round(time.monotonic() - started, 1), "said": (lines or [""])[-1], "red": red}
+    seconds, said = round(time.monotonic() - started, 1), (lines or [""])[-1]
+    return {"seed": seed, "seconds": seconds, "said": said, "red": red, "output": lines if red else []}
 
 
 if __name__ == "__main__":
