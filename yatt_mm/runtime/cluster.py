@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services
+from ray._private import services, worker
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from yatt_mm.common.errors import ConfigError, WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
 from yatt_mm.common.ray_calls import wait_all
+from yatt_mm.runtime.signals import set_signals_again
 
 CONNECT_TIMEOUT_S = 10.0
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -49,7 +50,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
             _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
         yield
     finally:
-        ray.shutdown()
+        _stop()
         os.environ.clear()
         os.environ.update(before)
 
@@ -68,6 +69,25 @@ def _start(**options: Any) -> None:
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
             "processors; try again when it is lower, or name a running cluster in ray.address"
         ) from error
+
+
+def _stop() -> None:
+    """Disconnect from Ray, and stop the processes that were started here.
+
+    Ray's core gives signals their default effect when it ends, and a second signal would end the launcher before its
+    folders are removed. So the handlers of signals are set again before Ray's processes end, which takes a second.
+    """
+    node: Any = worker._global_node
+    if node is not None:
+        end_processes = node.kill_all_processes
+
+        def end_processes_with_our_handlers(**options: Any) -> None:
+            set_signals_again()
+            end_processes(**options)
+
+        node.kill_all_processes = end_processes_with_our_handlers
+    ray.shutdown()
+    set_signals_again()
 
 
 @contextmanager

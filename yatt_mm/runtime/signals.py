@@ -44,6 +44,14 @@ def say_on_signals(console: Console) -> None:
         signal.signal(number, say)
 
 
+def set_signals_again() -> None:
+    """Set the present handlers again, after foreign code has given the signals another effect behind Python's back."""
+    for number in SIGNALS:
+        handler = signal.getsignal(number)
+        if handler is not None:
+            signal.signal(number, handler)
+
+
 @contextmanager
 def signals_held() -> Iterator[None]:
     """Delay signals during a block that must not be interrupted. A delayed signal raises KeyboardInterrupt after it."""
