@@ -7,10 +7,7 @@ This module only reads the command line. The training loop is in `yatt_mm.contro
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 EXAMPLES = """examples:
   python -m yatt_mm.train configs/digits_cpu.yaml
@@ -26,8 +23,10 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.t
     0: the run finished; 1: the run failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
     `sys.argv`. `prog`: the name of the command in its help.
     """
+    from yatt_mm.runtime.signals import ending_signals_interrupt
+
     try:
-        with signals_interrupt():
+        with ending_signals_interrupt():
             return _train(arguments, prog)
     except KeyboardInterrupt:
         print("interrupted; everything that this run started has been stopped", file=sys.stderr)
@@ -50,21 +49,6 @@ def _train(arguments: list[str] | None, prog: str) -> int:
         print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
-
-
-@contextmanager
-def signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, for a block, also while modules are being imported."""
-
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -1,17 +1,18 @@
 """The node that is fuzzed, as a child process, and the resources that it uses."""
 
 import contextlib
-import json
-import subprocess
+import os
 import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from dataplane.core.errors import DataPlaneError
+from dataplane.client.node_process import NodeProcess
 from tests.dataplane.shards import encode, noise, write_shard
 
 MEMORY_BYTES = 64 << 20
+START_S = 120.0
+"""The time in seconds within which the node must be ready."""
 SETTLE_S = 20.0
 """The time in seconds that an idle node gets until its threads and memory are stable."""
 
@@ -36,21 +37,13 @@ class FuzzedNode:
         command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
         self._disk = folder / "disk"
         command += ["--spill", str(self._disk), "--spill-size", "16MiB"]
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                cwd=Path(__file__).resolve().parents[2],
-                start_new_session=True,
-            )
-        assert self.process.stdout is not None
-        ready = json.loads(self.process.stdout.readline() or b'{"error": "", "message": "the node did not start"}')
-        if "error" in ready:
-            raise DataPlaneError(f"{ready['message']}: {self.log()[-2000:]}")
-        self.uri = str(ready["uri"])
-        self._segments = [Path(segment["path"]) for segment in ready["segments"]]
+        self.process = NodeProcess(command, os.environ, self._log)
+        try:
+            self.process.wait_until_ready(START_S)
+        except BaseException:
+            self.stop()
+            raise
+        self.uri = self.process.uri
 
     def log(self) -> str:
         """The text that the node wrote to its standard error."""
@@ -87,14 +80,8 @@ class FuzzedNode:
     def stop(self) -> int:
         """End the node. Return its exit code if it had ended by itself before, else 0."""
         code = self.process.poll()
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        for path in self._segments:
-            path.unlink(missing_ok=True)
+        self.process.end(10)
+        self.process.remove()
         return code or 0
 
     def files(self) -> list[str]:

@@ -19,12 +19,16 @@ from dataplane.core.errors import ERRORS, DataPlaneError, NodeTimeoutError, Node
 
 log = logging.getLogger(__name__)
 
+MAX_SAID = 2000
+"""The number of characters from the end of a node's log that an error shows."""
+
 
 class NodeProcess:
     """The child process of an embedded node, started by the constructor. Thread-safe."""
 
     def __init__(self, command: Sequence[str], environ: Mapping[str, str], log: Path | None = None) -> None:
         """`log`: the file to which the node's errors are appended; without it they go where this process's go."""
+        self._log = log
         with nullcontext() if log is None else log.open("ab") as errors:
             self._process = subprocess.Popen(
                 command,
@@ -36,6 +40,8 @@ class NodeProcess:
                 start_new_session=True,
             )
         self.pid = self._process.pid
+        self.uri = ""
+        """The address of the node; empty until the node is ready."""
         self.segments: list[Path] = []
         """The shared-memory files of the node; empty until the node is ready."""
         self._lock = threading.Lock()
@@ -45,7 +51,7 @@ class NodeProcess:
         return self._process.poll()
 
     def wait_until_ready(self, timeout_s: float) -> None:
-        """Wait until the node is ready, and set `segments`. If the node ended with an error, raises that error.
+        """Wait until the node is ready, and set `uri` and `segments`. If it ended with an error, raises that error.
 
         The call waits at most `timeout_s` for the line of JSON that the node prints, and then raises NodeTimeoutError.
         """
@@ -58,11 +64,13 @@ class NodeProcess:
             part = os.read(fd, 65536)
             if not part:
                 code = self._process.wait()
-                raise NodeUnavailableError(f"the data-plane node ended with code {code} before it was ready; see above")
+                said = "see above" if self._log is None else self._log.read_text("utf-8", "replace")[-MAX_SAID:].strip()
+                raise NodeUnavailableError(f"the data-plane node ended with code {code} before it was ready; {said}")
             line += part
         ready = json.loads(line)
         if "error" in ready:
             raise ERRORS.get(ready["error"], DataPlaneError)(ready["message"])
+        self.uri = str(ready["uri"])
         self.segments = [Path(segment["path"]) for segment in ready["segments"]]
 
     def end(self, timeout_s: float) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -189,7 +188,7 @@ class Rendezvous:
         num = self._reasons.total()
         return f". {num} samples are quarantined (quarantine.jsonl has all), {count} of them because: {reason}"
 
-    @contextmanager
+    @contextlib.contextmanager
     def _says_why(self) -> Iterator[None]:
         """Add to an error of the data, for a block, why samples are quarantined."""
         try:

@@ -64,6 +64,11 @@ class Config(Section):
         """The folder for everything that the run writes."""
         return Path(self.run.dir) / self.run.name
 
+    @property
+    def log_dir(self) -> Path:
+        """The folder for the logs of the run's processes."""
+        return self.run_dir / "logs"
+
     def sampling_rule(self) -> SamplingRule:
         """Return the rule of how a step's batch is filled."""
         num_groups = self.train.prompts_per_step

@@ -4,7 +4,7 @@ once, and ends the run if the function fails too often."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 
 from yatt_mm.batching.rendezvous_client import RendezvousClient
@@ -13,8 +13,8 @@ from yatt_mm.config.sections import RewardSection
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION, Fault
 
-FoundFaults = Mapping[tuple[str, tuple[str, str]], Fault]
-"""(source, kind of fault) and the first fault of this kind."""
+Kind = tuple[str, tuple[str, str]]
+"""(source, kind of fault)."""
 
 
 class FailureWatch:
@@ -23,8 +23,7 @@ class FailureWatch:
     def __init__(self, rendezvous: RendezvousClient, section: RewardSection) -> None:
         self._rendezvous = rendezvous
         self._section = section
-        self._told: set[tuple[str, tuple[str, str]]] = set()
-        """The kinds of faults that were told, with their sources."""
+        self._told: set[Kind] = set()
 
     def check(self, groups: Sequence[ScoredGroup], *, among: str, tells: bool) -> None:
         """Meet the other controllers, tell new kinds of faults, and end the run if the function fails too often.
@@ -35,7 +34,7 @@ class FailureWatch:
             RewardError: the function failed on `reward.max_error_frac` of the responses, or more.
         """
         shares = self._rendezvous.gather(_counted(groups))
-        num_failed, faults, num_responses = Counter[str](), dict[tuple[str, tuple[str, str]], Fault](), 0
+        num_failed, faults, num_responses = Counter[str](), dict[Kind, Fault](), 0
         for num, failed, found in shares:
             num_responses += num
             num_failed.update(failed)
@@ -62,9 +61,9 @@ class FailureWatch:
         return {"who": source, "score": f"{score:g} ({source}.score_on_failure)"}
 
 
-def _counted(groups: Sequence[ScoredGroup]) -> tuple[int, Counter[str], FoundFaults]:
-    """Return (number of responses, number without a score by source, first faults)."""
-    failed, found = Counter[str](), dict[tuple[str, tuple[str, str]], Fault]()
+def _counted(groups: Sequence[ScoredGroup]) -> tuple[int, Counter[str], dict[Kind, Fault]]:
+    """Return (number of responses, number without a score by source, first fault of each kind)."""
+    failed, found = Counter[str](), dict[Kind, Fault]()
     for failures in (failures for group in groups for failures in group.failures):
         failed[failures.source] += failures.num
         found.setdefault((failures.source, failures.fault.kind), failures.fault)

@@ -24,7 +24,7 @@ from dataplane.core.refs import BadMedia, Ref
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.faults import Fault
+from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.verdicts import LabelScore, YesNo
@@ -35,9 +35,6 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Sampled, VllmEngine
 
 logger = logging.getLogger(__name__)
-
-MAX_SHOWN = 200
-"""The number of characters of a judge's text that messages show."""
 
 
 @dataclass(slots=True)

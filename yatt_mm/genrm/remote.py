@@ -26,7 +26,7 @@ from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.faults import Fault
+from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout.continuation import sample_seed
@@ -37,8 +37,6 @@ FIRST_PAUSE_S = 0.5
 """The seconds between the first attempt and the second; each later pause is twice as long."""
 MAX_ERROR_CHARS = 200
 """The number of characters of a server's error that are logged."""
-MAX_SHOWN = 200
-"""The number of characters of a response or of a reply that a fault shows."""
 MAX_REPORTED_TOKENS = 10**7
 """The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
 MIME_TYPES = (

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 FUNCTION = "reward.function"
 """The source of the reward function's scores. Judges are called `reward.judges.NAME`."""
+MAX_SHOWN = 200
+"""The number of characters of a response, or of what a judge said, that messages show."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,12 @@ from contextlib import contextmanager
 
 from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
-from yatt_mm.protocol.faults import Fault
+from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.loading import load_reward_function
 
 logger = logging.getLogger(__name__)
 
-MAX_SHOWN = 200
-"""The number of characters of a response that a fault shows."""
 MAX_TRACE = 4000
 """The number of characters of a traceback that a fault keeps, from its end."""
 

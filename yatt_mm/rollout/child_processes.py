@@ -66,13 +66,6 @@ def wait_for_end(processes: set[psutil.Process], timeout_s: float) -> None:
         logger.error("processes do not end, not even with SIGKILL: %s", sorted(process.pid for process in alive))
 
 
-def ask_to_end(processes: set[psutil.Process]) -> None:
-    """Send SIGTERM to the processes that are still alive, without waiting for their end."""
-    for process in processes:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            process.terminate()
-
-
 def tracker_pid() -> int | None:
     """Return the process id of multiprocessing's resource tracker; None before the first spawned child starts it."""
     return resource_tracker._resource_tracker._pid  # type: ignore[attr-defined]

@@ -105,7 +105,7 @@ class EngineProcess:
         """
         deadline = time.monotonic() + timeout_s
         while not self._launching.acquire(timeout=INTERRUPT_PERIOD_S):
-            child_processes.ask_to_end(self._started())
+            child_processes.kill(self._started())
             if time.monotonic() > deadline:
                 logger.error("an engine's start still runs %g s after it was given up", timeout_s)
                 return

@@ -1,8 +1,9 @@
 """Starting, watching and stopping a run, and what people see of it.
 
-`launch.py` is the entry: it starts the data plane's node (`run_node.py`), Ray (`cluster.py`) and the actors
-(`team.py`), and stops them again. `report.py` writes metrics and progress, `timeline.py` the timeline, `run_dir.py`
-guards the run's folder, `signals.py` handles Ctrl-C and SIGTERM.
+`launch.py` is the entry: it starts the data plane's node (`run_node.py`), finds where the run begins
+(`start_point.py`), starts Ray (`cluster.py`) and the actors (`team.py`, each made by `actors.py`), and stops them
+again. `report.py` writes metrics and progress, `learning_watch.py` sees whether there is anything to learn,
+`timeline.py` writes the timeline, `run_dir.py` guards the run's folder, `signals.py` handles Ctrl-C and SIGTERM.
 
 May import: batching, common, config, control, dataplane.client, dataplane.core, generation, genrm, models,
 models.recipes, placement, preflight, protocol, rewards, rollout, training.

@@ -77,7 +77,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         try:
             reporter = _run(stack, config, checkpoint, state, console)
         except (YattError, DataPlaneError) as error:
-            _note_logs(error, config.run_dir / "logs")
+            _note_logs(error, config.log_dir)
             raise
         finally:
             say_on_signals(console)
@@ -98,7 +98,7 @@ def _run(
     point = find_start(config, node.uri, checkpoint, state)
     start = point.start
     run_dir.prepare(config, checkpoint, start.step, console)
-    stack.callback(keep_log, scratch.files, config.run_dir / "logs")
+    stack.callback(keep_log, scratch.files, config.log_dir)
     console.print(_plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
         console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)

@@ -123,7 +123,7 @@ def _workers(
 
 def log_file(config: Config, name: str) -> Path:
     """Return the path of the log file of one process of the run."""
-    return config.run_dir / "logs" / f"{name}.log"
+    return config.log_dir / f"{name}.log"
 
 
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
@@ -207,16 +207,23 @@ def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence
         "deadline_s": config.controllers.deadline_s,
     }
     if server is not None:
-        logs = [log_file(config, f"judge-{unit.pool}-{unit.index}") for unit in units]
-        makers = [create(site.stack, RemoteJudgeActor, log=log, concurrency=1000) for log in logs]
-        return tuple(make(name=str(unit), server=server, **shared) for make, unit in zip(makers, units, strict=True))
+        return tuple(
+            create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
+                name=str(unit), server=server, **shared
+            )
+            for unit in units
+        )
     engine = _judge_engine(site, section)
     return tuple(
-        site.create(JudgeActor, unit.devices, log=f"judge-{unit.pool}-{unit.index}", concurrency=1000)(
+        site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000)(
             name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
         )
         for unit in units
     )
+
+
+def _judge_log(unit: Unit) -> str:
+    return f"judge-{unit.pool}-{unit.index}"
 
 
 def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:

@@ -11,13 +11,19 @@ from tests.yatt_mm import runs
 pytestmark = pytest.mark.alone
 
 
+def run_with(reward: str, folder: Path, model: Path, *overrides: str) -> runs.Finished:
+    """Run on one device, with a reward function in the file `mine.py` that consists of this line."""
+    runs.write_shard(folder / "train-000000.tar", range(40))
+    runs.write_shard(folder / "eval-000000.tar", range(1000, 1012))
+    mine = folder / "mine.py"
+    mine.write_text(f"def score(response, answer, fields):\n    {reward}\n")
+    small = ("placement.num_devices=1", "rollout.num_engines=1", f"reward.function={mine}:score")
+    return runs.run(runs.arguments(folder, model, "first", *small, *overrides))
+
+
 def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tmp_path: Path, tiny_dir: Path) -> None:
-    runs.write_shard(tmp_path / "train-000000.tar", range(40))
-    runs.write_shard(tmp_path / "eval-000000.tar", range(1000, 1012))
+    done = run_with("return fields['no_such_field']", tmp_path, tiny_dir, "train.steps=2")
     mine = tmp_path / "mine.py"
-    mine.write_text("def score(response, answer, fields):\n    return fields['no_such_field']\n")
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "train.steps=2")
-    done = runs.run(runs.arguments(tmp_path, tiny_dir, "raising", *small, f"reward.function={mine}:score"))
     assert done.status == 1, done.output
     counts = "on 12 of the 12 responses of the evaluation at step 0"
     assert f"reward.function {mine}:score failed {counts}, which score 0." in done.output
@@ -33,12 +39,7 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
 
 @pytest.mark.faults
 def test_a_run_whose_rewards_are_all_equal_says_so_and_has_failed(tmp_path: Path, tiny_dir: Path) -> None:
-    runs.write_shard(tmp_path / "train-000000.tar", range(40))
-    runs.write_shard(tmp_path / "eval-000000.tar", range(1000, 1012))
-    mine = tmp_path / "mine.py"
-    mine.write_text("def score(response, answer, fields):\n    return 0.5\n")
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "train.steps=3", "sampling.replace_groups=false")
-    done = runs.run(runs.arguments(tmp_path, tiny_dir, "equal", *small, f"reward.function={mine}:score"))
+    done = run_with("return 0.5", tmp_path, tiny_dir, "train.steps=3", "sampling.replace_groups=false")
     assert done.status == 1, done.output
     equal = "no group had two different rewards (mean 0.500)"
     assert f"no signal in the last 3 steps {equal}; look at the rewards" in done.output
