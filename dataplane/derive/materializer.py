@@ -24,6 +24,7 @@ from dataplane.derive.fetch_or_make import RemoteObjects
 from dataplane.derive.jobs import file_job, source_job
 from dataplane.derive.quarantine import Key, Quarantine
 from dataplane.derive.worker_handle import Result
+from dataplane.media.recipes import FOR_PEOPLE
 from dataplane.storage.entries import Written
 from dataplane.storage.store import INTERNAL_SESSION, Store
 
@@ -88,6 +89,7 @@ class Materializer:
         self._made: LruCache[_Made] = LruCache(MAX_REMEMBERED)
         self._num_processed = 0
         self._num_recomputed = 0
+        self._num_thumbnails = 0
         self._processed_bytes = 0
         self._pixel_bytes = 0
 
@@ -140,6 +142,7 @@ class Materializer:
                 "num_media": self._made.cost,
                 "num_processed": self._num_processed,
                 "num_recomputed": self._num_recomputed,
+                "num_thumbnails": self._num_thumbnails,
                 "num_quarantined": len(self.quarantine),
                 "processed_bytes": self._processed_bytes,
                 "pixel_bytes": self._pixel_bytes,
@@ -231,11 +234,14 @@ class Materializer:
             self._store.abort(result.slab)
             raise
         with self._lock:
-            self._num_processed += 1
-            self._num_recomputed += before is not None
-            self._processed_bytes += made.nbytes
-            self._pixel_bytes += result.pixel_bytes
-            self._made.put(ref.name, _Made(made, result.format))
+            if _is_for_people(ref):
+                self._num_thumbnails += 1
+            else:
+                self._num_processed += 1
+                self._num_recomputed += before is not None
+                self._processed_bytes += made.nbytes
+                self._pixel_bytes += result.pixel_bytes
+                self._made.put(ref.name, _Made(made, result.format))
         return self._store.publish([Written(result.slab, made, result.checksum)])[0].ref
 
     def _put_in_quarantine(self, wanted: Wanted, reason: str, *, is_lasting: bool = True) -> BadMedia:
@@ -248,3 +254,9 @@ class Materializer:
         )
         self.quarantine.put(wanted.key, bad, is_lasting=is_lasting)
         return bad
+
+
+def _is_for_people(ref: Ref) -> bool:
+    """Return True for a thumbnail, which is not one of the media that models see."""
+    recipe = ref.lineage.recipe if ref.lineage else None
+    return recipe is not None and recipe["kernel"] in FOR_PEOPLE

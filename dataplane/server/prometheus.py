@@ -15,6 +15,7 @@ COUNTERS = frozenset(
         "num_misses",
         "num_processed",
         "num_recomputed",
+        "num_thumbnails",
         "num_fetched",
         "num_fetch_retries",
         "num_prefetched",

@@ -18,18 +18,24 @@ from dataplane.media.recipes.kernel import Kernel
 from dataplane.media.recipes.qwen_vl_patches import QwenVLPatches
 from dataplane.media.recipes.qwen_vl_video_patches import QwenVLVideoPatches
 from dataplane.media.recipes.rgb import Rgb
+from dataplane.media.recipes.thumbnails import Thumbnail, VideoThumbnail
 from dataplane.media.recipes.tiles import Tiles
 
 if TYPE_CHECKING:
     from pydantic_core import ErrorDetails
 
-KERNELS: Mapping[str, type[QwenVLPatches] | type[QwenVLVideoPatches] | type[Tiles] | type[Frames] | type[Rgb]] = {
+AnyKernel = QwenVLPatches | QwenVLVideoPatches | Tiles | Frames | Rgb | Thumbnail | VideoThumbnail
+KERNELS: Mapping[str, type[AnyKernel]] = {
     "qwen_vl_patches": QwenVLPatches,
     "qwen_vl_video_patches": QwenVLVideoPatches,
     "tiles": Tiles,
     "frames": Frames,
     "rgb": Rgb,
+    "thumbnail": Thumbnail,
+    "video_thumbnail": VideoThumbnail,
 }
+FOR_PEOPLE = ("thumbnail", "video_thumbnail")
+"""The kernels whose results no model sees."""
 VERSION = 1
 """The version of all present kernels. If the results of a kernel change, the new kernel gets the next number, and the
 old one stays beside it."""

@@ -1,0 +1,93 @@
+"""The kernels `thumbnail` and `video_thumbnail`: a small JPEG for people to look at, as [N] uint8, its file's bytes.
+
+A video becomes a strip: a few frames from its first to its last, side by side. Neither is counted as a medium that was
+processed, because no model sees it.
+"""
+
+import io
+from typing import ClassVar, Literal
+
+import numpy as np
+from PIL import Image
+from pydantic import Field
+
+from dataplane.media.recipes.kernel import Medium, Plan, Recipe
+from dataplane.media.recipes.rgb import shrink
+from dataplane.media.videos import Video
+
+QUALITIES = (85, 70, 50, 30)
+"""The JPEG qualities that are tried before the thumbnail is made smaller."""
+SMALLEST_SIDE = 8
+"""A thumbnail with this longest side in pixels is not made smaller."""
+
+
+class _Thumbnail(Recipe):
+    version: Literal[1]
+    max_side: int = Field(default=256, ge=SMALLEST_SIDE, le=4096)
+    """The maximum length of the longer side in pixels, of an image or of each frame. Smaller media are not enlarged."""
+    max_bytes: int = Field(default=8192, ge=1024, le=1 << 20)
+    """The maximum size of the file in bytes. Quality and size are lowered until the file fits."""
+
+    def _plan(self, pictures: list[Image.Image], num_pixels: int) -> Plan:
+        encoded = np.frombuffer(self._encoded(pictures), np.uint8)
+
+        def write(out: np.ndarray) -> None:
+            out[:] = encoded
+
+        return Plan(shape=(len(encoded),), meta={}, pixel_bytes=num_pixels * 3, write=write)
+
+    def _encoded(self, pictures: list[Image.Image]) -> bytes:
+        """Return the pictures side by side as one JPEG file that is not too large."""
+        side = self.max_side
+        while True:
+            strip = _side_by_side([_shrunk(picture, side) for picture in pictures])
+            for quality in QUALITIES:
+                file = io.BytesIO()
+                strip.save(file, "JPEG", quality=quality)
+                if file.tell() <= self.max_bytes or (side == SMALLEST_SIDE and quality == QUALITIES[-1]):
+                    return file.getvalue()
+            side = max(SMALLEST_SIDE, side * 3 // 4)
+
+
+class Thumbnail(_Thumbnail):
+    """The recipe of the kernel `thumbnail`. Unknown fields and values out of range are refused."""
+
+    medium: ClassVar[Medium] = "image"
+
+    kernel: Literal["thumbnail"]
+
+    def plan(self, source: Image.Image) -> Plan:
+        """Return the plan for an RGB image."""
+        return self._plan([source], source.width * source.height)
+
+
+class VideoThumbnail(_Thumbnail):
+    """The recipe of the kernel `video_thumbnail`. Unknown fields and values out of range are refused."""
+
+    medium: ClassVar[Medium] = "video"
+
+    kernel: Literal["video_thumbnail"]
+    num_frames: int = Field(default=4, ge=1, le=16)
+    """The number of frames of the strip; a shorter video gives all its frames."""
+
+    def plan(self, source: Video) -> Plan:
+        """Return the plan for a video's frames, which are evenly spaced from the first to the last."""
+        num = min(self.num_frames, source.num_frames)
+        indices = [round(at * (source.num_frames - 1) / max(1, num - 1)) for at in range(num)]
+        frames = [Image.fromarray(frame) for frame in source.frames(indices)]
+        return self._plan(frames, num * source.width * source.height)
+
+
+def _shrunk(picture: Image.Image, side: int) -> Image.Image:
+    size = shrink(picture.width, picture.height, side)
+    return picture if picture.size == size else picture.resize(size, Image.Resampling.BICUBIC, reducing_gap=2.0)
+
+
+def _side_by_side(pictures: list[Image.Image]) -> Image.Image:
+    if len(pictures) == 1:
+        return pictures[0]
+    width, height = pictures[0].size
+    strip = Image.new("RGB", (width * len(pictures), height))
+    for at, picture in enumerate(pictures):
+        strip.paste(picture, (width * at, 0))
+    return strip
