@@ -1,10 +1,11 @@
 """The trainer: reinforcement learning of vision-language models with vLLM engines and Megatron-core ranks.
 
-`train.py` is the command `python -m yatt_mm.train`, and `simulate.py` the command `python -m yatt_mm.simulate`, which
-compares layouts without devices. Read `control/loop.py` first: it holds the training loop. Importing this package
-imports `models`, which installs what CPU builds of torch need before any other module imports torch.
+`train.py` is the command `python -m yatt_mm.train`, `samples.py` the command that shows what a run's model said, and
+`simulate.py` the one that compares layouts without devices. Read `control/loop.py` first: it holds the training loop.
+Importing this package imports `models`, which installs what CPU builds of torch need before any other module imports
+torch.
 
-May import: common, config, dataplane.core, models, runtime, simulator.
+May import: common, config, dataplane.core, keeper, models, runtime, simulator.
 """
 
 import models  # noqa: F401

@@ -1,16 +1,18 @@
-"""The command `yatt-mm`: `yatt-mm train CONFIG` and `yatt-mm simulate CONFIG`, also as `python -m yatt_mm`.
+"""The command `yatt-mm`: `yatt-mm train CONFIG`, `yatt-mm samples RUN` and `yatt-mm simulate CONFIG`, also as
+`python -m yatt_mm`.
 
 Each command is the module of its name, so `python -m yatt_mm.train` does the same as `yatt-mm train`.
 """
 
 import sys
 
-HELP = """usage: yatt-mm {train,simulate} ...
+HELP = """usage: yatt-mm {train,samples,simulate} ...
 
 Reinforcement learning of vision-language models, with an Arrow Flight data plane.
 
 commands:
   train      train a model; the same as python -m yatt_mm.train
+  samples    show what the model said in a run; the same as python -m yatt_mm.samples
   simulate   compare layouts of devices before paying for them; the same as python -m yatt_mm.simulate
 
 `yatt-mm COMMAND --help` explains a command. `dataplane --help` explains the data plane.
@@ -18,6 +20,7 @@ commands:
 examples:
   yatt-mm train configs/digits_cpu.yaml
   yatt-mm train configs/digits_cpu.yaml --resume
+  yatt-mm samples runs/digits_cpu
   yatt-mm simulate configs/simulate/yatt_paper.yaml
 """
 
@@ -30,6 +33,10 @@ def main(arguments: list[str] | None = None) -> int:
         from yatt_mm.train import main as train
 
         return train(rest, prog="yatt-mm train")
+    if command == "samples":
+        from yatt_mm.samples import main as samples
+
+        return samples(rest, prog="yatt-mm samples")
     if command == "simulate":
         from yatt_mm.simulate import main as simulate
 
@@ -38,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     found = f"unknown command {command!r}" if command else "no command"
-    print(f"{HELP}\nerror: {found}; wanted train or simulate", file=sys.stderr)
+    print(f"{HELP}\nerror: {found}; wanted train, samples or simulate", file=sys.stderr)
     return 2
 
 

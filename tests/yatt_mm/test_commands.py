@@ -18,7 +18,7 @@ def installed(name: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["train", "simulate"])
+@pytest.mark.parametrize("command", ["train", "samples", "simulate"])
 def test_yatt_mm_and_python_m_explain_the_same_command(command: str) -> None:
     short, long = (
         run(installed("yatt-mm"), command, "--help"),
@@ -45,7 +45,9 @@ def test_yatt_mm_says_which_commands_there_are(command: tuple[str, ...]) -> None
 @pytest.mark.parametrize(("command", "found"), [((), "no command"), (("trian",), "unknown command 'trian'")])
 def test_a_command_that_is_not_there_is_refused(command: tuple[str, ...], found: str) -> None:
     done = run(installed("yatt-mm"), *command)
-    assert done.returncode == 2 and f"error: {found}; wanted train or simulate" in done.stderr and not done.stdout
+    assert (
+        done.returncode == 2 and f"error: {found}; wanted train, samples or simulate" in done.stderr and not done.stdout
+    )
 
 
 def test_dataplane_is_the_same_as_python_m_dataplane() -> None:

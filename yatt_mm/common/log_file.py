@@ -13,6 +13,7 @@ ROLES = (
     (re.compile(r"training rank (\d+)"), r"rank-\1.log"),
     (re.compile(r"reward worker (\d+)"), r"reward-\1.log"),
     (re.compile(r"controller (\d+)"), r"controller-\1.log"),
+    (re.compile(r"the keeper"), r"keeper.log"),
     (re.compile(r"data-plane node"), r"node.log"),
 )
 """(what errors call a part of the run, the name of its log file)."""

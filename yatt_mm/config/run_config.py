@@ -27,6 +27,7 @@ from yatt_mm.config.sections import (
     RaySection,
     RewardSection,
     RolloutSection,
+    RolloutsSection,
     RunSection,
     SamplingSection,
     TrainSection,
@@ -51,6 +52,7 @@ class Config(Section):
     placement: PlacementSection = PlacementSection()
     controllers: ControllersSection = ControllersSection()
     rollout: RolloutSection = RolloutSection()
+    rollouts: RolloutsSection = RolloutsSection()
     reward: RewardSection = RewardSection()
     algorithm: AlgorithmSection = AlgorithmSection()
     sampling: SamplingSection = SamplingSection()

@@ -12,6 +12,9 @@ from yatt_mm.config.values import Count, Seconds, Section, Size
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.published import Carrier
 
+NUM_SAMPLED_PROMPTS = 4
+"""The number of prompts of a step or an evaluation of which `rollouts.keep=sample` keeps the responses."""
+
 
 class RunSection(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
@@ -176,6 +179,19 @@ class RewardSection(Section):
         for name in judges.keys() & {*Role}:
             raise ValueError(f"a judge is called {name}, as a role is; call it something else")
         return judges
+
+
+class RolloutsSection(Section):
+    keep: Literal["none", "sample", "all"] = "sample"
+    """Which responses are written to `rollouts/step_<n>.parquet` of the run's folder, with rewards and small pictures:
+    none, those to a few prompts of every step and evaluation, or all. `python -m yatt_mm.samples` shows them."""
+
+    def keeps(self, position: int, among: int) -> bool:
+        """Return True if the responses to the prompt at this position are kept; `among` is the number of prompts of the
+        step or evaluation. Every process gives the same reply."""
+        if self.keep == "sample":
+            return position % -(-among // NUM_SAMPLED_PROMPTS) == 0
+        return self.keep == "all"
 
 
 class AlgorithmSection(Section):

@@ -22,6 +22,7 @@ from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.failure_watch import FailureWatch
+from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -81,7 +82,8 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
-        self._failures = FailureWatch(self._rendezvous, config.reward)
+        self._kept = KeptRollouts(team.keeper, self._client, config)
+        self._failures = FailureWatch(self._rendezvous, config.reward, before_end=self._kept.finish)
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -136,6 +138,7 @@ class Controller:
         """
         filled = self._filler.fill()
         add_groups(self._meter, filled.judged, step=self.step)
+        self._kept.keep_batch(filled, step=self.step)
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
@@ -181,7 +184,7 @@ class Controller:
         for report in self._workers.wait(calls, "update"):
             add_update(self._meter, report)
         self._rendezvous.gather(None)
-        self._client.release([group.group.ref for group in groups])
+        self._kept.release([group.group.ref for group in groups])
 
     def publish(self) -> None:
         """Give the engines the trained weights: ranks make them readable on this host, and engines read them."""
@@ -202,7 +205,7 @@ class Controller:
             sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
             answered = partial(answer, prompts, sampling, num_samples=1)
             groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
-            self._client.release([group.group.ref for group in groups])
+            self._kept.keep_evaluation(groups, step=self.step, among=self._start.num_eval)
         self._failures.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
         self._meter.add_sum("eval/num_errors", sum(group.num_failed(FUNCTION) for group in groups))
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
@@ -269,6 +272,7 @@ class Controller:
     def _report(self) -> None:
         """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
         self._rendezvous.phase = "report"
+        self._kept.finish()
         return_freed_memory()
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:

@@ -4,7 +4,7 @@ once, and ends the run if the function fails too often."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from yatt_mm.batching.rendezvous_client import RendezvousClient
@@ -20,8 +20,10 @@ Kind = tuple[str, tuple[str, str]]
 class FailureWatch:
     """The failures of a run. Every controller calls `check` at the same moments."""
 
-    def __init__(self, rendezvous: RendezvousClient, section: RewardSection) -> None:
+    def __init__(self, rendezvous: RendezvousClient, section: RewardSection, *, before_end: Callable[[], None]) -> None:
+        """`before_end` is called before an error that ends the run."""
         self._rendezvous = rendezvous
+        self._before_end = before_end
         self._section = section
         self._told: set[Kind] = set()
 
@@ -46,6 +48,8 @@ class FailureWatch:
         self._told |= faults.keys()
         num, function = num_failed[FUNCTION], self._section.function
         if num and num >= self._section.max_error_frac * num_responses:
+            self._before_end()
+            self._rendezvous.gather(None)  # the run ends with the first controller that raises
             fault = next(fault for (source, _), fault in faults.items() if source == FUNCTION)
             raise RewardError(
                 f"reward.function {function} failed on {num} of the {num_responses} responses of {among}, and "

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from dataplane.client.client import Client
+from dataplane.core.refs import Ref
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import RoundOutcome
@@ -49,6 +50,8 @@ class FilledBatch:
     """All groups of this controller that were judged."""
     outcome: RoundOutcome
     num_rounds: int
+    dropped: list[Ref]
+    """The records of this controller's groups that are neither in the batch nor carried over. Release them."""
 
 
 class BatchFiller:
@@ -130,7 +133,9 @@ class BatchFiller:
     def _in_a_stream(self) -> FilledBatch:
         """Fill the batch as a stream: groups go from stage to stage, each at its own speed."""
         stream, kept, outcome = self._stream(self._phase, f"step {self._rendezvous.step}", judging_for=self._meter)
-        return FilledBatch(kept=_scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1)
+        return FilledBatch(
+            kept=_scored(kept), judged=stream.landed, outcome=outcome, num_rounds=1, dropped=stream.dropped
+        )
 
     def _in_rounds(self, take_round: Callable[[str], list[GroupWork]]) -> FilledBatch:
         """Fill the batch in rounds until it is full: sample all responses of a round, then judge them all."""
@@ -144,14 +149,15 @@ class BatchFiller:
             if outcome.is_full:
                 break
         positions = set(outcome.kept)
-        self._client.release([group.group.ref for group in judged if group.prompt.slot.position not in positions])
         kept = [group for group in judged if group.prompt.slot.position in positions]
-        return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds)
+        dropped = [group.group.ref for group in judged if group.prompt.slot.position not in positions]
+        return FilledBatch(kept=kept, judged=judged, outcome=outcome, num_rounds=num_rounds, dropped=dropped)
 
     def _in_turn(self, name: str) -> list[GroupWork]:
         """Return judged groups: engines sample a stream of prompts until there are enough groups, then the judges judge
         these."""
-        _, works, _ = self._stream(Phase.ROLLOUT, name)
+        stream, works, _ = self._stream(Phase.ROLLOUT, name)
+        self._client.release(stream.dropped)
         self._judge_all(works, name)
         return works
 

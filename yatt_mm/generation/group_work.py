@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from yatt_mm.protocol.control import Prompt, ScoredGroup
 from yatt_mm.protocol.faults import Failures
+from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -21,6 +22,8 @@ class GroupWork:
     """The number of attempts that sampled its responses: the first one and each continuation."""
     rewards: list[float] = field(default_factory=list)
     """[G] the rewards so far."""
+    scores: list[Scores] = field(default_factory=list)
+    """The scores so far, of which the rewards are made."""
     failures: list[Failures] = field(default_factory=list)
     """Who gave some of the responses no score."""
 
@@ -36,6 +39,7 @@ class GroupWork:
             prompt=self.prompt,
             group=self.group,
             rewards=tuple(self.rewards),
+            scores=tuple(self.scores),
             failures=tuple(self.failures),
         )
 

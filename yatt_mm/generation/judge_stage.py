@@ -15,6 +15,7 @@ from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
+from yatt_mm.protocol.rewards import Scores
 
 
 class JudgeStage:
@@ -46,12 +47,15 @@ class JudgeStage:
         task = self._task(work)
         verdicts = await asyncio.gather(*(self._judge_by(judge, work, task) for judge in self._engines))
         work.rewards = [reward.weight * value for value in work.rewards]
-        for judge, scores in zip(self._engines, verdicts):  # in the order of the config, so that the sum has one value
-            weight = reward.judges[judge].weight
-            work.rewards = [value + weight * score for value, score in zip(work.rewards, scores, strict=True)]
+        for judge, judged in zip(self._engines, verdicts):  # in the order of the config, so that the sum has one value
+            weight, source = reward.judges[judge].weight, f"reward.judges.{judge}"
+            work.rewards = [value + weight * score for value, score in zip(work.rewards, judged.scores, strict=True)]
+            work.scores.append(Scores(source=source, values=judged.scores, words=judged.words))
+            if judged.fault is not None:
+                work.failures.append(Failures(source=source, num=judged.num_failed, fault=judged.fault))
 
-    async def _judge_by(self, judge: str, work: GroupWork, task: JudgeTask) -> tuple[float, ...]:
-        """Return the scores of one judge. An engine that is put to sleep gives the group back, and another one judges
+    async def _judge_by(self, judge: str, work: GroupWork, task: JudgeTask) -> JudgedGroup:
+        """Return the verdicts of one judge. An engine that is put to sleep gives the group back, and another one judges
         it."""
         engines, judged = self._engines[judge], None
         while judged is None:
@@ -59,10 +63,7 @@ class JudgeStage:
             judged = await self._judged[judge].add(engine, task)
             engines.give_back(engine, is_done=judged is not None)
         _count(self._meter, judge, judged)
-        if judged.fault is not None:
-            source = f"reward.judges.{judge}"
-            work.failures.append(Failures(source=source, num=judged.num_failed, fault=judged.fault))
-        return judged.scores
+        return judged
 
     async def _ask(self, judge: str, engine: int, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
         context, actor = self._context, self._context.team.judges[judge][engine]
@@ -76,14 +77,15 @@ class JudgeStage:
         return judged
 
     def _task(self, work: GroupWork) -> JudgeTask:
-        prompt = work.prompt
+        prompt, config = work.prompt, self._context.config
         assert work.group is not None
         return JudgeTask(
             group=work.group,
             question=prompt.question,
             answer=prompt.answer,
             fields=prompt.fields,
-            seed=prompt_seed(self._context.config.run.seed, prompt, purpose="judge"),
+            seed=prompt_seed(config.run.seed, prompt, purpose="judge"),
+            keeps_words=config.rollouts.keeps(prompt.slot.position, config.train.prompts_per_step),
         )
 
 

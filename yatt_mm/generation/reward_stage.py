@@ -14,7 +14,7 @@ from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.faults import FUNCTION, Failures
-from yatt_mm.protocol.rewards import GroupRewards, RewardTask
+from yatt_mm.protocol.rewards import GroupRewards, RewardTask, Scores
 
 MAX_ATTEMPTS = 3
 """The number of attempts at one call, if reward workers die."""
@@ -44,6 +44,7 @@ class RewardStage:
         task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
         got = await self._scored.add(None, task)
         work.rewards, work.failures = list(got.rewards), []
+        work.scores = [Scores(source=FUNCTION, values=got.rewards)]
         if got.fault is not None:
             work.failures.append(Failures(source=FUNCTION, num=got.num_errors, fault=got.fault))
 

@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from dataplane.core.refs import Ref
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.dynamic_sampling import Tail
 from yatt_mm.batching.step_batches import RoundOutcome
@@ -47,6 +48,8 @@ class Streaming:
         """
         self.landed: list[ScoredGroup] = []
         """All groups that came to the end, kept or not."""
+        self.dropped: list[Ref] = []
+        """The records that nothing needs after the stream: those of groups that are neither kept nor carried over."""
         self._context = context
         self._load_prompts = load_prompts
         self._carried = carried
@@ -126,7 +129,7 @@ class Streaming:
         for position, work in self._works.items():
             is_useless = position not in kept and (position not in carried or self._restarts)
             if is_useless and work.group is not None:
-                self._context.client.release([work.group.ref])
+                self.dropped.append(work.group.ref)
                 work.group = None
             if position in carried:
                 work.rewards = []

@@ -13,16 +13,15 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import BadMedia, Ref
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.common.media_refs import derive_media
+from yatt_mm.genrm.kept_words import KeptWords
+from yatt_mm.genrm.vote import Vote
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
@@ -37,34 +36,18 @@ from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Sampled, 
 logger = logging.getLogger(__name__)
 
 
-@dataclass(slots=True)
-class _Vote:
-    """One verdict on one response, from the question to the score."""
-
-    prompt: list[int]
-    media: tuple[Ref, ...]
-    seed: int
-    score: float | None = None
-    num_asked: int = 0
-    num_tokens: int = 0
-    """The number of tokens that the judge wrote, in all attempts together."""
-    why: str = ""
-    """Why there is no score."""
-    is_final: bool = False
-    """True if the vote needs no other attempt: it has a score, was cut off, or would get the same verdict again."""
-    is_cut_off: bool = False
-    """True if the engine fell asleep before the verdict was complete."""
-
-    def key(self) -> tuple[bytes, tuple[str, ...]]:
-        """Return the model's whole input, for comparing votes: token ids and names of media."""
-        return np.asarray(self.prompt).tobytes(), tuple(ref.name for ref in self.media)
-
-
 class Judge:
     """One engine of a judge, with its connections to the data plane."""
 
     def __init__(
-        self, spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, *, recipes: MediaRecipes
+        self,
+        spec: JudgeSpec,
+        engine: VllmEngine,
+        client: Client,
+        reader: Reader,
+        *,
+        recipes: MediaRecipes,
+        words: KeptWords,
     ) -> None:
         """Make a judge around a started engine. `recipes`: how the judge's model needs its media.
 
@@ -75,6 +58,7 @@ class Judge:
         self._client = client
         self._reader = reader
         self._recipes = recipes
+        self._words = words
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._specials: tuple[str, ...] = tuple(engine.tokenizer.all_special_tokens)
         self._yes: tuple[int, ...] = ()
@@ -93,7 +77,8 @@ class Judge:
             recipes = load_recipes(model_dir, spec.video)
             running = await VllmEngine.start(EngineConfig.of(engine, name=name))
             undo.push_async_callback(running.shutdown)
-            judge = cls(spec, running, client, reader, recipes=recipes)
+            words = KeptWords(client, scope=engine.scope, durable=engine.durable)
+            judge = cls(spec, running, client, reader, recipes=recipes, words=words)
             undo.pop_all()  # the judge is complete: its `shutdown` closes them
             return judge
 
@@ -118,10 +103,10 @@ class Judge:
                 is_cut_off = sampled.finish_reason == "abort"
                 score = None if is_cut_off else self._read(sampled)
                 for vote in same:
-                    vote.score, vote.is_cut_off = score, is_cut_off
+                    vote.score, vote.is_cut_off, vote.text = score, is_cut_off, sampled.text
                     vote.why = f"no verdict in {sampled.text[:MAX_SHOWN]!r}"
                     vote.is_final = is_cut_off or self._spec.is_repeatable or score is not None
-        return [self._judged(group) for group in votes]
+        return list(await asyncio.gather(*map(self._judged, tasks, votes)))
 
     async def shutdown(self) -> None:
         """End the engine and close the connections."""
@@ -131,20 +116,20 @@ class Judge:
             self._reader.close()
             self._client.close()
 
-    def _open(self, votes: Sequence[_Vote]) -> list[list[_Vote]]:
+    def _open(self, votes: Sequence[Vote]) -> list[list[Vote]]:
         """Return the votes that still need a verdict, in lists of votes that share one request to the engine.
 
         If the verdict does not depend on luck, votes with equal inputs share a request, so equal responses get equal
         scores to the last bit. Separate requests would differ slightly, because the engine's sums depend on what else
         it computes, and a group of equal responses would then seem to have a training signal.
         """
-        together: dict[object, list[_Vote]] = {}
+        together: dict[object, list[Vote]] = {}
         for vote in votes:
             if not vote.is_final:
                 together.setdefault(vote.key() if self._spec.is_repeatable else id(vote), []).append(vote)
         return list(together.values())
 
-    async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[_Vote]]]:
+    async def _votes(self, tasks: Sequence[JudgeTask]) -> list[list[list[Vote]]]:
         """Return [group][response][vote] all votes to ask for."""
         views = await asyncio.to_thread(self._reader.resolve, [task.group.ref for task in tasks])
         media = iter(await self._media([ref for task in tasks for ref in task.group.media]))
@@ -155,7 +140,7 @@ class Judge:
             votes.append([self._votes_on(task, sample.text, seen, place) for place, sample in enumerate(samples)])
         return votes
 
-    def _votes_on(self, task: JudgeTask, response: str, media: Sequence[Ref | BadMedia], place: int) -> list[_Vote]:
+    def _votes_on(self, task: JudgeTask, response: str, media: Sequence[Ref | BadMedia], place: int) -> list[Vote]:
         """Return the votes on one response, the sample with index `place` of its group.
 
         If the judge cannot be asked, there is one, which is final and has no score.
@@ -167,9 +152,9 @@ class Judge:
             logger.warning(
                 "judge %s cannot be asked about a response in %s: %s", self._spec.name, task.group.ref, error
             )
-            return [_Vote([], (), 0, is_final=True, why=str(error))]
+            return [Vote([], (), 0, is_final=True, why=str(error))]
         seed = sample_seed(task.seed, place)
-        return [_Vote(prompt, seen, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
+        return [Vote(prompt, seen, sample_seed(seed, vote)) for vote in range(self._spec.num_votes)]
 
     def _prompt(self, task: JudgeTask, response: str, media: Sequence[Ref]) -> list[int]:
         """Return the token ids that the judge reads.
@@ -196,7 +181,7 @@ class Judge:
         """
         return await asyncio.to_thread(derive_media, self._client, refs, self._recipes)
 
-    async def _ask(self, votes: Sequence[_Vote], attempt: int, as_batch: bool) -> list[Sampled | str]:
+    async def _ask(self, votes: Sequence[Vote], attempt: int, as_batch: bool) -> list[Sampled | str]:
         """Return what the judge wrote for each vote, or what was wrong if the engine was late.
 
         Without `as_batch`, the finish reason is "abort" if the engine was asleep.
@@ -214,7 +199,7 @@ class Judge:
             return [str(error)] * len(votes)
         return [sampled for (sampled,) in groups]
 
-    async def _ask_one(self, vote: _Vote, attempt: int) -> Sampled | str:
+    async def _ask_one(self, vote: Vote, attempt: int) -> Sampled | str:
         """Return what the judge wrote for one vote, or what was wrong if the engine did not reply in time."""
         try:
             try:
@@ -231,7 +216,7 @@ class Judge:
     def _note_late(self, error: EngineTimeoutError, attempt: int) -> None:
         logger.warning("judge %s, attempt %d: %s", self._spec.name, attempt + 1, error)
 
-    async def _requests(self, votes: Sequence[_Vote], attempt: int) -> list[GenerateRequest]:
+    async def _requests(self, votes: Sequence[Vote], attempt: int) -> list[GenerateRequest]:
         """Return engine requests with views of media.
 
         The views keep their leases until the engine has received the media.
@@ -265,20 +250,21 @@ class Judge:
             logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:MAX_SHOWN])
         return score
 
-    def _judged(self, group: list[list[_Vote]]) -> JudgedGroup | None:
+    async def _judged(self, task: JudgeTask, group: list[list[Vote]]) -> JudgedGroup | None:
         """Return the group's scores, each from the readable votes on one response; None if a vote was cut off."""
         if any(vote.is_cut_off for response in group for vote in response):
             return None
         read = [[vote.score for vote in response if vote.score is not None] for response in group]
-        return JudgedGroup(
+        judged = JudgedGroup(
             scores=tuple(self._spec.score_of(scores) for scores in read),
             num_retried=sum(max(0, vote.num_asked - 1) for response in group for vote in response),
             num_failed=sum(not scores for scores in read),
             fault=next((self._fault(response) for response, scores in zip(group, read) if not scores), None),
             num_tokens=sum(vote.num_tokens for response in group for vote in response),
         )
+        return await self._words.add(task, judged, ["\n\n".join(vote.text for vote in votes) for votes in group])
 
-    def _fault(self, votes: list[_Vote]) -> Fault:
+    def _fault(self, votes: list[Vote]) -> Fault:
         return Fault(what=votes[0].why, where=f"reward.judges.{self._spec.name}")
 
     def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ import aiohttp
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
+from yatt_mm.genrm.kept_words import KeptWords
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
@@ -57,7 +58,6 @@ class _Reply:
     score: float | None
     """None if the reply contains no verdict."""
     said: str
-    """The beginning of the reply."""
     num_tokens: int
 
 
@@ -66,6 +66,8 @@ class _Verdict:
     """The result of asking for one verdict, with all its attempts."""
 
     score: float | None = None
+    said: str = ""
+    """The last reply."""
     why: str = ""
     """Why there is no score."""
     num_asked: int
@@ -75,11 +77,14 @@ class _Verdict:
 class RemoteJudge:
     """A judge on a server, with a connection to the data plane. Use it only in the event loop that made it."""
 
-    def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, traffic: Traffic | None = None) -> None:
+    def __init__(
+        self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, words: KeptWords, traffic: Traffic | None = None
+    ) -> None:
         """`traffic`: counts the bytes that the connections to the server move."""
         self._spec = spec
         self._server = server
         self._reader = reader
+        self._words = words
         self._under_way = asyncio.Semaphore(server.max_requests)
         self._groups: set[asyncio.Task[JudgedGroup]] = set()
         self._session = aiohttp.ClientSession(
@@ -135,13 +140,15 @@ class RemoteJudge:
             key, response = keys[failed[0]], texts[failed[0]][:MAX_SHOWN]
             why = why or votes[key][0].why
             fault = Fault(what=why, where=f"{self._server.model} at {self._server.url}", response=response)
-        return JudgedGroup(
+        judged = JudgedGroup(
             fault=fault,
             scores=tuple(self._spec.score_of(read.get(key, ())) for key in keys),
             num_retried=sum(max(0, vote.num_asked - 1) for of_one in votes.values() for vote in of_one),
             num_failed=len(failed),
             num_tokens=sum(vote.num_tokens for of_one in votes.values() for vote in of_one),
         )
+        texts = ["\n\n".join(vote.said for vote in votes.get(key, ())) for key in keys]
+        return await self._words.add(task, judged, texts)
 
     def _media(self, refs: Sequence[Ref]) -> list[dict[str, Any]]:
         """Return the encoded media as parts of a message. Raises ValueError if a server could not read one of them."""
@@ -166,7 +173,7 @@ class RemoteJudge:
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
         """Ask for one verdict and return it. Ask again until it can be read, attempts are used up, or the deadline
         `by_s` is reached."""
-        num_asked, num_tokens, why = 0, 0, ""
+        num_asked, num_tokens, said, why = 0, 0, "", ""
         try:
             async with asyncio.timeout_at(by_s):
                 for attempt in range(self._spec.max_attempts):
@@ -179,13 +186,14 @@ class RemoteJudge:
                         why = reply
                         continue
                     num_tokens += reply.num_tokens
-                    why = f"no verdict in its reply: {reply.said!r}"
+                    said, why = reply.said, f"no verdict in its reply: {reply.said[:MAX_SHOWN]!r}"
                     if reply.score is not None or self._spec.is_repeatable:
-                        return _Verdict(score=reply.score, why=why, num_asked=num_asked, num_tokens=num_tokens)
+                        score = reply.score
+                        return _Verdict(score=score, said=said, why=why, num_asked=num_asked, num_tokens=num_tokens)
         except TimeoutError:
             why = f"no verdict within {self._server.call_timeout_s:g} s"
             self._note_failure(num_asked, why)
-        return _Verdict(why=why, num_asked=num_asked, num_tokens=num_tokens)
+        return _Verdict(said=said, why=why, num_asked=num_asked, num_tokens=num_tokens)
 
     async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Reply | str:
         """Return the server's reply; or why there was none in time, or not a usable one."""
@@ -222,7 +230,7 @@ class RemoteJudge:
             chat = json.loads(text)
             choice = chat["choices"][0]
             message = choice.get("message")
-            said = str(message.get("content") if isinstance(message, dict) else "")[:MAX_SHOWN]
+            said = str(message.get("content") if isinstance(message, dict) else "")
             return _Reply(score=self._score(choice), said=said, num_tokens=_num_tokens(chat))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _ReplyError(f"not a chat completion: {text}") from error

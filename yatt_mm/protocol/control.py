@@ -13,6 +13,7 @@ from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.placement_model import Placement
+from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
 
 
@@ -47,6 +48,8 @@ class ScoredGroup:
     group: GroupRef
     rewards: tuple[float, ...]
     """[G] one reward per response."""
+    scores: tuple[Scores, ...] = ()
+    """The scores that add up to the rewards: those of the function, then those of each judge."""
     failures: tuple[Failures, ...] = ()
     """Who gave some of the responses no score."""
 
@@ -80,6 +83,8 @@ class Team:
     coordinator: Any
     engines: tuple[Any, ...]
     reward_workers: tuple[Any, ...]
+    keeper: Any
+    """The actor that writes kept rollouts; None if none are kept."""
     judges: Mapping[str, tuple[Any, ...]]
     """The engines of every judge, by the judge's name."""
     ranks: tuple[Any, ...]

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from dataplane.core.refs import Ref
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.judge_template import JudgeTemplate
@@ -103,6 +104,8 @@ class JudgeTask:
     fields: Mapping[str, Any]
     seed: int
     """Every vote's seed follows from this one and the vote's place."""
+    keeps_words: bool = False
+    """True if what the judge writes about this group is kept for people to read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,3 +122,5 @@ class JudgedGroup:
     """Why the first of them has none."""
     num_tokens: int = 0
     """The tokens that the judge sampled; 0 where a server does not report them."""
+    words: Ref | None = None
+    """What the judge wrote (see `yatt_mm.protocol.rewards.Scores`)."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.core.refs import Ref
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rollout import GroupRef
 
@@ -18,6 +19,18 @@ class RewardTask:
     answer: str
     fields: Mapping[str, Any]
     """The sample's JSON member."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """The scores that the reward function, or one judge, gave to the responses of a group."""
+
+    source: str
+    """`reward.function`, or `reward.judges.NAME`."""
+    values: tuple[float, ...]
+    """[G] one score per response, before its weight."""
+    words: Ref | None = None
+    """What the judge wrote: a plain object with a JSON list of one text per response. None if it is not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

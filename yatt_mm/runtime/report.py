@@ -23,9 +23,10 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from tensorboard.summary import Writer
 
+from yatt_mm.keeper.table import drop_after, read_rows, table_path
 from yatt_mm.runtime.learning_watch import LearningWatch
+from yatt_mm.runtime.tensorboard_file import TensorboardFile
 from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
 
 METRICS_FILE = "metrics.jsonl"
@@ -52,7 +53,9 @@ class Reporter:
         self._timeline = Timeline(run_dir / TIMELINE_FILE, judges=judges, continues=first_step > 0)
         # TensorBoard files are written again from the records that are kept
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
-        self._writer = Writer(str(run_dir / "tensorboard"))
+        drop_after(run_dir, first_step)
+        self._run_dir = run_dir
+        self._tensorboard = TensorboardFile(run_dir / "tensorboard")
         for record in kept:
             self._plot(record)
         self._progress = Progress(
@@ -73,7 +76,7 @@ class Reporter:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._progress.stop()
-        self._writer.close()
+        self._tensorboard.close()
         for file in self._files.values():
             file.close()
 
@@ -105,10 +108,10 @@ class Reporter:
         self._files[name].flush()
 
     def _plot(self, record: dict[str, Any]) -> None:
-        for name, value in record.items():
-            if name != "step":
-                self._writer.add_scalar(name, value, record["step"])
-        self._writer.flush()
+        self._tensorboard.add_metrics(record)
+        rollouts = table_path(self._run_dir, record["step"])
+        if rollouts.exists():
+            self._tensorboard.add_rollouts(record["step"], read_rows(rollouts))
         if "eval/accuracy" in record:
             self.accuracies[record["step"]] = record["eval/accuracy"]
 

@@ -18,7 +18,17 @@ from yatt_mm.config.run_config import Config, dump_config
 from yatt_mm.runtime.report import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
-FREE_TO_CHANGE = ("run.dir", "run.name", "train.steps", "eval", "checkpoint", "dataplane", "ray", "controllers")
+FREE_TO_CHANGE = (
+    "run.dir",
+    "run.name",
+    "train.steps",
+    "eval",
+    "rollouts",
+    "checkpoint",
+    "dataplane",
+    "ray",
+    "controllers",
+)
 """The keys and sections that may change when a run is resumed, without a warning."""
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,10 @@ from models.registry import read_config
 from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.cores import core_of
 from yatt_mm.common.ray_calls import wait_all
-from yatt_mm.config.judge_section import JudgeSection, judge_spec, num_labels, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.actor import ControllerActor
-from yatt_mm.genrm.actor import JudgeActor
-from yatt_mm.genrm.remote_actor import RemoteJudgeActor
+from yatt_mm.keeper.actor import KeeperActor
 from yatt_mm.placement.coordinator import Coordinator
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.control import RunStart, Team
@@ -34,14 +30,14 @@ from yatt_mm.rewards.actor import RewardActor
 from yatt_mm.rewards.loading import absolute
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
-from yatt_mm.runtime.cluster import Devices, reserved_devices
+from yatt_mm.runtime.cluster import reserved_devices
+from yatt_mm.runtime.judge_actors import create_judges
 from yatt_mm.runtime.run_node import RunNode
+from yatt_mm.runtime.site import Site, log_file
 from yatt_mm.training.actor import TrainActor
 
 START_DEADLINE_S = 600.0
 STOP_DEADLINE_S = 30.0
-SHARE_OF_JUDGE = 0.8
-"""The share of the controllers' deadline after which a judge, with all its attempts, has failed; the run continues."""
 
 
 def build_team(
@@ -53,15 +49,15 @@ def build_team(
         WorkerError: an actor failed to start, or took too long.
     """
     reserved = reserved_devices(config.placement.num_devices, deadline_s=config.controllers.deadline_s)
-    site = _Site(
+    site = Site(
         stack=stack,
         config=config,
         node=node,
         placement=config.make_placement(),
         devices=stack.enter_context(reserved),
     )
-    engines, ranks, judges = _create_engines(site), _create_ranks(site), _create_judges(site)
-    rewards = _create_reward_workers(stack, config, node.uri)
+    engines, ranks, judges = _create_engines(site), _create_ranks(site), create_judges(site)
+    rewards, keeper = _create_reward_workers(stack, config, node.uri), _create_keeper(stack, config, node.uri)
     rendezvous = create(
         stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
     )(num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches)
@@ -80,6 +76,7 @@ def build_team(
         coordinator=coordinator,
         engines=tuple(engines),
         reward_workers=tuple(rewards),
+        keeper=keeper,
         judges=judges,
         ranks=tuple(ranks),
         parallel=config.parallel(),
@@ -97,7 +94,7 @@ def build_team(
     )
 
 
-def _start(site: _Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
+def _start(site: Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
     """Start the actors: on GPUs one after another, because an engine takes its device's memory before it sleeps; on the
     CPU all at once."""
     address = ("training rank 0", ranks[0].address.remote())
@@ -121,11 +118,6 @@ def _workers(
     return {unit: pools[unit.pool][unit.index] for unit in placement.units}
 
 
-def log_file(config: Config, name: str) -> Path:
-    """Return the path of the log file of one process of the run."""
-    return config.log_dir / f"{name}.log"
-
-
 def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunStart) -> list[Any]:
     """Start and return `controllers.num` controller actors. They are idle until they are told to run."""
     return [
@@ -136,33 +128,7 @@ def start_controllers(stack: ExitStack, config: Config, team: Team, start: RunSt
     ]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Site:
-    """What the creation of actors needs: where they run, what they get, and what ends them."""
-
-    stack: ExitStack
-    config: Config
-    node: RunNode
-    placement: Placement
-    devices: Devices
-
-    @property
-    def model_dir(self) -> str:
-        """The model folder as an absolute path, for processes with another working directory."""
-        return str(Path(self.config.model.path).absolute())
-
-    def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
-        """Return the processor cores to which these CPU devices are bound; empty if devices are not bound to cores."""
-        is_pinned = self.config.placement.pin_cores and not self.devices.gpus
-        return tuple(map(core_of, devices)) if is_pinned else ()
-
-    def create(self, body: type, devices: Sequence[int], *, log: str, concurrency: int) -> Any:
-        """Return the constructor of an actor on these devices. `log`: the name of its log file."""
-        log_path, options = log_file(self.config, log), self.devices.beside(devices)
-        return create(self.stack, body, log=log_path, concurrency=concurrency, **options)
-
-
-def _create_engines(site: _Site) -> list[Any]:
+def _create_engines(site: Site) -> list[Any]:
     config = site.config
     spec = EngineSpec(
         model_dir=site.model_dir,
@@ -189,61 +155,7 @@ def _create_engines(site: _Site) -> list[Any]:
     ]
 
 
-def _create_judges(site: _Site) -> dict[str, tuple[Any, ...]]:
-    pools = site.placement.pools()
-    return {
-        name: _create_judge(site, name, section, pools[name]) for name, section in site.config.reward.judges.items()
-    }
-
-
-def _create_judge(site: _Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
-    """Return the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
-    config = site.config
-    server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
-    shared: dict[str, Any] = {
-        "spec": judge_spec(name, section, config.data.video.sampling()),
-        "dataplane_uri": site.node.uri,
-        "num_controllers": config.controllers.num,
-        "deadline_s": config.controllers.deadline_s,
-    }
-    if server is not None:
-        return tuple(
-            create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
-                name=str(unit), server=server, **shared
-            )
-            for unit in units
-        )
-    engine = _judge_engine(site, section)
-    return tuple(
-        site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000)(
-            name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
-        )
-        for unit in units
-    )
-
-
-def _judge_log(unit: Unit) -> str:
-    return f"judge-{unit.pool}-{unit.index}"
-
-
-def _judge_engine(site: _Site, section: JudgeSection) -> EngineSpec:
-    return EngineSpec(
-        model_dir=str(Path(section.model).absolute()),
-        dtype=site.config.model.dtype,
-        max_model_len=section.max_model_len,
-        max_num_seqs=section.max_num_seqs,
-        kv_cache_bytes=section.kv_cache_memory,
-        max_images_per_prompt=site.config.rollout.max_images_per_prompt,
-        max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
-        tp=section.tp,
-        num_labels=num_labels(section),
-        deadline_s=SHARE_OF_JUDGE * site.config.controllers.deadline_s / section.max_attempts,
-        scope=site.node.scope,
-        durable=site.node.durable,
-    )
-
-
-def _create_ranks(site: _Site) -> list[Any]:
+def _create_ranks(site: Site) -> list[Any]:
     config, train = site.config, site.config.train
     spec = TrainSpec(
         model_dir=site.model_dir,
@@ -292,6 +204,17 @@ def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str)
         )
         for worker in range(config.reward.num_workers)
     ]
+
+
+def _create_keeper(stack: ExitStack, config: Config, dataplane_uri: str) -> Any:
+    if config.rollouts.keep == "none":
+        return None
+    return create(stack, KeeperActor, log=log_file(config, "keeper"), concurrency=1)(
+        run_dir=config.run_dir.absolute(),
+        num_controllers=config.controllers.num,
+        dataplane_uri=dataplane_uri,
+        timeout_s=config.dataplane.timeout_s,
+    )
 
 
 def _stop_engines(engines: list[Any]) -> None:

@@ -24,8 +24,10 @@ class OneMeeting:
     def __init__(self, *other: Any) -> None:
         self._other = list(other)
         self.records: list[dict[str, Any]] = []
+        self.events: list[str] = []
 
     def gather(self, mine: Any) -> list[Any]:
+        self.events.append("meeting")
         return [mine, self._other.pop(0)]
 
     def put_record(self, record: dict[str, Any]) -> None:
@@ -45,9 +47,10 @@ def function(num: int, what: str, line: int = 3) -> Failures:
     return Failures(source=FUNCTION, num=num, fault=fault(what, line))
 
 
-def watch_of(meeting: OneMeeting, **section: Any) -> FailureWatch:
+def watch_of(meeting: OneMeeting, **settings: Any) -> FailureWatch:
     judges = {"away": JudgeSection(model="m", url="http://host:8000/v1", score_on_failure=0.5)}
-    return FailureWatch(cast(RendezvousClient, meeting), RewardSection(function="my.py:f", judges=judges, **section))
+    section = RewardSection(function="my.py:f", judges=judges, **settings)
+    return FailureWatch(cast(RendezvousClient, meeting), section, before_end=lambda: meeting.events.append("end"))
 
 
 def brought(num: int, *failures: Failures) -> Any:
@@ -101,13 +104,14 @@ def test_one_controller_tells() -> None:
 
 @pytest.mark.parametrize(("max_error_frac", "num"), [(1.0, 4), (0.5, 4), (0.5, 2)])
 def test_too_many_failures_of_the_function_end_the_run(max_error_frac: float, num: int) -> None:
-    meeting = OneMeeting(brought(4, function(num, "ValueError: a")))
+    meeting = OneMeeting(brought(4, function(num, "ValueError: a")), None)
     message = rf"my.py:f failed on {2 * num} of the 8 responses of step 1, .* ValueError: a \(my.py:3\); repair"
     with pytest.raises(RewardError, match=message):
         watch_of(meeting, max_error_frac=max_error_frac).check(
             [group(function(num, "ValueError: a"))], among="step 1", tells=True
         )
     assert len(meeting.records) == 1, "told before the run ends"
+    assert meeting.events == ["meeting", "end", "meeting"], "all have kept their responses before one raises"
 
 
 def test_fewer_failures_or_none_do_not_end_it() -> None:

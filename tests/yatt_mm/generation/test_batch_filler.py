@@ -20,7 +20,7 @@ def test_a_step_without_a_group_is_an_error_that_says_why(
     deterministic: bool, judges_in_turn: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     outcome = RoundOutcome(is_full=True, num_prompts_used=16)
-    empty = FilledBatch(kept=[], judged=[], outcome=outcome, num_rounds=1)
+    empty = FilledBatch(kept=[], judged=[], outcome=outcome, num_rounds=1, dropped=[])
     monkeypatch.setattr(BatchFiller, way, lambda *_: empty)
     filler: Any = object.__new__(BatchFiller)
     rollout = SimpleNamespace(deterministic=deterministic)

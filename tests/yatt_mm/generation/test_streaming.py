@@ -44,15 +44,17 @@ def test_a_stream_ends_with_a_full_batch() -> None:
     run(test())
 
 
-def test_groups_without_signal_are_replaced_and_their_records_released() -> None:
+def test_groups_without_signal_are_replaced_and_their_records_dropped() -> None:
     async def test() -> None:
         async with world(*FOUR) as here:
             here.reward_workers[0].plain = {1, 2}
-            kept, outcome = await stream(here).run(await here.open_stream())
+            one = stream(here)
+            kept, outcome = await one.run(await here.open_stream())
         assert outcome.num_rejected == 2
         assert len(kept) == 4
         assert not {1, 2} & {work.prompt.slot.position for work in kept}
-        assert {"rollout/test/step 1/1", "rollout/test/step 1/2"} <= set(here.records.released)
+        assert {"rollout/test/step 1/1", "rollout/test/step 1/2"} <= {ref.name for ref in one.dropped}
+        assert {1, 2} <= {group.prompt.slot.position for group in one.landed}
 
     run(test())
 
@@ -80,7 +82,8 @@ def test_a_full_batch_cuts_off_the_rest_and_keeps_it_by_the_rule_of_the_tail(tai
             for engine in here.engines:
                 engine.held = {0, 1}
             carried: dict[int, GroupWork] = {}
-            kept, outcome = await stream(here, carried).run(await here.open_stream())
+            one = stream(here, carried)
+            kept, outcome = await one.run(await here.open_stream())
             await until(lambda: here.coordinator._pools["rollout"].num_running == 0)
         assert not {0, 1} & {work.prompt.slot.position for work in kept}
         aborted = sorted(name for engine in here.engines for name in engine.aborted)
@@ -92,8 +95,9 @@ def test_a_full_batch_cuts_off_the_rest_and_keeps_it_by_the_rule_of_the_tail(tai
             assert {0, 1} <= set(carried)
         if tail == "continue":
             assert carried[0].group is not None, "the next stream continues its tokens"
+            assert not set(aborted) & {ref.name for ref in one.dropped}
         else:
-            assert set(aborted) <= set(here.records.released)
+            assert set(aborted) <= {ref.name for ref in one.dropped}
             assert all(work.group is None for work in carried.values())
 
     run(test())

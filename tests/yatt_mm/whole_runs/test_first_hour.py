@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.yatt_mm import runs
+from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
@@ -34,6 +35,7 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
     logs = [Path(log) for log in where.removeprefix("logs: ").split(", ")]
     assert logs[-1].name == "launcher.log"
     assert "RewardError" in logs[-1].read_text()
+    assert len(read_rows(table_path(tmp_path / "runs" / "first", 0))) == 4, "the responses can be read all the same"
     assert done.left_behind == []
 
 

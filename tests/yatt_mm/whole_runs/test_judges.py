@@ -8,6 +8,7 @@ import pytest
 
 from tests.yatt_mm import runs
 from tests.yatt_mm.rollout.classifiers import build_classifier
+from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
@@ -70,6 +71,23 @@ def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_p
         assert record["time/genrm_s"] > 0
         assert record["genrm/bytes_moved"] > 0
         assert record["dataplane/num_processed"] == record["dataplane/num_media"]
+
+
+def test_the_scores_and_the_words_of_every_judge_are_kept(judged: runs.Finished, folder: Path) -> None:
+    assert judged.status == 0, judged.output
+    weights = {"function": 0.25, "judges.tiny": 1.0, "judges.head": 0.1, "judges.away": 0.5}
+    said = ""
+    for step in (1, 2):
+        rows = [row for row in read_rows(table_path(folder / "runs" / "judged", step)) if row["split"] == "train"]
+        assert len({row["position"] for row in rows}) >= 2
+        for row in rows:
+            assert [scored["source"] for scored in row["scores"]] == [f"reward.{name}" for name in weights]
+            total = sum(scored["score"] * weight for scored, weight in zip(row["scores"], weights.values()))
+            assert row["reward"] == pytest.approx(total)
+            words = [scored["words"] for scored in row["scores"]]
+            assert words[0] is None and words[2:] == ["", ""], "only one of them speaks"
+            said += words[1]
+    assert said
 
 
 def test_a_round_ends_without_its_slowest_responses_and_the_next_step_begins_with_them(

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
+from dataplane.core.digests import content_digest
 from tests.yatt_mm import runs
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.whole_runs.conftest import CORRUPT, NUM_PROMPTS, NUM_STEPS, NUM_TRAIN, Digits
+from yatt_mm.keeper.table import Row, by_prompt, read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
@@ -92,7 +96,7 @@ def test_every_process_has_a_log_of_its_own(whole: runs.Finished, digits: Digits
     logs = {path.name for path in (digits.run("whole") / "logs").iterdir()}
     assert logs - {"node.log"} == {
         *(f"{role}-{number}.log" for role in roles for number in range(2)),
-        *("reward-0.log", "rendezvous.log", "coordinator.log"),
+        *("reward-0.log", "rendezvous.log", "coordinator.log", "keeper.log"),
     }, "the node's is there if it has printed something"
     for number in range(2):
         log = (digits.run("whole") / "logs" / f"engine-{number}.log").read_text()
@@ -131,6 +135,36 @@ def test_a_corrupt_image_is_set_aside_with_its_reason(whole: runs.Finished, digi
     assert Path(notice["shard"]).name.startswith("train-")
     assert notice["reason"]
     assert sum(record.get("data/num_quarantined", 0) for record in runs.metrics(digits.folder, "whole")) == 1
+
+
+def test_what_the_model_said_is_kept_as_it_was(whole: runs.Finished, digits: Digits) -> None:
+    """Test every row against the metrics of its step, and 20 of them against the data set and the tokenizer."""
+    from examples.digits.data import make_split
+    from examples.digits.model import load_processor
+
+    rows: list[Row] = []
+    for record in runs.metrics(digits.folder, "whole"):
+        of_step = read_rows(table_path(digits.run("whole"), record["step"]))
+        rows += of_step
+        for split, mean in (("train", "reward/mean"), ("eval", "eval/accuracy")):
+            rewards = [row["reward"] for row in of_step if row["split"] == split]
+            assert bool(rewards) == (mean in record)
+            assert not rewards or np.mean(rewards) == pytest.approx(record[mean])
+        trained = [row for row in of_step if row["split"] == "train"]
+        assert sum(len(row["token_ids"]) for row in trained) == record.get("rollout/num_tokens", 0)
+        for group in by_prompt(trained):
+            assert len({row["reward"] for row in group}) > 1 or not any(row["advantage"] for row in group)
+            assert not group[0]["is_trained"] or sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
+    scans, tokenizer = make_split(seed=0), load_processor(digits.model).tokenizer
+    for at in np.random.default_rng(0).choice(len(rows), 20, replace=False):
+        row = rows[at]
+        scan = (scans.train if row["split"] == "train" else scans.held_out)[row["index"]]
+        assert row["answer"] == scan.answer and row["reward"] == float(row["response"].strip() == scan.answer)
+        assert tokenizer.decode(row["token_ids"], skip_special_tokens=True) == row["response"]
+        (medium,) = row["media"]
+        assert medium["source"] == content_digest(scan.png)
+        pixels = [np.asarray(Image.open(io.BytesIO(file)).convert("L")) for file in (scan.png, medium["thumbnail"])]
+        assert np.abs(pixels[0].astype(int) - pixels[1]).mean() < 4
 
 
 def test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transformers(

@@ -15,6 +15,7 @@ from examples.digits.model import build_model_folder
 from examples.motion.prepare import TOKENIZER_TEXT
 from tests.dataplane.clips import encode_video
 from tests.yatt_mm import runs
+from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
@@ -90,6 +91,18 @@ def test_a_run_on_images_and_videos_in_bfloat16_trains_on_every_sample_and_leave
     num_media = NUM_TRAIN * 3 // 2 + NUM_EVAL * 3 // 2
     assert records[-1]["dataplane/num_media"] == records[-1]["dataplane/num_processed"] == num_media
     assert records[-1]["dataplane/num_recomputed"] == 0
+
+
+def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, folder: Path) -> None:
+    assert run.status == 0, run.output
+    for step in range(NUM_STEPS + 1):
+        for row in read_rows(table_path(folder / "runs" / "media", step)):
+            kinds = [medium["kind"] for medium in row["media"]]
+            assert kinds in (["image", "image"], ["video"])
+            for medium in row["media"]:
+                assert 0 < len(medium["thumbnail"]) <= 8192
+                width, height = Image.open(io.BytesIO(medium["thumbnail"])).size
+                assert width == height * (1 if medium["kind"] == "image" else NUM_FRAMES)
 
 
 def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: Path) -> None:

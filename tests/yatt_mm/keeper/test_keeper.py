@@ -1,0 +1,167 @@
+"""Tests of the keeper on a real node: what its files say is what the groups hold."""
+
+from __future__ import annotations
+
+import io
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from dataplane.core.errors import MissingObjectError
+from dataplane.core.refs import Ref
+from tests.dataplane.clips import encode_video, moving
+from tests.dataplane.shards import RECIPE, encode, noise
+from yatt_mm.common.errors import WorkerError
+from yatt_mm.keeper.keeper import Keeper
+from yatt_mm.keeper.table import read_rows, table_path
+from yatt_mm.protocol import group_record
+from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot
+from yatt_mm.protocol.kept import KeptGroup
+from yatt_mm.protocol.rewards import Scores
+from yatt_mm.protocol.rollout import GroupRef
+
+FRAMES = {"kernel": "frames", "version": 1, "sampling": {"by": "count", "rule": "qwen3_vl", "num_frames": 2}}
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Client]:
+    with EmbeddedNode(memory_bytes=16 << 20, roots={}) as node, Client(node.uri, timeout_s=30) as opened:
+        yield opened
+
+
+def keeper_of(client: Client, run_dir: Path, *, num_controllers: int) -> Keeper:
+    return Keeper(run_dir=run_dir, num_controllers=num_controllers, dataplane_uri=client.uri, timeout_s=30)
+
+
+def image(client: Client, seed: int) -> Ref:
+    (made,) = client.derive([client.put_source(encode(noise(seed)), meta={"medium": "image"})], RECIPE)
+    assert isinstance(made, Ref)
+    return made
+
+
+def kept(
+    client: Client, position: int, *media: Ref, texts: tuple[str, ...] = ("a", "b"), words: list[str] | None = None
+) -> KeptGroup:
+    """Return a group that is kept, with its record and the words of a judge in the node."""
+    samples = tuple(
+        group_record.SampleRecord(
+            token_ids=np.arange(position, position + place),
+            logprobs=-np.arange(1, place + 1, dtype=np.float32),
+            policy_versions=np.arange(3, 3 + place),
+            text=text,
+            finish_reason="stop" if place else "length",
+        )
+        for place, text in enumerate(texts)
+    )
+    record = group_record.encode(group_record.GroupRecord(prompt_token_ids=np.arange(3), samples=samples))
+    name = uuid.uuid4().hex
+    said = client.put(json.dumps(words).encode(), name=f"{name}.words") if words else None
+    group: Any = GroupRef(
+        slot=position,
+        ref=client.put(record, name=name),
+        media=media,
+        num_prompt_tokens=3,
+        lengths=(0, 1),
+        policy_versions=((0, 0), (0, 0)),
+        finish_reasons=("length", "stop"),
+    )
+    scores = (Scores(source="reward.function", values=(0.0, 1.0)),)
+    if words:
+        scores = (*scores, Scores(source="reward.judges.head", values=(0.5, 0.25), words=said))
+    prompt = Prompt(
+        slot=Slot(position=position, epoch=2, index=position + 50),
+        question=f"what is {position}?",
+        answer=str(position),
+        fields={},
+        media=media,
+    )
+    scored = ScoredGroup(prompt=prompt, group=group, rewards=(0.0, 1.25), scores=scores)
+    return KeptGroup(scored=scored, advantages=(-1.0, 1.0) if position < 10 else None)
+
+
+def test_a_file_holds_the_groups_of_all_controllers_in_order_as_they_are(client: Client, tmp_path: Path) -> None:
+    keeper = keeper_of(client, tmp_path, num_controllers=2)
+    path = table_path(tmp_path, 4)
+    same = image(client, 0)
+    keeper.keep(4, "train", [kept(client, 3, same, image(client, 1)), kept(client, 12, same)])
+    assert not path.exists(), "the other controller's share is missing"
+    keeper.keep(4, "train", [kept(client, 1, words=["no", "yes"])])
+    rows = read_rows(path)
+    assert [(row["position"], row["place"]) for row in rows] == [(1, 0), (1, 1), (3, 0), (3, 1), (12, 0), (12, 1)]
+    empty, full = rows[2:4]
+    assert {"step": 4, "split": "train", "epoch": 2, "index": 53, "question": "what is 3?", "answer": "3"}.items() <= (
+        full.items()
+    )
+    assert (full["response"], full["reward"], full["advantage"], full["is_trained"]) == ("b", 1.25, 1.0, True)
+    assert (full["token_ids"], full["finish_reason"], full["logprob_mean"]) == ([3], "stop", -1.0)
+    assert (full["policy_version_min"], full["policy_version_max"]) == (3, 3)
+    assert (empty["token_ids"], empty["logprob_min"], empty["finish_reason"]) == ([], None, "length")
+    assert (rows[4]["advantage"], rows[4]["is_trained"]) == (None, False)
+    assert [scored["words"] for row in rows[:2] for scored in row["scores"]] == [None, "no", None, "yes"]
+    first, second = full["media"]
+    assert rows[4]["media"] == [first] and first["source"] != second["source"]
+    for seed, medium in enumerate((first, second)):
+        seen = np.asarray(Image.open(io.BytesIO(medium["thumbnail"]))).astype(int)
+        differences = [np.abs(seen - noise(other)).mean() for other in range(4)]
+        assert int(np.argmin(differences)) == seed and len(medium["thumbnail"]) <= 8192
+
+
+def test_an_evaluation_is_added_to_the_file_of_its_step_and_an_earlier_file_is_replaced(
+    client: Client, tmp_path: Path
+) -> None:
+    for _ in range(2):  # a run, and one that goes on from an earlier step
+        keeper = keeper_of(client, tmp_path, num_controllers=1)
+        keeper.keep(0, "eval", [kept(client, 0)])
+        keeper.keep(1, "train", [kept(client, 1)])
+        keeper.keep(1, "eval", [kept(client, 0)])
+        keeper.keep(2, "train", [kept(client, 2)])
+        splits = [[row["split"] for row in read_rows(table_path(tmp_path, step))] for step in range(3)]
+        assert splits == [["eval"] * 2, ["train", "train", "eval", "eval"], ["train"] * 2]
+
+
+def test_shares_of_different_steps_do_not_mix(client: Client, tmp_path: Path) -> None:
+    keeper = keeper_of(client, tmp_path, num_controllers=2)
+    keeper.keep(1, "train", [kept(client, 0)])
+    keeper.keep(1, "eval", [kept(client, 5)])
+    keeper.keep(1, "train", [])
+    assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2
+    keeper.keep(1, "eval", [])
+    assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2 + ["eval"] * 2
+
+
+def test_a_video_has_a_strip_of_frames(client: Client, tmp_path: Path) -> None:
+    source = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(8, 40, 60)), meta={"medium": "video"})
+    (frames,) = client.derive([source], FRAMES)
+    assert isinstance(frames, Ref)
+    keeper_of(client, tmp_path, num_controllers=1).keep(1, "eval", [kept(client, 0, frames)])
+    (medium,) = read_rows(table_path(tmp_path, 1))[0]["media"]
+    assert medium["kind"] == "video" and Image.open(io.BytesIO(medium["thumbnail"])).size == (4 * 60, 40)
+
+
+def test_records_may_be_released_when_a_share_was_taken_and_words_are_released_with_it(
+    client: Client, tmp_path: Path
+) -> None:
+    keeper = keeper_of(client, tmp_path, num_controllers=2)
+    group = kept(client, 0, words=["no", "yes"])
+    keeper.keep(1, "train", [group])
+    client.release([group.scored.group.ref])
+    words = group.scored.scores[1].words
+    assert words is not None
+    with pytest.raises(MissingObjectError):
+        client.get(words)
+    keeper.keep(1, "train", [])
+    assert len(read_rows(table_path(tmp_path, 1))) == 2
+
+
+def test_a_disk_without_room_is_an_error_that_names_the_file(client: Client, tmp_path: Path) -> None:
+    (tmp_path / "rollouts").write_text("a file where a folder should be")
+    with pytest.raises(WorkerError, match=r"cannot write .*rollouts/step_1.parquet: .*rollouts.keep=none writes none"):
+        keeper_of(client, tmp_path, num_controllers=1).keep(1, "train", [kept(client, 0)])

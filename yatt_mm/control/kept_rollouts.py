@@ -1,0 +1,81 @@
+"""One controller's share of the rollouts that are kept for people to read: which they are, and when their records may
+be released."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from dataplane.client.client import Client
+from dataplane.core.refs import Ref
+from yatt_mm.algorithms.advantages import group_advantages
+from yatt_mm.common.ray_calls import wait_all
+from yatt_mm.config.run_config import Config
+from yatt_mm.generation.batch_filler import FilledBatch
+from yatt_mm.protocol.control import ScoredGroup
+from yatt_mm.protocol.kept import KeptGroup, Split
+
+
+class KeptRollouts:
+    """Sends groups to the keeper, which reads them while the run goes on."""
+
+    def __init__(self, keeper: Any, client: Client, config: Config) -> None:
+        """`keeper`: the handle of its actor; None if nothing is kept."""
+        self._keeper = keeper
+        self._client = client
+        self._config = config
+        self._calls: list[tuple[str, Any]] = []
+        self._in_use: set[str] = set()
+        """The names of records that the keeper may still have to read."""
+        self._left: list[Ref] = []
+        """Those of them that nothing else needs any more."""
+
+    def keep_batch(self, filled: FilledBatch, *, step: int) -> None:
+        """Send those groups of a step that are kept, and release the records that nothing else needs. Every controller
+        calls this and `keep_evaluation` at the same moments."""
+        trained, carried = filled.outcome.kept, filled.outcome.carried
+        finished = [group for group in filled.judged if _position(group) not in carried]
+        self._keep(finished, step, "train", among=self._config.train.prompts_per_step, trained=trained)
+        self.release(filled.dropped)
+
+    def keep_evaluation(self, groups: Sequence[ScoredGroup], *, step: int, among: int) -> None:
+        """Send those groups of an evaluation on `among` samples that are kept, and release their records."""
+        self._keep(groups, step, "eval", among=among)
+        self.release([group.group.ref for group in groups])
+
+    def release(self, refs: Sequence[Ref]) -> None:
+        """Release records: now, or at the next `finish` if the keeper may still have to read them."""
+        self._left += [ref for ref in refs if ref.name in self._in_use]
+        self._client.release([ref for ref in refs if ref.name not in self._in_use])
+
+    def finish(self) -> None:
+        """Wait until the keeper has read everything that it was sent.
+
+        Raises:
+            WorkerError: it failed or was late.
+        """
+        calls, self._calls = self._calls, []
+        wait_all(calls, what="writing rollouts", deadline_s=self._config.controllers.deadline_s)
+        left, self._left, self._in_use = self._left, [], set()
+        if left:
+            self._client.release(left)
+
+    def _keep(
+        self, groups: Sequence[ScoredGroup], step: int, split: Split, *, among: int, trained: Collection[int] = ()
+    ) -> None:
+        if self._keeper is None:
+            return
+        kept = [
+            KeptGroup(scored=group, advantages=self._advantages(group) if _position(group) in trained else None)
+            for group in groups
+            if self._config.rollouts.keeps(_position(group), among)
+        ]
+        self._calls.append(("the keeper", self._keeper.keep.remote(step, split, kept)))
+        self._in_use |= {group.scored.group.ref.name for group in kept}
+
+    def _advantages(self, group: ScoredGroup) -> tuple[float, ...]:
+        return tuple(group_advantages(group.rewards, normalize_std=self._config.algorithm.normalize_std))
+
+
+def _position(group: ScoredGroup) -> int:
+    return group.prompt.slot.position

@@ -1,0 +1,99 @@
+"""The files `rollouts/step_<n>.parquet` of a run: one row per response, with its reward and pictures of its media.
+
+Any reader of Parquet can open them. A picture is stored once per file, however many rows show it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+FOLDER = "rollouts"
+"""The folder inside a run's folder."""
+PICTURES_BYTES = 64 << 20
+"""The size of the list of distinct pictures, up to which each is stored once."""
+
+SCHEMA = pa.schema(
+    [
+        ("step", pa.int32()),
+        ("split", pa.string()),  # train or eval
+        ("position", pa.int64()),  # of the prompt in the run's order; of the sample in the held-out set
+        ("epoch", pa.int32()),
+        ("index", pa.int64()),  # of the sample in its data set
+        ("place", pa.int32()),  # of the response in its group
+        ("is_trained", pa.bool_()),  # True if the step trained on the group
+        ("question", pa.string()),
+        ("answer", pa.string()),
+        ("response", pa.string()),
+        ("reward", pa.float64()),
+        ("advantage", pa.float64()),  # null if the step did not train on the group
+        ("scores", pa.list_(pa.struct([("source", pa.string()), ("score", pa.float64()), ("words", pa.string())]))),
+        ("finish_reason", pa.string()),
+        ("token_ids", pa.list_(pa.int64())),
+        ("logprob_mean", pa.float64()),  # of the engine; null without tokens
+        ("logprob_min", pa.float64()),
+        ("policy_version_min", pa.int64()),
+        ("policy_version_max", pa.int64()),
+        ("media", pa.list_(pa.struct([("kind", pa.string()), ("source", pa.string()), ("thumbnail", pa.binary())]))),
+    ],
+    metadata={"format": "yatt_mm.rollouts.1"},
+)
+
+
+Row = dict[str, Any]
+"""One response, as a dictionary of the columns."""
+
+
+def table_path(run_dir: Path, step: int) -> Path:
+    """Return the path of the file of a step."""
+    return run_dir / FOLDER / f"step_{step}.parquet"
+
+
+def kept_steps(run_dir: Path) -> list[int]:
+    """Return the steps of which a run's folder has a file, in order."""
+    names = (re.fullmatch(r"step_(\d+)\.parquet", path.name) for path in (run_dir / FOLDER).glob("step_*.parquet"))
+    return sorted(int(name[1]) for name in names if name)
+
+
+def drop_after(run_dir: Path, step: int) -> None:
+    """Remove the files of later steps, which a run that is resumed will write again."""
+    for later in kept_steps(run_dir):
+        if later > step:
+            table_path(run_dir, later).unlink()
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the file of a step, in place of an earlier one. Raises OSError, and then leaves no half of a file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    try:
+        pq.write_table(
+            pa.Table.from_pylist(list(rows), schema=SCHEMA),
+            partial,
+            compression="zstd",
+            dictionary_pagesize_limit=PICTURES_BYTES,
+            write_statistics=False,
+        )
+        partial.replace(path)
+    except OSError:
+        partial.unlink(missing_ok=True)
+        raise
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Return the rows of a file. Raises OSError if there is none, and pyarrow.ArrowInvalid if it is no such file."""
+    rows: list[Row] = pq.read_table(path).to_pylist()
+    return rows
+
+
+def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each prompt, in the order of the file."""
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in rows:
+        groups.setdefault((row["split"], row["position"]), []).append(row)
+    return list(groups.values())

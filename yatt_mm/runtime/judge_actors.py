@@ -1,0 +1,74 @@
+"""Creates the actors of the judges: their engines, or those that send to their servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from yatt_mm.config.judge_section import JudgeSection, judge_spec, num_labels, remote_spec
+from yatt_mm.genrm.actor import JudgeActor
+from yatt_mm.genrm.remote_actor import RemoteJudgeActor
+from yatt_mm.protocol.placement_model import Unit
+from yatt_mm.protocol.rollout import EngineSpec
+from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.site import Site, log_file
+
+SHARE_OF_JUDGE = 0.8
+"""The share of the controllers' deadline after which a judge, with all its attempts, has failed; the run continues."""
+
+
+def create_judges(site: Site) -> dict[str, tuple[Any, ...]]:
+    """Return the actors of each judge, by its name. They are not started yet."""
+    pools = site.placement.pools()
+    return {
+        name: _create_judge(site, name, section, pools[name]) for name, section in site.config.reward.judges.items()
+    }
+
+
+def _create_judge(site: Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
+    """Return the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
+    config = site.config
+    server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
+    shared: dict[str, Any] = {
+        "spec": judge_spec(name, section, config.data.video.sampling()),
+        "dataplane_uri": site.node.uri,
+        "num_controllers": config.controllers.num,
+        "deadline_s": config.controllers.deadline_s,
+    }
+    if server is not None:
+        return tuple(
+            create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
+                name=str(unit), server=server, scope=site.node.scope, durable=site.node.durable, **shared
+            )
+            for unit in units
+        )
+    engine = _judge_engine(site, section)
+    return tuple(
+        site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000)(
+            name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
+        )
+        for unit in units
+    )
+
+
+def _judge_log(unit: Unit) -> str:
+    return f"judge-{unit.pool}-{unit.index}"
+
+
+def _judge_engine(site: Site, section: JudgeSection) -> EngineSpec:
+    return EngineSpec(
+        model_dir=str(Path(section.model).absolute()),
+        dtype=site.config.model.dtype,
+        max_model_len=section.max_model_len,
+        max_num_seqs=section.max_num_seqs,
+        kv_cache_bytes=section.kv_cache_memory,
+        max_images_per_prompt=site.config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
+        tp=section.tp,
+        num_labels=num_labels(section),
+        deadline_s=SHARE_OF_JUDGE * site.config.controllers.deadline_s / section.max_attempts,
+        scope=site.node.scope,
+        durable=site.node.durable,
+    )

@@ -1,0 +1,47 @@
+"""What the creation of a run's actors needs: where they run, what they get, what ends them, and where they log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from yatt_mm.common.cores import core_of
+from yatt_mm.config.run_config import Config
+from yatt_mm.protocol.placement_model import Placement
+from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.cluster import Devices
+from yatt_mm.runtime.run_node import RunNode
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """What the creation of actors needs: where they run, what they get, and what ends them."""
+
+    stack: ExitStack
+    config: Config
+    node: RunNode
+    placement: Placement
+    devices: Devices
+
+    @property
+    def model_dir(self) -> str:
+        """The model folder as an absolute path, for processes with another working directory."""
+        return str(Path(self.config.model.path).absolute())
+
+    def cores(self, devices: Sequence[int]) -> tuple[int, ...]:
+        """Return the processor cores to which these CPU devices are bound; empty if devices are not bound to cores."""
+        is_pinned = self.config.placement.pin_cores and not self.devices.gpus
+        return tuple(map(core_of, devices)) if is_pinned else ()
+
+    def create(self, body: type, devices: Sequence[int], *, log: str, concurrency: int) -> Any:
+        """Return the constructor of an actor on these devices. `log`: the name of its log file."""
+        log_path, options = log_file(self.config, log), self.devices.beside(devices)
+        return create(self.stack, body, log=log_path, concurrency=concurrency, **options)
+
+
+def log_file(config: Config, name: str) -> Path:
+    """Return the path of the log file of one process of the run."""
+    return config.log_dir / f"{name}.log"

@@ -1,0 +1,99 @@
+"""What TensorBoard shows of a run: the metrics as curves, and what the model said as text beside its pictures."""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from tensorboard.compat.proto.event_pb2 import Event
+from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_CLASS_SCALAR, DATA_CLASS_TENSOR
+from tensorboard.plugins.image.metadata import create_summary_metadata as image_metadata
+from tensorboard.plugins.scalar.metadata import create_summary_metadata as scalar_metadata
+from tensorboard.plugins.text.metadata import create_summary_metadata as text_metadata
+from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.util import tensor_util
+
+from yatt_mm.keeper.table import Row, by_prompt
+
+MAX_PROMPTS = 4
+"""The most prompts of one step's training, and of one evaluation, that are shown."""
+MAX_CHARS = 2000
+"""The number of characters of a question or response that are shown."""
+
+
+class TensorboardFile:
+    """The event file of one run in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._writer = EventFileWriter(str(folder))
+
+    def add_metrics(self, record: Mapping[str, float]) -> None:
+        """Add the metrics of a step."""
+        for name, value in record.items():
+            if name != "step":
+                self._add(record["step"], name, np.float32(value), scalar_metadata("", ""), DATA_CLASS_SCALAR)
+        self._writer.flush()
+
+    def add_rollouts(self, step: int, rows: Sequence[Row]) -> None:
+        """Add what the model said in a step (rows of `yatt_mm.keeper.table`), as text and pictures."""
+        for split in ("train", "eval"):
+            prompts = by_prompt([row for row in rows if row["split"] == split])[:MAX_PROMPTS]
+            if not prompts:
+                continue
+            text = "\n\n".join(_text(number, responses) for number, responses in enumerate(prompts, 1))
+            data = np.array([text.encode()], dtype=object)
+            self._add(step, f"rollouts/{split}", data, text_metadata("", ""), DATA_CLASS_TENSOR)
+            for number, responses in enumerate(prompts, 1):
+                pictures = [medium["thumbnail"] for medium in responses[0]["media"] if medium["thumbnail"]]
+                if pictures:
+                    name = f"rollouts/{split} prompt {number}"
+                    self._add(step, name, _images(pictures), image_metadata("", ""), DATA_CLASS_BLOB_SEQUENCE)
+        self._writer.flush()
+
+    def close(self) -> None:
+        """Write everything, and close the file."""
+        self._writer.close()
+
+    def _add(self, step: float, name: str, data: Any, metadata: Any, data_class: Any) -> None:
+        event = Event(wall_time=time.time(), step=int(step))
+        metadata.data_class = data_class
+        event.summary.value.add(tag=name, tensor=tensor_util.make_tensor_proto(data), metadata=metadata)
+        self._writer.add_event(event)
+
+
+def _text(number: int, responses: Sequence[Row]) -> str:
+    """Return a prompt with its responses, the best first, as Markdown."""
+    first = responses[0]
+    head = [f"### prompt {number} (sample {first['index']})", _block(first["question"])]
+    best_first = sorted(responses, key=lambda row: -row["reward"])
+    return "\n\n".join([*head, f"answer: `{first['answer'][:MAX_CHARS]}`", *map(_response, best_first)])
+
+
+def _response(row: Row) -> str:
+    advantage = "" if row["advantage"] is None else f", advantage {row['advantage']:+.3f}"
+    about = f"reward **{row['reward']:.3f}**{advantage}, {len(row['token_ids'])} tokens, {row['finish_reason']}"
+    return "\n\n".join([about, _block(row["response"]), *_verdicts(row)])
+
+
+def _verdicts(row: Row) -> Iterator[str]:
+    if len(row["scores"]) > 1:
+        for scored in row["scores"]:
+            said = f"\n\n{_block(scored['words'])}" if scored["words"] else ""
+            yield f"{scored['source']}: {scored['score']:.3f}{said}"
+
+
+def _block(text: str) -> str:
+    """Return a text as a block of code, in which Markdown changes nothing."""
+    shown = text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]} [...]"
+    return "\n".join(f"    {line}" for line in shown.splitlines() or [""])
+
+
+def _images(pictures: Sequence[bytes]) -> np.ndarray:
+    """Return pictures in the form of TensorBoard's images: width, height, files."""
+    width, height = Image.open(io.BytesIO(pictures[0])).size
+    return np.array([str(width).encode(), str(height).encode(), *pictures], dtype=object)
