@@ -272,7 +272,8 @@ class Controller:
     def _report(self) -> None:
         """Merge all controllers' metrics into the step's record. Controller 0 hands it over."""
         self._rendezvous.phase = "report"
-        self._kept.finish()
+        with self._meter.timed("time/keep_s"):
+            self._kept.finish()
         return_freed_memory()
         self._meter.add_max("controller/rss_bytes_max", resident_bytes())
         if self._team.judges:

@@ -36,7 +36,7 @@ class TensorboardFile:
         """Add the metrics of a step."""
         for name, value in record.items():
             if name != "step":
-                self._add(record["step"], name, np.float32(value), scalar_metadata("", ""), DATA_CLASS_SCALAR)
+                self._add(record["step"], name, np.float32(value), scalar_metadata(name, ""), DATA_CLASS_SCALAR)
         self._writer.flush()
 
     def add_rollouts(self, step: int, rows: Sequence[Row]) -> None:
@@ -47,12 +47,12 @@ class TensorboardFile:
                 continue
             text = "\n\n".join(_text(number, responses) for number, responses in enumerate(prompts, 1))
             data = np.array([text.encode()], dtype=object)
-            self._add(step, f"rollouts/{split}", data, text_metadata("", ""), DATA_CLASS_TENSOR)
+            self._add(step, f"rollouts/{split}", data, text_metadata(f"rollouts/{split}", ""), DATA_CLASS_TENSOR)
             for number, responses in enumerate(prompts, 1):
                 pictures = [medium["thumbnail"] for medium in responses[0]["media"] if medium["thumbnail"]]
                 if pictures:
                     name = f"rollouts/{split} prompt {number}"
-                    self._add(step, name, _images(pictures), image_metadata("", ""), DATA_CLASS_BLOB_SEQUENCE)
+                    self._add(step, name, _images(pictures), image_metadata(name, ""), DATA_CLASS_BLOB_SEQUENCE)
         self._writer.flush()
 
     def close(self) -> None:

@@ -8,8 +8,11 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.yatt_mm.keeper.rows import picture, row
 from yatt_mm.common.errors import RewardError
+from yatt_mm.keeper.table import kept_steps, table_path, write_rows
 from yatt_mm.runtime.report import Reporter
 
 
@@ -77,3 +80,41 @@ def test_a_failure_of_the_reward_function_is_shown_with_its_traceback(tmp_path: 
     assert wanted in text
     assert "step    1  reward 0.500  failed 4\n" in text
     assert "step    2  reward 0.500\n" in text
+
+
+def accumulated(folder: Path) -> EventAccumulator:
+    events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0})
+    events.Reload()
+    return events
+
+
+def texts(events: EventAccumulator, name: str) -> dict[int, str]:
+    return {event.step: event.tensor_proto.string_val[0].decode() for event in events.Tensors(name)}
+
+
+def test_tensorboard_has_the_metrics_and_what_the_model_said_with_its_pictures(tmp_path: Path) -> None:
+    code = "| a | `b` |\n# not a title"
+    rows = [row(5, place, reward=float(place), response=code) for place in range(2)]
+    write_rows(table_path(tmp_path, 1), [*rows, row(0, 0, split="eval", media=[])])
+    with Reporter(tmp_path, num_steps=2, first_step=1, judges=(), console=on_paper()) as reporter:
+        reporter.take(step(1, 1.0))
+    events = accumulated(tmp_path)
+    assert events.Tensors("reward/mean")[0].tensor_proto.float_val[0] == 0.25
+    (text,) = texts(events, "rollouts/train").values()
+    assert text.index("reward **1.000**") < text.index("reward **0.000**"), "the best first"
+    assert "    | a | `b` |\n    # not a title" in text, "Markdown changes nothing in it"
+    width, height, image = events.Tensors("rollouts/train prompt 1")[0].tensor_proto.string_val
+    assert (int(width), int(height), image) == (96, 96, picture(5))
+    assert "rollouts/eval" in events.Tags()["tensors"] and "rollouts/eval prompt 1" not in events.Tags()["tensors"]
+
+
+def test_a_run_that_is_resumed_shows_the_steps_before_and_drops_the_rollouts_of_those_after(tmp_path: Path) -> None:
+    with Reporter(tmp_path, num_steps=3, first_step=0, judges=(), console=on_paper()) as reporter:
+        for number in (1, 2, 3):
+            write_rows(table_path(tmp_path, number), [row(0, 0, response=f"at {number}")])
+            reporter.take(step(number, 1.0))
+    with Reporter(tmp_path, num_steps=3, first_step=2, judges=(), console=on_paper()):
+        pass
+    assert kept_steps(tmp_path) == [1, 2]
+    found = texts(accumulated(tmp_path), "rollouts/train")
+    assert {number: f"at {number}" in text for number, text in found.items()} == {1: True, 2: True}

@@ -155,14 +155,14 @@ def test_what_the_model_said_is_kept_as_it_was(whole: runs.Finished, digits: Dig
         for group in by_prompt(trained):
             assert len({row["reward"] for row in group}) > 1 or not any(row["advantage"] for row in group)
             assert not group[0]["is_trained"] or sum(row["advantage"] for row in group) == pytest.approx(0, abs=1e-6)
-    scans, tokenizer = make_split(seed=0), load_processor(digits.model).tokenizer
+    split, tokenizer = make_split(seed=0), load_processor(digits.model).tokenizer
+    scans = {content_digest(scan.png): scan for scan in (*split.train, *split.held_out)}
     for at in np.random.default_rng(0).choice(len(rows), 20, replace=False):
         row = rows[at]
-        scan = (scans.train if row["split"] == "train" else scans.held_out)[row["index"]]
+        (medium,) = row["media"]
+        scan = scans[medium["source"]]
         assert row["answer"] == scan.answer and row["reward"] == float(row["response"].strip() == scan.answer)
         assert tokenizer.decode(row["token_ids"], skip_special_tokens=True) == row["response"]
-        (medium,) = row["media"]
-        assert medium["source"] == content_digest(scan.png)
         pixels = [np.asarray(Image.open(io.BytesIO(file)).convert("L")) for file in (scan.png, medium["thumbnail"])]
         assert np.abs(pixels[0].astype(int) - pixels[1]).mean() < 4
 
