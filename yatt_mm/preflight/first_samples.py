@@ -17,6 +17,7 @@ from yatt_mm.common.sample_fields import take_field
 from yatt_mm.config.judge_section import judge_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.preflight.first_prompts import check_prompts
 from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
 NUM_FIRST = 4
@@ -53,6 +54,10 @@ def check_first_samples(
             break
     if not prompts:
         raise ConfigError(f"{key}: none of the first {len(notices)} samples can be used{_why(notices)}")
+    try:
+        check_prompts(config, prompts)
+    except ValueError as error:
+        raise ConfigError(f"{key}: {error}") from error
     media: Counter[str] = Counter(kind_of(ref) for prompt in prompts for ref in prompt.media)
     if not media:
         _check_no_paths(prompts[0].fields, config, key)

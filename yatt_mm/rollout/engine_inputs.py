@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from dataplane.client.torch_view import as_tensor
 from dataplane.media.kinds import MediaKind
-from models.recipes.media_recipes import VIDEO_RULES
 from models.registry import load_recipe
 from yatt_mm.rollout.engine_types import EngineConfig, GenerateRequest, MediaTokens, Medium
 from yatt_mm.rollout.video_times import engine_seconds
@@ -60,7 +58,7 @@ class InputBuilder:
         self._most = {"image": config.max_images_per_prompt, "video": config.max_videos_per_prompt}
         self._max_model_len = int(llm.model_config.max_model_len)
         hf_config = llm.model_config.hf_config
-        self.tokens = media_tokens(hf_config, family.IMAGE_MARKS)
+        self.tokens = MediaTokens.of_config(hf_config.to_dict(), family.IMAGE_MARKS)
         self._tokens_per_second = hf_config.vision_config.to_dict().get("tokens_per_second")
 
     def build(self, request: GenerateRequest, sample: int) -> EngineInput:
@@ -182,20 +180,6 @@ class InputBuilder:
             return PlaceholderRange(offset=begin, length=end - begin), end
         is_video = torch.tensor([found == token for found in token_ids[begin - 1 : end]])
         return PlaceholderRange(offset=begin - 1, length=end - begin + 1, is_embed=is_video), end
-
-
-def media_tokens(hf_config: Any, image_marks: tuple[str, ...]) -> MediaTokens:
-    """Return the tokens with which the model of a Hugging Face config writes media into its prompts."""
-    ids = hf_config.to_dict()
-    rules = VIDEO_RULES.get(ids["model_type"])
-    return MediaTokens(
-        image=int(ids["image_token_id"]),
-        image_marks=image_marks,
-        video=int(ids["video_token_id"]) if rules else None,
-        start=ids.get("vision_start_token_id"),
-        end=ids.get("vision_end_token_id"),
-        has_spans_per_frame=rules is not None and rules.has_spans_per_frame,
-    )
 
 
 def _patches_item(

@@ -5,12 +5,14 @@ Left out: refs and names of the data plane (`yatt_mm.protocol.rollout`), which t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from dataplane.media.kinds import MediaKind
+from models.recipes.media_recipes import VIDEO_RULES
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.protocol.rollout import EngineSpec
 
@@ -115,6 +117,19 @@ class MediaTokens:
     """The id of the token that closes a span of vision tokens."""
     has_spans_per_frame: bool = False
     """True if every temporal step of a video's grid has its own span, with its time as text before it."""
+
+    @classmethod
+    def of_config(cls, config: Mapping[str, Any], image_marks: tuple[str, ...]) -> MediaTokens:
+        """Return the tokens with which the model of a Hugging Face config writes media into its prompts."""
+        rules = VIDEO_RULES.get(config["model_type"])
+        return cls(
+            image=int(config["image_token_id"]),
+            image_marks=image_marks,
+            video=int(config["video_token_id"]) if rules else None,
+            start=config.get("vision_start_token_id"),
+            end=config.get("vision_end_token_id"),
+            has_spans_per_frame=rules is not None and rules.has_spans_per_frame,
+        )
 
     def of(self, kind: MediaKind) -> int | None:
         """Return the placeholder token of a kind of medium."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -102,3 +103,12 @@ def test_paths_of_images_that_are_not_read_are_told_with_the_remedy(client: Clie
     )
     assert check(client, tiny_dir, name="paths.jsonl.image_path") == "1 image each"
     assert check(client, tiny_dir, name="texts.jsonl") == "no media"
+
+
+def test_a_chat_template_that_writes_no_placeholder_is_told_with_the_key(
+    client: Client, tiny_dir: Path, tmp_path: Path
+) -> None:
+    model = Path(shutil.copytree(tiny_dir, tmp_path / "model"))
+    (model / "chat_template.jinja").write_text("{{ messages[0].content[1].text }}")
+    with pytest.raises(ConfigError, match=r"data.train: the prompt for .* has placeholders for nothing"):
+        check(client, model)

@@ -1,0 +1,93 @@
+"""Tests that prompts are made before anything heavy starts as the engines will make them, and that what is wrong is
+told."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dataplane.core.refs import Lineage, Ref
+from tests.yatt_mm import runs
+from yatt_mm.config.run_config import Config, load_config
+from yatt_mm.preflight import first_prompts
+from yatt_mm.preflight.first_prompts import check_prompts
+from yatt_mm.protocol.control import Prompt, Slot
+
+TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What digit is this? é 中"}]}]
+
+
+def config_of(model: Path, *overrides: str) -> Config:
+    config, *rest = runs.arguments(Path("unused"), model, "first", "train.steps=1", *overrides)
+    return load_config(runs.ROOT / config, rest)
+
+
+def prompt(question: str, *, num_images: int = 1, num_tokens: int = 4) -> Prompt:
+    lineage = Lineage(source="0" * 32, dataset="d", shard="s", offset=0, nbytes=1, recipe={"kernel": "rgb"})
+    meta = {"medium": "image", "num_tokens": num_tokens, "grid_thw": [1, 4, 4]}
+    ref = Ref(name="d/x", kind="derived", dtype="uint8", shape=(1,), nbytes=1, node="n", lineage=lineage, meta=meta)
+    slot = Slot(position=0, epoch=0, index=0)
+    return Prompt(slot=slot, question=question, answer="7", fields={}, media=(ref,) * num_images)
+
+
+@pytest.fixture
+def folder(tiny_dir: Path, tmp_path: Path) -> Path:
+    """A copy of the model's folder without its weights."""
+    return Path(shutil.copytree(tiny_dir, tmp_path / "model", ignore=shutil.ignore_patterns("*.safetensors")))
+
+
+def move_template(folder: Path, template: object) -> None:
+    """Put a chat template where older models have it."""
+    (folder / "chat_template.jinja").unlink()
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+
+
+@pytest.mark.parametrize("form", ["file", "setting", "several"])
+def test_text_and_tokens_are_those_of_transformers(folder: Path, form: str) -> None:
+    from transformers import AutoTokenizer
+
+    text = (folder / "chat_template.jinja").read_text() + "{{ eos_token }}"
+    if form == "file":
+        (folder / "chat_template.jinja").write_text(text)
+    else:
+        several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": text}]
+        move_template(folder, several if form == "several" else text)
+    own, theirs = first_prompts._Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    rendered = own.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    assert rendered == theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
+    ids = theirs(rendered, add_special_tokens=False)["input_ids"]
+    assert own(rendered, add_special_tokens=False)["input_ids"] == ids
+
+
+def test_prompts_that_engines_can_use_pass(folder: Path) -> None:
+    check_prompts(config_of(folder), [prompt("What digit is this?"), prompt("Which?", num_images=2)])
+    (folder / "tokenizer.json").unlink()
+    check_prompts(config_of(folder), [prompt("What digit is this?", num_tokens=10**6)])
+
+
+@pytest.mark.parametrize(
+    ("template", "question", "reason"),
+    [
+        (None, "<|image_pad|> What?", "has placeholders for image, image where its media are image"),
+        ("{{ messages[0].content[1].text }}", "What?", "has placeholders for nothing where its media are image"),
+        ("{{ raise_exception('only text, please') }}", "What?", "the chat template cannot make a prompt: only text"),
+        ("{% for message in %}", "What?", "the chat template cannot make a prompt: Expected an expression"),
+    ],
+)
+def test_a_template_or_a_question_that_cannot_work_is_told(
+    folder: Path, template: str | None, question: str, reason: str
+) -> None:
+    if template is not None:
+        (folder / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match=reason.replace("|", r"\|")):
+        check_prompts(config_of(folder), [prompt(question)])
+
+
+def test_a_prompt_that_leaves_no_room_for_a_response_is_told(folder: Path) -> None:
+    config = config_of(folder, "rollout.max_model_len=100", "rollout.max_tokens=20")
+    check_prompts(config, [prompt("?", num_tokens=60)])
+    with pytest.raises(ValueError, match=r"has \d+ tokens, and with rollout.max_tokens \(20\) more than .* \(100\)"):
+        check_prompts(config, [prompt("?", num_tokens=90)])

@@ -1,0 +1,91 @@
+"""Makes the first prompts as an engine would: with the model's chat template and tokenizer, and with its media's sizes.
+
+transformers' own tokenizer would take seconds to import. This one renders with transformers' code for templates and
+encodes with the `tokenizers` library, so a model whose folder has no tokenizer.json is not checked here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from models.registry import load_recipe, read_config
+from yatt_mm.config.run_config import Config
+from yatt_mm.protocol.control import Prompt
+from yatt_mm.rollout.engine_media import size_of
+from yatt_mm.rollout.engine_types import MediaTokens
+from yatt_mm.rollout.prompt_template import PromptTemplate
+
+
+def check_prompts(config: Config, prompts: Sequence[Prompt]) -> None:
+    """Check that prompts can be made, and leave room for a response.
+
+    Raises:
+        ValueError: one of them cannot.
+    """
+    folder = Path(config.model.path)
+    hf_config = read_config(folder)
+    if not (folder / "tokenizer.json").is_file() or "image_token_id" not in hf_config:
+        return
+    tokens = MediaTokens.of_config(hf_config, load_recipe(folder).IMAGE_MARKS)
+    template = PromptTemplate(_Tokenizer(folder), tokens)
+    rollout = config.rollout
+    for prompt in prompts:
+        num_tokens = len(template.token_ids(prompt.question, [size_of(ref) for ref in prompt.media]))
+        if num_tokens + rollout.max_tokens > rollout.max_model_len:
+            raise ValueError(
+                f"the prompt for {prompt.question[:80]!r} has {num_tokens} tokens, and with rollout.max_tokens "
+                f"({rollout.max_tokens}) more than rollout.max_model_len ({rollout.max_model_len}); raise the last"
+            )
+
+
+class _Tokenizer:
+    """The tokenizer of a model's folder, with the two methods of transformers' that prompts need."""
+
+    def __init__(self, folder: Path) -> None:
+        from tokenizers import Tokenizer
+
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._settings = _read_json(folder / "tokenizer_config.json")
+        self._template = _chat_template(folder, self._settings)
+
+    def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
+        """Return the token ids of a text."""
+        return {"input_ids": self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids}
+
+    def apply_chat_template(self, turns: list[dict[str, Any]], **settings: Any) -> str:
+        """Return the text of a conversation."""
+        from jinja2 import TemplateError
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        special = {name: _content(self._settings[name]) for name in self._settings if name.endswith("_token")}
+        try:
+            rendered: Any = render_jinja_template(
+                [turns],
+                chat_template=self._template,
+                add_generation_prompt=settings["add_generation_prompt"],
+                **special,
+            )
+        except TemplateError as error:
+            raise ValueError(f"the chat template cannot make a prompt: {error}") from error
+        return str(rendered[0][0])
+
+
+def _chat_template(folder: Path, settings: dict[str, Any]) -> str:
+    """Return the chat template from the first of the files that transformers reads it from."""
+    if (folder / "chat_template.jinja").is_file():
+        return (folder / "chat_template.jinja").read_text()
+    template = _read_json(folder / "chat_template.json").get("chat_template") or settings["chat_template"]
+    if isinstance(template, list):  # several, by name
+        return str({item["name"]: item["template"] for item in template}["default"])
+    return str(template)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+def _content(token: Any) -> Any:
+    return token["content"] if isinstance(token, dict) else token
