@@ -14,8 +14,16 @@ from yatt_mm.common.errors import WorkerError
 T = TypeVar("T")
 
 
-def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_s: float) -> list[Any]:
+def wait_all(
+    calls: Sequence[tuple[str, ray.ObjectRef]],
+    *,
+    what: str,
+    deadline_s: float,
+    on_done: Callable[[str], object] = lambda name: None,
+) -> list[Any]:
     """Return the results of `(worker name, call)` pairs, in order. The first failure ends the wait for all.
+
+    on_done: called with the worker's name whenever one has replied.
 
     Raises:
         WorkerError: a worker raised, died, or did not reply in `deadline_s` seconds.
@@ -28,6 +36,7 @@ def wait_all(calls: Sequence[tuple[str, ray.ObjectRef]], *, what: str, deadline_
             late = ", ".join(sorted({pending[call] for call in left}))
             raise WorkerError(f"{late} did not finish {what} in {deadline_s:g} s")
         fetch(done[0], name=pending[done[0]], what=what)
+        on_done(pending[done[0]])
     return [fetch(call, name=name, what=what) for name, call in calls]
 
 

@@ -112,7 +112,15 @@ def _run(
         stack.enter_context(session)
     interrupt_on_signals(console)  # Ray has installed its own signal handler
     with console.status("starting engines and training ranks"):
-        team = build_team(stack, config, run_id=run_id, node=node, batches=point.batches, weights_dir=scratch.weights)
+        team = build_team(
+            stack,
+            config,
+            run_id=run_id,
+            node=node,
+            batches=point.batches,
+            weights_dir=scratch.weights,
+            tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
+        )
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
     controllers = start_controllers(stack, config, team, start)
     reporter = stack.enter_context(

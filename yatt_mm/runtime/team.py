@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
@@ -41,9 +43,16 @@ STOP_DEADLINE_S = 30.0
 
 
 def build_team(
-    stack: ExitStack, config: Config, *, run_id: str, node: RunNode, batches: StepBatches, weights_dir: Path
+    stack: ExitStack,
+    config: Config,
+    *,
+    run_id: str,
+    node: RunNode,
+    batches: StepBatches,
+    weights_dir: Path,
+    tell: Callable[[str], None],
 ) -> Team:
-    """Start every actor except the controllers; `stack` ends them.
+    """Start every actor except the controllers; `stack` ends them. `tell` gets a line when engines or ranks are ready.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
@@ -70,7 +79,7 @@ def build_team(
         deadline_s=config.controllers.deadline_s / 2,
     )
     stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
-    _start(site, engines, judges, ranks)
+    _start(site, engines, judges, ranks, tell)
     return Team(
         rendezvous=rendezvous,
         coordinator=coordinator,
@@ -94,20 +103,50 @@ def build_team(
     )
 
 
-def _start(site: Site, engines: list[Any], judges: dict[str, tuple[Any, ...]], ranks: list[Any]) -> None:
+def _start(
+    site: Site,
+    engines: list[Any],
+    judges: dict[str, tuple[Any, ...]],
+    ranks: list[Any],
+    tell: Callable[[str], None],
+) -> None:
     """Start the actors: on GPUs one after another, because an engine takes its device's memory before it sleeps; on the
     CPU all at once."""
     address = ("training rank 0", ranks[0].address.remote())
     (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
     turns: list[list[tuple[str, Any, tuple[str, ...]]]]
     turns = [[(f"engine {number}", engine.start, ()) for number, engine in enumerate(engines)]]
-    turns += [[(f"judge {name}", judge.start, ()) for judge in of_one] for name, of_one in judges.items()]
+    for name, of_one in judges.items():
+        turns += [[(f"engine {number} of judge {name}", judge.start, ()) for number, judge in enumerate(of_one)]]
     turns += [[(f"training rank {number}", rank.start, (store,)) for number, rank in enumerate(ranks)]]
+    ready = _tell_when_ready([[name for name, *_ in turn] for turn in turns], tell)
     if not site.devices.gpus:
         turns = [list(chain.from_iterable(turns))]
     for turn in turns:
         calls = [(name, start.remote(*arguments)) for name, start, arguments in turn]
-        wait_all(calls, what="its start", deadline_s=START_DEADLINE_S)
+        wait_all(calls, what="its start", deadline_s=START_DEADLINE_S, on_done=ready)
+
+
+def _tell_when_ready(groups: Sequence[Sequence[str]], tell: Callable[[str], None]) -> Callable[[str], None]:
+    """Return a function that takes the name of each part that is ready, and tells when all of its group are."""
+    started, missing = time.monotonic(), [set(names) for names in groups]
+
+    def ready(name: str) -> None:
+        for names, of_group in zip(groups, missing):
+            if name in of_group:
+                of_group.remove(name)
+                if not of_group:
+                    tell(f"{_together(names)}: ready after {time.monotonic() - started:.1f} s")
+
+    return ready
+
+
+def _together(names: Sequence[str]) -> str:
+    """Return the names of parts that are numbered from 0 as one: `engine 0`, `engine 1` give `2 engines`."""
+    if len(names) == 1:
+        return names[0]
+    kind, _, rest = names[0].partition(" 0")
+    return f"{len(names)} {kind}s{rest}"
 
 
 def _workers(
