@@ -10,6 +10,7 @@ import yaml
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.values import Section
+from yatt_mm.config.wanted import wanted
 
 
 def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
@@ -62,11 +63,11 @@ def explain(problem: Any, root: type[Section]) -> str:
         return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
     if problem["type"] == "missing":
         return f"{key} is missing; add it to the config or give {key}=VALUE"
-    wanted = str(problem["msg"]).removeprefix("Value error, ")
+    words = wanted(problem)
     if not location:
-        return wanted
+        return words
     # a number that has a `source` key next to it
-    return f"{key.removesuffix('.value')} is {problem['input']!r}: {wanted}"
+    return f"{key.removesuffix('.value').removesuffix('.[key]')} is {problem['input']!r}: {words}"
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:

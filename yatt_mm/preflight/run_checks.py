@@ -4,6 +4,7 @@ reward function."""
 from __future__ import annotations
 
 import json
+import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -164,6 +165,11 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.parent.is_dir():
+            raise ConfigError(
+                f"{key} is {path}, and there is no such folder; if it is the name of a model of the Hugging Face hub, "
+                f"download it first: hf download {path} --local-dir models/{folder.name}, and give that folder"
+            )
         raise ConfigError(
             f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
             "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"

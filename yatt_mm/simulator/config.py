@@ -42,7 +42,7 @@ class Sourced(Section, Generic[Number]):
     @classmethod
     def _with_source(cls, given: object) -> object:
         if isinstance(given, bool):
-            raise ValueError("Input should be a number")
+            raise ValueError("wanted a number")
         return given if isinstance(given, dict | Sourced) else {"value": given, "source": NO_SOURCE}
 
     @classmethod
