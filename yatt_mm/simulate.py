@@ -19,7 +19,7 @@ from yatt_mm.common.errors import ConfigError, YattError
 from yatt_mm.simulator.config import SimulationConfig, load_simulation
 from yatt_mm.simulator.gantt import draw
 from yatt_mm.simulator.layouts import NAMES, compare
-from yatt_mm.simulator.report import as_object, as_table, assumed_keys
+from yatt_mm.simulator.report import as_object, as_table, assumed_keys, conclusion
 from yatt_mm.simulator.results import LayoutResult
 
 WIDTH_OF_FILES = 140
@@ -107,6 +107,7 @@ def _show(
         console.print(
             f"left out, because there are only {config.num_cells} cells: {', '.join(missing)}", highlight=False
         )
+    console.print(conclusion(results), highlight=False, soft_wrap=True)
     if with_decisions:
         for decision in (line for result in results for line in result.decisions):
             console.print(decision, highlight=False)

@@ -113,8 +113,10 @@ class PeerDirectory:
         """Return the error for an object whose home node cannot be found."""
         known = ", ".join(self.known()) or "none"
         return MissingObjectError(
-            f"{name} is not on node {self.node_id}, and its home {node_id[:80]!r} is not known here (known: {known}); "
-            f"start this node with --peer {node_id[:80]}=grpc://HOST:PORT, or both with the same --directory"
+            f"{name} is not on node {self.node_id}, and its home {node_id[:80]!r} is not known here (known: {known}). "
+            "If that node has ended, the object ended with it: store such objects with durable=True on a node with "
+            f"--spill, which keeps them. If it runs, start this node with --peer {node_id[:80]}=grpc://HOST:PORT, or "
+            "both with the same --directory"
         )
 
     def _read(self, directory: Path, node_id: str) -> str | None:

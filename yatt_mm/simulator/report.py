@@ -55,6 +55,20 @@ def as_table(results: Sequence[LayoutResult], title: str) -> Table:
     return table
 
 
+def conclusion(results: Sequence[LayoutResult]) -> str:
+    """Return in a sentence which layout has the shortest steps."""
+    ranked = sorted((result for result in results if result.name != "async"), key=lambda result: result.step_s)
+    best, *others = ranked
+    text = f"{best.name} has the shortest steps of the layouts that train on responses of the present policy: "
+    text += f"{best.step_s:.1f} s"
+    if others:
+        text += f", {_saving(best.step_s, others[0].step_s).lstrip('+')} less than {others[0].name}"
+    behind = next((result for result in results if result.name == "async"), None)
+    if behind is not None and behind.step_s < best.step_s:
+        text += f"; async takes {behind.step_s:.1f} s, on responses of an older policy"
+    return text
+
+
 def assumed_keys(config: SimulationConfig) -> list[str]:
     """Return the keys whose source says that they are assumed, or that have no source."""
     return [

@@ -145,7 +145,9 @@ def test_a_missing_object_says_so_and_an_unknown_home_says_which_are_known(owner
             client.get(refs[0])
     with EmbeddedNode(memory_bytes=1 << 20, roots={}, node_id="c", peers={"x": "grpc://127.0.0.1:1"}) as node:
         with Client(node.uri, timeout_s=30) as client:
-            with pytest.raises(MissingObjectError, match=r"home 'a' is not known here \(known: x\).*--peer a=.*--dir"):
+            with pytest.raises(
+                MissingObjectError, match=r"home 'a' is not known here \(known: x\).*--spill.*--peer a=.*--dir"
+            ):
                 client.get(refs[0])
 
 

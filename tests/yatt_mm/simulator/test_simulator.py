@@ -27,7 +27,8 @@ from yatt_mm.simulator.fleet import Fleet
 from yatt_mm.simulator.layouts import NAMES
 from yatt_mm.simulator.lengths import draw_lengths
 from yatt_mm.simulator.modelled_engine import Request
-from yatt_mm.simulator.results import LayoutResult
+from yatt_mm.simulator.report import conclusion
+from yatt_mm.simulator.results import LayoutResult, StepTimes
 from yatt_mm.simulator.search import find_best
 from yatt_mm.simulator.turn_layouts import external, full, partial_dynamic, partial_static
 
@@ -269,9 +270,7 @@ def test_a_wrong_key_and_an_impossible_shape_are_named() -> None:
 def test_a_number_that_cannot_be_is_named_with_what_is_wanted(key: str, value: object, wanted: str) -> None:
     given = [value] if "placement" in key or "sampling" in key else [value, {"value": value, "source": "assumed"}]
     for written in given[: 1 if value is True or key == "devices.num" else 2]:
-        with pytest.raises(
-            ConfigError, match=rf"^{re.escape(key)} is .+: wanted {re.escape(wanted)}"
-        ):
+        with pytest.raises(ConfigError, match=rf"^{re.escape(key)} is .+: wanted {re.escape(wanted)}"):
             parse_simulation(tree(**{key.replace(".", "__"): written}))
 
 
@@ -308,6 +307,21 @@ def test_the_command_prints_the_seven_layouts_as_json_and_draws_them(
     assert main([str(file), "genrm.wake=1"]) == 2
     assert main([str(file), "--gantt", str(tmp_path / "picture.png")]) == 0
     assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+def layout(name: str, step_s: float) -> LayoutResult:
+    times = StepTimes(step_s=step_s, rollout_s=1, train_s=1, num_prompts_used=1, num_groups=1, imbalance=1)
+    return LayoutResult(name=name, split="", steps=(times,), busy_frac=1, num_moves=0, decisions=(), spans=())
+
+
+def test_a_sentence_says_which_layout_is_best_and_what_an_older_policy_would_buy() -> None:
+    slow, fast, older = layout("full", 20.0), layout("partial_dynamic", 15.0), layout("async", 12.0)
+    said = conclusion([slow, fast, older])
+    assert said.startswith(
+        "partial_dynamic has the shortest steps of the layouts that train on responses of the present"
+    )
+    assert said.endswith(": 15.0 s, 25.0% less than full; async takes 12.0 s, on responses of an older policy")
+    assert conclusion([fast, layout("async", 16.0)]).endswith("policy: 15.0 s")
 
 
 def test_the_command_takes_several_configs_a_table_each(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
