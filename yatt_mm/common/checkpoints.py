@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from yatt_mm.common.errors import CheckpointError
+from yatt_mm.common.writing import writing
 
 STATE_FILE = "state.json"
 
@@ -32,13 +33,14 @@ class Checkpoints:
         """Return the folder for the checkpoint of `step`. It does not count before `commit`. Several processes may call
         this."""
         folder = self._partial(step)
-        folder.mkdir(parents=True, exist_ok=True)
+        with writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def commit(self, step: int, state: dict[str, Any]) -> Path:
         """Mark the checkpoint of `step` as complete, drop all but the `keep` newest, and return its folder."""
         partial, final = self._partial(step), self._final(step)
-        with (partial / STATE_FILE).open("w") as file:
+        with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
             file.flush()
             os.fsync(file.fileno())

@@ -31,5 +31,9 @@ class RewardError(YattError, RuntimeError):
     """The rewards cannot teach anything; the message names the function or the judge, the place and the counts."""
 
 
+class DiskError(YattError, OSError):
+    """A file of the run cannot be written; the message names it and what to do."""
+
+
 class CheckpointError(YattError, RuntimeError):
     """A checkpoint is missing, incomplete, or does not belong to this run."""

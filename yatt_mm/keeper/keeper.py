@@ -17,8 +17,8 @@ import numpy as np
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
-from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.media_refs import kind_of
+from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import Row, table_path, write_rows
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.kept import KeptGroup, Split
@@ -55,7 +55,7 @@ class Keeper:
 
         Raises:
             DataPlaneError: the data plane failed.
-            WorkerError: the file cannot be written.
+            DiskError: the file cannot be written.
         """
         shares = self._shares[step, split]
         chunks = (groups[at : at + MAX_AT_ONCE] for at in range(0, len(groups), MAX_AT_ONCE))
@@ -67,10 +67,8 @@ class Keeper:
         earlier = self._rows if step == self._step else []
         self._rows, self._step = earlier + [{"step": step, "split": split, **row} for row in rows], step
         path = table_path(self._run_dir, step)
-        try:
+        with writing(path):
             write_rows(path, self._rows)
-        except OSError as error:
-            raise WorkerError(f"cannot write {path}: {error}; rollouts.keep=none writes none") from error
 
     def _read(self, groups: Sequence[KeptGroup]) -> list[Row]:
         """Return a row for each response of the groups."""

@@ -6,6 +6,7 @@ soon as it exists, so errors and Ctrl-C end everything in reverse order.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import tempfile
@@ -31,6 +32,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import ray_session
+from yatt_mm.runtime.ending import ending_with_the_first_error
 from yatt_mm.runtime.report import METRICS_FILE, Reporter
 from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
@@ -72,7 +74,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         )
         return {}
     started = time.perf_counter()
-    with signals_restored(), ExitStack() as stack:
+    with signals_restored(), ending_with_the_first_error() as stack:
         interrupt_on_signals(console)
         try:
             reporter = _run(stack, config, checkpoint, state, console)
@@ -140,7 +142,7 @@ def _note_logs(error: Exception, folder: Path) -> None:
     """Add to an error where its whole text is, and the logs of those that it names."""
     if folder.is_dir():
         file = folder / "launcher.log"
-        with file.open("a") as log:
+        with contextlib.suppress(OSError), file.open("a") as log:  # the disk may be full
             log.write("".join(traceback.format_exception(error)))
         error.add_note("logs: " + ", ".join(map(str, [*logs_of(str(error), folder), file])))
 

@@ -24,6 +24,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import drop_after, read_rows, table_path
 from yatt_mm.runtime.learning_watch import LearningWatch
 from yatt_mm.runtime.tensorboard_file import TensorboardFile
@@ -41,7 +42,8 @@ class Reporter:
         self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console
     ) -> None:
         """`judges`: their names. Metrics of steps after `first_step` (from a run that is resumed now) are dropped."""
-        run_dir.mkdir(parents=True, exist_ok=True)
+        with writing(run_dir):
+            run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """The held-out accuracy by step, so far."""
         self.learning = LearningWatch()
@@ -49,7 +51,10 @@ class Reporter:
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
             _keep_until(run_dir / name, first_step)
-        self._files = {name: (run_dir / name).open("a") for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE)}
+        self._files = {}
+        for name in (METRICS_FILE, QUARANTINE_FILE, PLACEMENT_FILE):
+            with writing(run_dir / name):
+                self._files[name] = (run_dir / name).open("a")
         self._timeline = Timeline(run_dir / TIMELINE_FILE, judges=judges, continues=first_step > 0)
         # TensorBoard files are written again from the records that are kept
         shutil.rmtree(run_dir / "tensorboard", ignore_errors=True)
@@ -77,8 +82,9 @@ class Reporter:
     ) -> None:
         self._progress.stop()
         self._tensorboard.close()
-        for file in self._files.values():
-            file.close()
+        for name, file in self._files.items():
+            with writing(self._run_dir / name):
+                file.close()
 
     def take(self, record: dict[str, Any]) -> None:
         """Show and store one record."""
@@ -104,8 +110,9 @@ class Reporter:
         self._console.print(f"[yellow]{what}[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
-        self._files[name].write(json.dumps(record) + "\n")
-        self._files[name].flush()
+        with writing(self._run_dir / name):
+            self._files[name].write(json.dumps(record) + "\n")
+            self._files[name].flush()
 
     def _plot(self, record: dict[str, Any]) -> None:
         self._tensorboard.add_metrics(record)
@@ -122,7 +129,8 @@ def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
         return []
     lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
     kept = [record for record in map(json.loads, lines) if record["step"] <= last_step]
-    path.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    with writing(path):
+        path.write_text("".join(json.dumps(record) + "\n" for record in kept))
     return kept
 
 

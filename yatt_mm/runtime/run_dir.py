@@ -14,6 +14,7 @@ from rich.console import Console
 
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config, dump_config
 from yatt_mm.runtime.report import METRICS_FILE
 
@@ -39,9 +40,11 @@ def locked(config: Config) -> Iterator[None]:
     Raises:
         ConfigError: another run with the same name and folder is running.
     """
-    config.run_dir.parent.mkdir(parents=True, exist_ok=True)
     path = config.run_dir.with_name(f".{config.run.name}.lock")
-    with path.open("w") as file:
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+    with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -61,7 +64,8 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         folder.rename(aside)
         console.print(f"{folder} held an earlier run; moved to {aside} (--resume would go on with it)", soft_wrap=True)
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
     checkpoints.clear_partial()
     if checkpoint is not None:
@@ -69,7 +73,8 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         aside_checkpoints = checkpoints.set_aside_after(step)
         if aside_checkpoints is not None:
             console.print(f"checkpoints after step {step} moved to {aside_checkpoints}", soft_wrap=True)
-    (folder / CONFIG_FILE).write_text(dump_config(config))
+    with writing(folder / CONFIG_FILE):
+        (folder / CONFIG_FILE).write_text(dump_config(config))
 
 
 def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,9 +17,10 @@ from tensorboard.compat.proto.summary_pb2 import DATA_CLASS_BLOB_SEQUENCE, DATA_
 from tensorboard.plugins.image.metadata import create_summary_metadata as image_metadata
 from tensorboard.plugins.scalar.metadata import create_summary_metadata as scalar_metadata
 from tensorboard.plugins.text.metadata import create_summary_metadata as text_metadata
-from tensorboard.summary.writer.event_file_writer import EventFileWriter
+from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
+from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import Row, by_prompt
 
 MAX_PROMPTS = 4
@@ -27,17 +30,25 @@ MAX_CHARS = 2000
 
 
 class TensorboardFile:
-    """The event file of one run in a folder."""
+    """The event file of one run in a folder. It is written by the thread that calls, so that an error is raised there.
+
+    All methods raise DiskError if the file cannot be written.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._writer = EventFileWriter(str(folder))
+        self._path = folder / f"events.out.tfevents.{time.time():010.0f}.{socket.gethostname()}.{os.getpid()}"
+        with writing(self._path):
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = self._path.open("wb")
+            self._records = RecordWriter(self._file)
+            self._records.write(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
 
     def add_metrics(self, record: Mapping[str, float]) -> None:
         """Add the metrics of a step."""
         for name, value in record.items():
             if name != "step":
                 self._add(record["step"], name, np.float32(value), scalar_metadata(name, ""), DATA_CLASS_SCALAR)
-        self._writer.flush()
+        self._flush()
 
     def add_rollouts(self, step: int, rows: Sequence[Row]) -> None:
         """Add what the model said in a step (rows of `yatt_mm.keeper.table`), as text and pictures."""
@@ -53,17 +64,23 @@ class TensorboardFile:
                 if pictures:
                     name = f"rollouts/{split} prompt {number}"
                     self._add(step, name, _images(pictures), image_metadata(name, ""), DATA_CLASS_BLOB_SEQUENCE)
-        self._writer.flush()
+        self._flush()
 
     def close(self) -> None:
         """Write everything, and close the file."""
-        self._writer.close()
+        with writing(self._path):
+            self._file.close()
 
     def _add(self, step: float, name: str, data: Any, metadata: Any, data_class: Any) -> None:
         event = Event(wall_time=time.time(), step=int(step))
         metadata.data_class = data_class
         event.summary.value.add(tag=name, tensor=tensor_util.make_tensor_proto(data), metadata=metadata)
-        self._writer.add_event(event)
+        with writing(self._path):
+            self._records.write(event.SerializeToString())
+
+    def _flush(self) -> None:
+        with writing(self._path):
+            self._file.flush()
 
 
 def _text(number: int, responses: Sequence[Row]) -> str:

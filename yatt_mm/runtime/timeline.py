@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from yatt_mm.common.writing import writing
 from yatt_mm.placement.device_ledger import LedgerSpan
 from yatt_mm.protocol.placement_model import Role
 
@@ -32,7 +33,8 @@ class Timeline:
         self._rows = {pool: row for row, pool in enumerate((Role.ROLLOUT, first, Role.TRAIN, *others))}
         self._named: set[tuple[int, int]] = set()
         if not (continues and path.exists() and path.read_text().endswith(_END)):
-            path.write_text("[")
+            with writing(path):
+                path.write_text("[")
             self._append([_name("process_name", PHASES_PID, 0, "phases")])
 
     def add(self, spans: Iterable[LedgerSpan], phases: Iterable[tuple[str, float, float]]) -> None:
@@ -58,7 +60,7 @@ class Timeline:
     def _append(self, events: list[dict[str, Any]]) -> None:
         if not events:
             return
-        with self._path.open("r+") as file:
+        with writing(self._path), self._path.open("r+") as file:
             text_end = file.seek(0, 2)
             is_new = text_end == 1
             file.seek(text_end if is_new else text_end - len(_END))

@@ -35,6 +35,7 @@ from models.compat.megatron_core import (
     merge,
     parallel_state,
 )
+from yatt_mm.common.errors import DiskError
 from yatt_mm.training.optimizer import make_state
 
 
@@ -59,7 +60,7 @@ class PendingSave:
         """Wait for the thread, then complete the checkpoint. Collective.
 
         Raises:
-            OSError: a rank could not write its part; rank 0's message says which and why.
+            DiskError: a rank could not write its part; rank 0's message says which and why.
         """
         if self._thread is not None:
             self._thread.join()
@@ -123,7 +124,10 @@ def _named_failure(directory: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:  # it is a BaseException, and only rank 0 has the reason
-        raise OSError(f"the checkpoint in {directory} could not be written: {error}") from error
+        rank, (reason, _) = next(iter(error.failures.items()))
+        raise DiskError(
+            f"cannot write {directory}: rank {rank}: {reason}; make room, and go on with --resume"
+        ) from error
 
 
 def _host_copies(write_buckets: list[Any]) -> list[Any]:

@@ -21,6 +21,7 @@ import numpy as np
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
+from yatt_mm.common.writing import writing
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
@@ -177,7 +178,8 @@ class TrainWorker:
 
     def save_hf(self, directory: str) -> None:
         """Write the model as a Hugging Face folder. All ranks must be called."""
-        self._engine.save_hf(Path(directory))
+        with writing(Path(directory)):
+            self._engine.save_hf(Path(directory))
 
     def _require(self, state: State, what: str) -> None:
         if self._state is not state:

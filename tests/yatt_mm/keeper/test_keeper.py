@@ -19,7 +19,7 @@ from dataplane.core.errors import MissingObjectError
 from dataplane.core.refs import Ref
 from tests.dataplane.clips import encode_video, moving
 from tests.dataplane.shards import RECIPE, encode, noise
-from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.errors import DiskError
 from yatt_mm.keeper.keeper import Keeper
 from yatt_mm.keeper.table import read_rows, table_path
 from yatt_mm.protocol import group_record
@@ -163,5 +163,5 @@ def test_records_may_be_released_when_a_share_was_taken_and_words_are_released_w
 
 def test_a_disk_without_room_is_an_error_that_names_the_file(client: Client, tmp_path: Path) -> None:
     (tmp_path / "rollouts").write_text("a file where a folder should be")
-    with pytest.raises(WorkerError, match=r"cannot write .*rollouts/step_1.parquet: .*rollouts.keep=none writes none"):
+    with pytest.raises(DiskError, match=r"cannot write .*rollouts/step_1.parquet: .*, and go on with --resume"):
         keeper_of(client, tmp_path, num_controllers=1).keep(1, "train", [kept(client, 0)])
