@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import ray
 
-from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.errors import WorkerError, YattError
 
 T = TypeVar("T")
 
@@ -81,6 +81,9 @@ async def reply_of(call: Awaitable[T], *, name: str, what: str, deadline_s: floa
 
 def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> WorkerError:
     if isinstance(error, ray.exceptions.RayTaskError):
-        return WorkerError(f"{name} failed at {what}: {type(error.cause).__name__}: {error.cause}")
+        cause = error.cause
+        # errors of this package are whole sentences
+        why = str(cause) if isinstance(cause, YattError) else f"{type(cause).__name__}: {cause}"
+        return WorkerError(f"{name} failed at {what}: {why}")
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
     return WorkerError(f"{name} was lost during {what}: {words.strip().splitlines()[0]}")

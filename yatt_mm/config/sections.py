@@ -197,6 +197,9 @@ class RolloutsSection(Section):
 class AlgorithmSection(Section):
     normalize_std: bool = True
     """True divides advantages by the group's standard deviation (GRPO); False only centres them (Dr. GRPO)."""
+    min_reward_range: Annotated[float, Field(ge=0)] = 0.001
+    """The difference between the highest and the lowest reward of a group up to which they count as equal, so that the
+    noise of a judge that gives all responses the same score is not trained on."""
     clip_low: Annotated[float, Field(gt=0, lt=1)] = 0.2
     """The lower clip: the probability ratio counts down to 1 - clip_low."""
     clip_high: Annotated[float, Field(gt=0, allow_inf_nan=True)] = 0.2

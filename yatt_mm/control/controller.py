@@ -17,12 +17,11 @@ from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.process import return_freed_memory
-from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.failure_watch import FailureWatch
-from yatt_mm.control.kept_rollouts import KeptRollouts
+from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -137,7 +136,8 @@ class Controller:
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
         filled = self._filler.fill()
-        add_groups(self._meter, filled.judged, step=self.step)
+        least = self.config.algorithm.min_reward_range
+        add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
         self._kept.keep_batch(filled, step=self.step)
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
@@ -146,12 +146,12 @@ class Controller:
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """Return for each of my replicas what its ranks train, balanced over all controllers' samples."""
-        train, normalize_std = self.config.train, self.config.algorithm.normalize_std
+        train = self.config.train
         mine = [
             PlannedGroup(
                 position=group.prompt.slot.position,
                 group=group.group,
-                advantages=tuple(group_advantages(group.rewards, normalize_std=normalize_std)),
+                advantages=advantages_of(group, self.config.algorithm),
             )
             for group in groups
         ]

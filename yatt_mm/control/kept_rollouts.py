@@ -11,6 +11,7 @@ from dataplane.core.refs import Ref
 from yatt_mm.algorithms.advantages import group_advantages
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
+from yatt_mm.config.sections import AlgorithmSection
 from yatt_mm.generation.batch_filler import FilledBatch
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.kept import KeptGroup, Split
@@ -66,15 +67,21 @@ class KeptRollouts:
         if self._keeper is None:
             return
         kept = [
-            KeptGroup(scored=group, advantages=self._advantages(group) if _position(group) in trained else None)
+            KeptGroup(
+                scored=group,
+                advantages=advantages_of(group, self._config.algorithm) if _position(group) in trained else None,
+            )
             for group in groups
             if self._config.rollouts.keeps(_position(group), among)
         ]
         self._calls.append(("the keeper", self._keeper.keep.remote(step, split, kept)))
         self._in_use |= {group.scored.group.ref.name for group in kept}
 
-    def _advantages(self, group: ScoredGroup) -> tuple[float, ...]:
-        return tuple(group_advantages(group.rewards, normalize_std=self._config.algorithm.normalize_std))
+
+def advantages_of(group: ScoredGroup, algorithm: AlgorithmSection) -> tuple[float, ...]:
+    """Return the advantage of each response of a group."""
+    settings = {"normalize_std": algorithm.normalize_std, "min_range": algorithm.min_reward_range}
+    return tuple(group_advantages(group.rewards, **settings))
 
 
 def _position(group: ScoredGroup) -> int:

@@ -144,7 +144,8 @@ class BatchFiller:
         for num_rounds in itertools.count(1):
             landed = _scored(take_round(step if num_rounds == 1 else f"{step}, round {num_rounds}"))
             judged += landed
-            signals = [(group.prompt.slot.position, has_signal(group.rewards)) for group in landed]
+            least = self._config.algorithm.min_reward_range
+            signals = [(group.prompt.slot.position, has_signal(group.rewards, min_range=least)) for group in landed]
             outcome = self._rendezvous.finish_round(signals)
             if outcome.is_full:
                 break

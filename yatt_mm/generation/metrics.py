@@ -77,12 +77,12 @@ def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
     return record
 
 
-def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int) -> None:
-    """Add the metrics of one step's responses."""
+def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, min_reward_range: float) -> None:
+    """Add the metrics of one step's responses. `min_reward_range`: see `yatt_mm.algorithms.advantages.has_signal`."""
     for group in groups:
         rewards, lengths = group.rewards, group.group.lengths
         meter.add_mean("reward/mean", sum(rewards), len(rewards))
-        meter.add_mean("reward/has_signal_frac", float(has_signal(rewards)), 1)
+        meter.add_mean("reward/has_signal_frac", float(has_signal(rewards, min_range=min_reward_range)), 1)
         meter.add_sum("reward/num_errors", group.num_failed(FUNCTION))
         meter.add_sum("rollout/num_tokens", sum(lengths))
         meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))

@@ -92,7 +92,8 @@ class Streaming:
         if self._judges is not None:
             await self._judges.judge(work)
         self.landed.append(work.scored())
-        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards)))
+        least = self._context.config.algorithm.min_reward_range
+        self._news.add(None, (work.prompt.slot.position, has_signal(work.rewards, min_range=least)))
 
     def _begin(self, slots: Sequence[Slot]) -> None:
         """Begin the groups of these prompts, or continue them."""

@@ -131,6 +131,7 @@ def _run(
             num_steps=config.train.steps,
             first_step=start.step,
             judges=tuple(config.reward.judges),
+            min_reward_range=config.algorithm.min_reward_range,
             console=console,
         )
     )

@@ -19,7 +19,9 @@ class LearningWatch:
     """The steps of a run, and whether a group of theirs had two different rewards: GRPO compares the responses of a
     group, and learns nothing from equal ones."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, min_reward_range: float) -> None:
+        """`min_reward_range`: the difference up to which rewards count as equal."""
+        self._min_range = min_reward_range
         self._num_steps = 0
         self._num_with_signal = 0
         self._num_in_a_row = 0
@@ -50,4 +52,5 @@ class LearningWatch:
             raise RewardError(f"nothing was learned: in {self._num_steps} steps {self._nothing()}; {WHAT_TO_LOOK_AT}")
 
     def _nothing(self) -> str:
-        return f"no group had two different rewards (mean {self._mean:.3f})"
+        least = f"by more than algorithm.min_reward_range ({self._min_range:g})" if self._min_range else "at all"
+        return f"no group had two rewards that differ {least}, and the mean was {self._mean:.3g}"

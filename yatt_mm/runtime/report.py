@@ -7,6 +7,7 @@ timeline.json which role held which device when.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,20 +34,29 @@ from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
 METRICS_FILE = "metrics.jsonl"
 QUARANTINE_FILE = "quarantine.jsonl"
 PLACEMENT_FILE = "placement.jsonl"
+JUDGE_MEAN = re.compile(r"genrm/\w+_mean$")
+"""The metric with the mean score of a judge."""
 
 
 class Reporter:
     """Shows and stores the records that controllers hand over. A context manager: its end closes the files."""
 
     def __init__(
-        self, run_dir: Path, *, num_steps: int, first_step: int, judges: Sequence[str], console: Console
+        self,
+        run_dir: Path,
+        *,
+        num_steps: int,
+        first_step: int,
+        judges: Sequence[str],
+        console: Console,
+        min_reward_range: float = 0.0,
     ) -> None:
         """`judges`: their names. Metrics of steps after `first_step` (from a run that is resumed now) are dropped."""
         with writing(run_dir):
             run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """The held-out accuracy by step, so far."""
-        self.learning = LearningWatch()
+        self.learning = LearningWatch(min_reward_range=min_reward_range)
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
@@ -163,4 +173,13 @@ def _line(record: dict[str, Any]) -> str:
         if name in record and (record[name] or not name.endswith("num_errors")):
             unit = "s" if name.startswith("time/") else ""
             parts.append(f"{label} {record[name]:{form}}{unit}")
+        if name == "reward/mean":
+            parts += _means(record)
     return "  ".join(parts)
+
+
+def _means(record: dict[str, Any]) -> list[str]:
+    """Return the mean scores that the reward is made of, if judges take part."""
+    found = [("function", record["reward/function_mean"])] if "reward/function_mean" in record else []
+    found += [(key[len("genrm/") : -len("_mean")], value) for key, value in record.items() if JUDGE_MEAN.match(key)]
+    return [f"{label} {value:.3g}" for label, value in found]

@@ -26,3 +26,11 @@ def test_a_group_of_equal_rewards_has_no_advantage() -> None:
 def test_a_group_has_signal_if_any_two_rewards_differ() -> None:
     assert has_signal([0.0, 0.0, 1e-9]) and has_signal([-1.0, 1.0])
     assert not has_signal([0.3, 0.3]) and not has_signal([0.3])
+
+
+def test_rewards_that_differ_by_noise_alone_have_no_signal() -> None:
+    noise = [0.0004, 0.0006, 0.0001]
+    assert not has_signal(noise, min_range=0.001) and has_signal([*noise, 0.0012], min_range=0.001)
+    assert not has_signal([0.25, 0.5], min_range=0.25), "the range itself is still noise"
+    assert group_advantages(noise, min_range=0.001) == [0.0, 0.0, 0.0]
+    assert group_advantages([0.0, 0.5], min_range=0.001) == group_advantages([0.0, 0.5])

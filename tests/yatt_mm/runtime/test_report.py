@@ -44,9 +44,11 @@ def test_steps_without_signal_are_told_once_in_a_row_and_a_run_without_any_has_f
         for number in range(1, 6):
             reporter.take(step(number, 0.0))
         text = written(console)
-        told = "no signal in the last 3 steps no group had two different rewards (mean 0.250); look at the rewards"
+        told = (
+            "no signal in the last 3 steps no group had two rewards that differ at all, and the mean was 0.25; look at"
+        )
         assert text.count("no signal") == text.count(told) == 1
-        with pytest.raises(RewardError, match=r"nothing was learned: in 5 steps no group had two different rewards"):
+        with pytest.raises(RewardError, match=r"nothing was learned: in 5 steps no group had two rewards that differ"):
             reporter.learning.finish()
         for number, share in ((6, 0.5), (7, 0.0), (8, 0.0), (9, 0.0)):
             reporter.take(step(number, share))
@@ -118,3 +120,9 @@ def test_a_run_that_is_resumed_shows_the_steps_before_and_drops_the_rollouts_of_
     assert kept_steps(tmp_path) == [1, 2]
     found = texts(accumulated(tmp_path), "rollouts/train")
     assert {number: f"at {number}" in text for number, text in found.items()} == {1: True, 2: True}
+
+
+def test_means_of_function_and_judges_stand_beside_the_reward(tmp_path: Path) -> None:
+    scores = {"reward/function_mean": 0.5, "genrm/num_judged": 64, "genrm/tiny_mean": 0.00052}
+    text = shown(tmp_path, step(1, 1.0) | scores)
+    assert "reward 0.250  function 0.5  tiny 0.00052" in text and "num" not in text
