@@ -66,10 +66,11 @@ class KeptRollouts:
     ) -> None:
         if self._keeper is None:
             return
+        algorithm = self._config.algorithm
         kept = [
             KeptGroup(
                 scored=group,
-                advantages=advantages_of(group, self._config.algorithm) if _position(group) in trained else None,
+                advantages=advantages_of(group, algorithm) if _position(group) in trained else None,
             )
             for group in groups
             if self._config.rollouts.keeps(_position(group), among)
@@ -80,8 +81,8 @@ class KeptRollouts:
 
 def advantages_of(group: ScoredGroup, algorithm: AlgorithmSection) -> tuple[float, ...]:
     """Return the advantage of each response of a group."""
-    settings = {"normalize_std": algorithm.normalize_std, "min_range": algorithm.min_reward_range}
-    return tuple(group_advantages(group.rewards, **settings))
+    normalize_std, min_range = algorithm.normalize_std, algorithm.min_reward_range
+    return tuple(group_advantages(group.rewards, normalize_std=normalize_std, min_range=min_range))
 
 
 def _position(group: ScoredGroup) -> int:
