@@ -1,5 +1,5 @@
 """Tests that every block of code in the docs runs as it is written, alone: with the node and the files that its page
-names, but without what other blocks import or define."""
+names, but without what other blocks import or define; and that links lead somewhere."""
 
 from __future__ import annotations
 
@@ -20,8 +20,10 @@ import yaml
 from dataplane.server.actions import ACTIONS
 from dataplane.server.do_exchange import EXCHANGES
 from tests.dataplane.clips import h264
+from tests.yatt_mm.keeper.rows import row
 from yatt_mm.config.run_config import Config
 from yatt_mm.config.yaml_file import read_tree
+from yatt_mm.keeper.table import table_path, write_rows
 
 ROOT = Path(__file__).parents[1]
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -73,6 +75,7 @@ def test_every_block_of_python_and_of_commands_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     Path("clip.mp4").write_bytes(h264())
+    write_rows(table_path(Path("runs/digits_cpu"), 0), [row(0, 0, split="eval")])
     first, *others = blocks("python", page)
     if ADDRESS not in first:
         run_alone(first, ADDRESS)  # it may make the files that the node serves
@@ -84,6 +87,19 @@ def test_every_block_of_python_and_of_commands_runs(
             assert done.returncode == 0, (line, done.stderr)
         for block in [first, *others]:
             run_alone(block, uri)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_leads_to_a_file_and_a_title_that_are_there(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" in link:
+            continue
+        name, _, title = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), link
+        if title:
+            titles = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert title in {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in titles}, link
 
 
 def test_what_the_commands_of_the_data_planes_page_store_comes_back() -> None:
