@@ -91,7 +91,7 @@ NAMED = (
         test=f"{MEDIA}test_no_controller_grows_while_the_pixels_pass",
         path="yatt_mm/control/controller.py",
         before="        return_freed_memory()\n",
-        after='        self._kept = [*getattr(self, "_kept", []), b"x" * (6 << 20)]\n',
+        after='        self._grown = [*getattr(self, "_grown", []), b"x" * (6 << 20)]\n',
     ),
     Named(
         claim="a checkpoint that was not committed does not count",
