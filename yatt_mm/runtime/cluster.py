@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services, worker
+from ray._private import services, utils, worker
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -23,6 +23,8 @@ from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.runtime.signals import set_signals_again
 
 CONNECT_TIMEOUT_S = 10.0
+START_TIMEOUT_S = 120
+"""The time in seconds that Ray's processes may take to start. On a busy machine Ray's own 30 s are too few."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
@@ -37,17 +39,19 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
     before = dict(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", f"{START_TIMEOUT_S}")
     common: dict[str, Any] = {
         "logging_level": logging.ERROR,
         "log_to_driver": False,
         "configure_logging": False,
     }
     try:
-        if address is not None:
-            _connect(address, runtime_env={"env_vars": dict(env)}, **common)
-        else:
-            os.environ.update(env)  # a local Ray passes the environment to its workers
-            _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
+        with _our_signals():
+            if address is not None:
+                _connect(address, runtime_env={"env_vars": dict(env)}, **common)
+            else:
+                os.environ.update(env)  # a local Ray passes the environment to its workers
+                _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
         yield
     finally:
         _stop()
@@ -62,8 +66,7 @@ def _start(**options: Any) -> None:
         WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
     """
     try:
-        with _apart_from_our_group():
-            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
     except Exception as error:  # Ray has no error class of its own for this
         raise WorkerError(
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
@@ -91,19 +94,22 @@ def _stop() -> None:
 
 
 @contextmanager
-def _apart_from_our_group() -> Iterator[None]:
-    """Let Ray start its processes in process groups of their own, for a block.
+def _our_signals() -> Iterator[None]:
+    """Leave signals to the launcher alone, which stops the run in order, while Ray starts during a block.
 
-    A signal to the group of the launcher (Ctrl-C in a terminal, `timeout`, schedulers) is then for the launcher alone,
-    which stops the run in order; Ray without its own processes would wait for them for a minute.
+    Ray starts its processes in process groups of their own: a signal to the launcher's group (Ctrl-C in a terminal,
+    `timeout`, schedulers) does not reach them, and Ray does not wait a minute for processes that are gone. And Ray
+    installs no handler of SIGTERM, which would end the launcher at once.
     """
-    module: Any = services
-    popen = module.ConsolePopen
-    module.ConsolePopen = functools.partial(popen, process_group=0)
+    starting, setting = (services, "ConsolePopen"), (utils, "set_sigterm_handler")
+    before = [(module, name, getattr(module, name)) for module, name in (starting, setting)]
+    setattr(*starting, functools.partial(services.ConsolePopen, process_group=0))
+    setattr(*setting, lambda handler: None)
     try:
         yield
     finally:
-        module.ConsolePopen = popen
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def _connect(address: str, **options: Any) -> None:

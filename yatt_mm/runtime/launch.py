@@ -112,7 +112,6 @@ def _run(
     )
     with signals_held():
         stack.enter_context(session)
-    interrupt_on_signals(console)  # Ray has installed its own signal handler
     with console.status("starting engines and training ranks"):
         team = build_team(
             stack,

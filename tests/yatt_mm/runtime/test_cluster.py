@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import tempfile
 from collections.abc import Iterator
 
+import psutil
 import pytest
 import ray
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
-from yatt_mm.runtime.cluster import Devices, reserved_devices
+from yatt_mm.runtime.cluster import Devices, _our_signals, reserved_devices
 
 
 @pytest.fixture
@@ -19,13 +22,28 @@ def three_gpus(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[str, ...]]:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,6,GPU-7a")
     monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "0")
     with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:
-        ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
+        with _our_signals():
+            ray.init(num_cpus=4, num_gpus=3, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
         yield ("4", "6", "GPU-7a")
         ray.shutdown()
 
 
+@pytest.fixture
+def handler() -> Iterator[object]:
+    """A handler of SIGTERM, as the launcher has one before it starts Ray."""
+    before = signal.getsignal(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield signal.default_int_handler
+    signal.signal(signal.SIGTERM, before)
+
+
 @pytest.mark.alone
-def test_a_run_uses_the_gpus_that_ray_gave_it(three_gpus: tuple[str, ...]) -> None:
+def test_a_run_uses_the_gpus_that_ray_gave_it_and_keeps_its_signals(
+    handler: object, three_gpus: tuple[str, ...]
+) -> None:
+    assert signal.getsignal(signal.SIGTERM) is handler
+    groups = {os.getpgid(process.pid) for process in psutil.Process().children() if "ray" in process.name()}
+    assert groups and os.getpgrp() not in groups
     with reserved_devices(2, deadline_s=60.0) as mine:
         assert set(mine.gpus) < {*three_gpus} and len(set(mine.gpus)) == 2
         variables = mine.beside([1, 0])["runtime_env"]["env_vars"]
