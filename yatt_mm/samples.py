@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.keeper.table import FOLDER, Row, by_prompt, kept_steps, read_rows, table_path
+from yatt_mm.keeper.table import FOLDER, Row, about, best_first, by_prompt, kept_steps, read_rows, table_path, verdicts
 
 SPLITS = ("train", "eval")
 EXAMPLES = """examples:
@@ -91,19 +91,10 @@ def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Na
 
 
 def _response(console: Console, row: Row) -> None:
-    about = [f"reward {row['reward']:.3f}"]
-    if row["advantage"] is not None:
-        about.append(f"advantage {row['advantage']:+.3f}")
-    elif row["split"] == "train":
-        about.append("not trained on")
-    about += [f"{len(row['token_ids'])} tokens", row["finish_reason"]]
-    if row["logprob_mean"] is not None:
-        about.append(f"mean log-probability {row['logprob_mean']:.3f}")
-    console.print(Text("  ".join(about), style="bold"))
+    console.print(Text(about(row), style="bold"))
     _put(console, "", row["response"])
-    if len(row["scores"]) > 1:
-        for scored in row["scores"]:
-            _put(console, f"{scored['source']} {scored['score']:.3f}", scored["words"] or "")
+    for name, words in verdicts(row):
+        _put(console, name, words)
 
 
 def _put(console: Console, name: str, text: str) -> None:
@@ -114,11 +105,8 @@ def _put(console: Console, name: str, text: str) -> None:
 
 def _some(responses: Sequence[Row], most: int) -> list[Row]:
     """Return responses from the best to the worst; if there are too many, without those in the middle."""
-    best_first = sorted(responses, key=lambda row: -row["reward"])
-    if len(best_first) <= most:
-        return best_first
-    num_worst = most // 2
-    return best_first[: most - num_worst] + best_first[len(best_first) - num_worst :]
+    ranked, num_worst = best_first(responses), most // 2
+    return ranked if len(ranked) <= most else ranked[: most - num_worst] + ranked[len(ranked) - num_worst :]
 
 
 def _save(path: Path, picture: bytes) -> Path:
@@ -139,9 +127,9 @@ def _ranges(steps: Sequence[int]) -> str:
 
 
 def _count(text: str) -> int:
-    if (number := int(text)) < 1:
-        raise ValueError(text)
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"found {text!r}; wanted a whole number of at least 1")
+    return int(text)
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

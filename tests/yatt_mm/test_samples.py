@@ -86,3 +86,10 @@ def test_a_folder_without_rollouts_and_a_broken_file_are_told(
     table_path(tmp_path, 1).write_bytes(b"half")
     assert main([str(tmp_path)]) == 2
     assert "step_1.parquet is no file of rollouts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "x"])
+def test_a_number_that_makes_no_sense_is_refused(run: Path, number: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([str(run), f"--prompts={number}"])
+    assert f"found '{number}'; wanted a whole number of at least 1" in capsys.readouterr().err

@@ -3,12 +3,13 @@ once, and ends the run if the function fails too often."""
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 
 from yatt_mm.batching.rendezvous_client import RendezvousClient
-from yatt_mm.common.errors import RewardError
+from yatt_mm.common.errors import RewardError, YattError
 from yatt_mm.config.sections import RewardSection
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION, Fault
@@ -48,7 +49,8 @@ class FailureWatch:
         self._told |= faults.keys()
         num, function = num_failed[FUNCTION], self._section.function
         if num and num >= self._section.max_error_frac * num_responses:
-            self._before_end()
+            with contextlib.suppress(YattError):  # the rewards are the reason of the end
+                self._before_end()
             self._rendezvous.gather(None)  # the run ends with the first controller that raises
             fault = next(fault for (source, _), fault in faults.items() if source == FUNCTION)
             raise RewardError(

@@ -4,6 +4,7 @@ be released."""
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dataplane.client.client import Client
@@ -15,6 +16,9 @@ from yatt_mm.config.sections import AlgorithmSection
 from yatt_mm.generation.batch_filler import FilledBatch
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.kept import KeptGroup, Split
+
+MAX_GROUPS = 32
+"""The most groups of one call to the keeper."""
 
 
 class KeptRollouts:
@@ -69,13 +73,16 @@ class KeptRollouts:
         algorithm = self._config.algorithm
         kept = [
             KeptGroup(
-                scored=group,
+                scored=_bare(group),
                 advantages=advantages_of(group, algorithm) if _position(group) in trained else None,
             )
             for group in groups
             if self._config.rollouts.keeps(_position(group), among)
         ]
-        self._calls.append(("the keeper", self._keeper.keep.remote(step, split, kept)))
+        portions = [kept[at : at + MAX_GROUPS] for at in range(0, len(kept), MAX_GROUPS)] or [[]]
+        for portion in portions:  # so that the deadline is for a portion, and not for all of them together
+            call = self._keeper.keep.remote(step, split, portion, is_last=portion is portions[-1])
+            self._calls.append(("the keeper", call))
         self._in_use |= {group.scored.group.ref.name for group in kept}
 
 
@@ -83,6 +90,11 @@ def advantages_of(group: ScoredGroup, algorithm: AlgorithmSection) -> tuple[floa
     """Return the advantage of each response of a group."""
     normalize_std, min_range = algorithm.normalize_std, algorithm.min_reward_range
     return tuple(group_advantages(group.rewards, normalize_std=normalize_std, min_range=min_range))
+
+
+def _bare(group: ScoredGroup) -> ScoredGroup:
+    """Return the group without the sample's other fields, which may be large."""
+    return replace(group, prompt=replace(group.prompt, fields={}))
 
 
 def _position(group: ScoredGroup) -> int:

@@ -20,11 +20,10 @@ from dataplane.client.reader import Reader
 from dataplane.core.refs import BadMedia, Ref
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.common.media_refs import derive_media
-from yatt_mm.genrm.kept_words import KeptWords
 from yatt_mm.genrm.vote import Vote
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
-from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
+from yatt_mm.protocol.genrm import MAX_WORDS_CHARS, JudgedGroup, JudgeSpec, JudgeTask
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.verdicts import LabelScore, YesNo
 from yatt_mm.rollout.continuation import sample_seed
@@ -40,14 +39,7 @@ class Judge:
     """One engine of a judge, with its connections to the data plane."""
 
     def __init__(
-        self,
-        spec: JudgeSpec,
-        engine: VllmEngine,
-        client: Client,
-        reader: Reader,
-        *,
-        recipes: MediaRecipes,
-        words: KeptWords,
+        self, spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, *, recipes: MediaRecipes
     ) -> None:
         """Make a judge around a started engine. `recipes`: how the judge's model needs its media.
 
@@ -58,7 +50,6 @@ class Judge:
         self._client = client
         self._reader = reader
         self._recipes = recipes
-        self._words = words
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
         self._specials: tuple[str, ...] = tuple(engine.tokenizer.all_special_tokens)
         self._yes: tuple[int, ...] = ()
@@ -77,8 +68,7 @@ class Judge:
             recipes = load_recipes(model_dir, spec.video)
             running = await VllmEngine.start(EngineConfig.of(engine, name=name))
             undo.push_async_callback(running.shutdown)
-            words = KeptWords(client, scope=engine.scope, durable=engine.durable)
-            judge = cls(spec, running, client, reader, recipes=recipes, words=words)
+            judge = cls(spec, running, client, reader, recipes=recipes)
             undo.pop_all()  # the judge is complete: its `shutdown` closes them
             return judge
 
@@ -106,7 +96,7 @@ class Judge:
                     vote.score, vote.is_cut_off, vote.text = score, is_cut_off, sampled.text
                     vote.why = f"no verdict in {sampled.text[:MAX_SHOWN]!r}"
                     vote.is_final = is_cut_off or self._spec.is_repeatable or score is not None
-        return list(await asyncio.gather(*map(self._judged, tasks, votes)))
+        return [self._judged(task, group) for task, group in zip(tasks, votes)]
 
     async def shutdown(self) -> None:
         """End the engine and close the connections."""
@@ -250,19 +240,20 @@ class Judge:
             logger.info("judge %s: no verdict in %r", self._spec.name, sampled.text[:MAX_SHOWN])
         return score
 
-    async def _judged(self, task: JudgeTask, group: list[list[Vote]]) -> JudgedGroup | None:
+    def _judged(self, task: JudgeTask, group: list[list[Vote]]) -> JudgedGroup | None:
         """Return the group's scores, each from the readable votes on one response; None if a vote was cut off."""
         if any(vote.is_cut_off for response in group for vote in response):
             return None
         read = [[vote.score for vote in response if vote.score is not None] for response in group]
-        judged = JudgedGroup(
+        said = tuple("\n\n".join(vote.text for vote in votes)[:MAX_WORDS_CHARS] for votes in group)
+        return JudgedGroup(
             scores=tuple(self._spec.score_of(scores) for scores in read),
             num_retried=sum(max(0, vote.num_asked - 1) for response in group for vote in response),
             num_failed=sum(not scores for scores in read),
             fault=next((self._fault(response) for response, scores in zip(group, read) if not scores), None),
             num_tokens=sum(vote.num_tokens for response in group for vote in response),
+            words=said if task.keeps_words else None,
         )
-        return await self._words.add(task, judged, ["\n\n".join(vote.text for vote in votes) for votes in group])
 
     def _fault(self, votes: list[Vote]) -> Fault:
         return Fault(what=votes[0].why, where=f"reward.judges.{self._spec.name}")

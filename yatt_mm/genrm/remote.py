@@ -24,11 +24,10 @@ import aiohttp
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
-from yatt_mm.genrm.kept_words import KeptWords
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
-from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
+from yatt_mm.protocol.genrm import MAX_WORDS_CHARS, JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout.continuation import sample_seed
 
@@ -58,6 +57,7 @@ class _Reply:
     score: float | None
     """None if the reply contains no verdict."""
     said: str
+    """The beginning of the reply."""
     num_tokens: int
 
 
@@ -67,7 +67,7 @@ class _Verdict:
 
     score: float | None = None
     said: str = ""
-    """The last reply."""
+    """The beginning of the last reply."""
     why: str = ""
     """Why there is no score."""
     num_asked: int
@@ -77,14 +77,11 @@ class _Verdict:
 class RemoteJudge:
     """A judge on a server, with a connection to the data plane. Use it only in the event loop that made it."""
 
-    def __init__(
-        self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, words: KeptWords, traffic: Traffic | None = None
-    ) -> None:
+    def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, traffic: Traffic | None = None) -> None:
         """`traffic`: counts the bytes that the connections to the server move."""
         self._spec = spec
         self._server = server
         self._reader = reader
-        self._words = words
         self._under_way = asyncio.Semaphore(server.max_requests)
         self._groups: set[asyncio.Task[JudgedGroup]] = set()
         self._session = aiohttp.ClientSession(
@@ -140,15 +137,15 @@ class RemoteJudge:
             key, response = keys[failed[0]], texts[failed[0]][:MAX_SHOWN]
             why = why or votes[key][0].why
             fault = Fault(what=why, where=f"{self._server.model} at {self._server.url}", response=response)
-        judged = JudgedGroup(
+        said = tuple("\n\n".join(vote.said for vote in votes.get(key, ()))[:MAX_WORDS_CHARS] for key in keys)
+        return JudgedGroup(
             fault=fault,
             scores=tuple(self._spec.score_of(read.get(key, ())) for key in keys),
             num_retried=sum(max(0, vote.num_asked - 1) for of_one in votes.values() for vote in of_one),
             num_failed=len(failed),
             num_tokens=sum(vote.num_tokens for of_one in votes.values() for vote in of_one),
+            words=said if task.keeps_words else None,
         )
-        texts = ["\n\n".join(vote.said for vote in votes.get(key, ())) for key in keys]
-        return await self._words.add(task, judged, texts)
 
     def _media(self, refs: Sequence[Ref]) -> list[dict[str, Any]]:
         """Return the encoded media as parts of a message. Raises ValueError if a server could not read one of them."""
@@ -230,7 +227,7 @@ class RemoteJudge:
             chat = json.loads(text)
             choice = chat["choices"][0]
             message = choice.get("message")
-            said = str(message.get("content") if isinstance(message, dict) else "")
+            said = str(message.get("content") if isinstance(message, dict) else "")[:MAX_WORDS_CHARS]
             return _Reply(score=self._score(choice), said=said, num_tokens=_num_tokens(chat))
         except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
             raise _ReplyError(f"not a chat completion: {text}") from error

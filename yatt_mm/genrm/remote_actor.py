@@ -32,21 +32,16 @@ class RemoteJudgeActor:
         spec: JudgeSpec,
         server: RemoteSpec,
         dataplane_uri: str,
-        scope: str,
-        durable: bool,
         num_controllers: int,
         deadline_s: float,
     ) -> None:
-        """`name`: what errors call this actor. `scope`, `durable`: of what is kept of the judge's words at the data
-        plane, as in `EngineSpec`.
+        """`name`: what errors call this actor.
 
         `deadline_s`: timeout of the data plane and for the other controllers' tasks.
         """
         self._spec = spec
         self._server = server
         self._dataplane_uri = dataplane_uri
-        self._scope = scope
-        self._durable = durable
         self._deadline_s = deadline_s
         self._barrier: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
@@ -56,15 +51,11 @@ class RemoteJudgeActor:
 
     async def start(self) -> None:
         """Connect to the data plane. The server gets no request before there is something to judge."""
-        from dataplane.client.client import Client
         from dataplane.client.reader import Reader
-        from yatt_mm.genrm.kept_words import KeptWords
         from yatt_mm.genrm.remote import RemoteJudge
 
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)
-        self._client = Client(self._dataplane_uri, timeout_s=self._deadline_s)
-        words = KeptWords(self._client, scope=self._scope, durable=self._durable)
-        self._judge = RemoteJudge(self._spec, self._server, reader, words, self._traffic)
+        self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic)
 
     async def set_state(self, state: State) -> StateReport:
         """Stop asking the server unless `state` is awake: groups under way are cut off.
@@ -101,4 +92,3 @@ class RemoteJudgeActor:
         """Close the connections to the server and to the data plane."""
         if self._judge is not None:
             await self._judge.shutdown()
-            self._client.close()

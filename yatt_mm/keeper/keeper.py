@@ -6,9 +6,8 @@ Waits for: the data plane, within its deadline. Pixels stay in the node, whose w
 
 from __future__ import annotations
 
-import json
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
+from dataplane.core.errors import DataPlaneError
 from dataplane.core.refs import Ref
 from yatt_mm.common.media_refs import kind_of
 from yatt_mm.common.writing import writing
@@ -28,8 +28,6 @@ THUMBNAILS = {
     "video": {"kernel": "video_thumbnail", "version": 1},
 }
 """The recipes of the small pictures, by the kind of the medium: at most 8 KiB each."""
-MAX_AT_ONCE = 64
-"""The most groups or media of one call to the data plane."""
 
 logger = logging.getLogger(__name__)
 
@@ -43,27 +41,29 @@ class Keeper:
         self._num_controllers = num_controllers
         self._client = Client(dataplane_uri, timeout_s=timeout_s)
         self._reader = Reader(dataplane_uri, timeout_s=timeout_s)
-        self._shares: dict[tuple[int, Split], list[list[Row]]] = defaultdict(list)
-        """[step, split] the rows of each controller that has sent its groups."""
+        self._shares: dict[tuple[int, Split], list[Row]] = defaultdict(list)
+        """[step, split] the rows so far."""
+        self._num_complete: Counter[tuple[int, Split]] = Counter()
+        """[step, split] the number of controllers that have sent all their groups."""
         self._step = -1
         self._rows: list[Row] = []
         """The rows of the present step, so far."""
 
-    def keep(self, step: int, split: Split, groups: Sequence[KeptGroup]) -> None:
-        """Read one controller's kept groups, which may be released afterwards. The file is written with the last
-        controller's.
+    def keep(self, step: int, split: Split, groups: Sequence[KeptGroup], *, is_last: bool) -> None:
+        """Read some of a controller's kept groups, which may be released afterwards. The file is written with the last
+        groups of the last controller.
 
         Raises:
-            DataPlaneError: the data plane failed.
+            DataPlaneError: the records cannot be read.
             DiskError: the file cannot be written.
         """
-        shares = self._shares[step, split]
-        chunks = (groups[at : at + MAX_AT_ONCE] for at in range(0, len(groups), MAX_AT_ONCE))
-        shares.append([row for chunk in chunks for row in self._read(chunk)])
-        if len(shares) < self._num_controllers:
+        rows = self._shares[step, split]
+        rows += self._read(groups)
+        self._num_complete[step, split] += is_last
+        if self._num_complete[step, split] < self._num_controllers:
             return
-        del self._shares[step, split]
-        rows = sorted((row for share in shares for row in share), key=lambda row: (row["position"], row["place"]))
+        del self._shares[step, split], self._num_complete[step, split]
+        rows.sort(key=lambda row: (row["position"], row["place"]))
         earlier = self._rows if step == self._step else []
         self._rows, self._step = earlier + [{"step": step, "split": split, **row} for row in rows], step
         path = table_path(self._run_dir, step)
@@ -79,7 +79,6 @@ class Keeper:
 
     def _rows_of(self, kept: KeptGroup, record: group_record.GroupRecord, pictures: dict[str, bytes]) -> list[Row]:
         scored, prompt = kept.scored, kept.scored.prompt
-        words = [self._words(scores.words, len(record.samples)) for scores in scored.scores]
         media = [
             {"kind": kind_of(ref), "source": _source(ref), "thumbnail": pictures.get(_source(ref))}
             for ref in prompt.media
@@ -90,17 +89,21 @@ class Keeper:
                 "epoch": prompt.slot.epoch,
                 "index": prompt.slot.index,
                 "place": place,
-                "is_trained": kept.advantages is not None,
-                "question": prompt.question,
-                "answer": prompt.answer,
-                "response": sample.text,
+                "question": _clean(prompt.question),
+                "answer": _clean(prompt.answer),
+                "response": _clean(sample.text),
                 "reward": scored.rewards[place],
                 "advantage": kept.advantages[place] if kept.advantages is not None else None,
                 "scores": [
-                    {"source": scores.source, "score": scores.values[place], "words": said[place]}
-                    for scores, said in zip(scored.scores, words)
+                    {
+                        "source": scores.source,
+                        "score": scores.values[place],
+                        "words": None if scores.words is None else _clean(scores.words[place]),
+                    }
+                    for scores in scored.scores
                 ],
                 "finish_reason": sample.finish_reason,
+                "num_tokens": len(sample.token_ids),
                 "token_ids": sample.token_ids,
                 **_summary(sample),
                 "media": media,
@@ -108,27 +111,25 @@ class Keeper:
             for place, sample in enumerate(record.samples)
         ]
 
-    def _words(self, ref: Ref | None, num_responses: int) -> list[str | None]:
-        """Return what a judge said about each response of a group."""
-        if ref is None:
-            return [None] * num_responses
-        said: list[str] = json.loads(self._reader.resolve([ref])[0].tobytes())
-        self._client.release([ref])
-        return list(said)
-
     def _pictures(self, refs: Sequence[Ref]) -> dict[str, bytes]:
-        """Return a small picture of each distinct medium, by its source. A medium of which none can be made is left
-        out."""
+        """Return a small picture of each distinct medium, by its source. Those that cannot be made now are left out,
+        because a run does not need them."""
         distinct = {_source(ref): ref for ref in refs}
         pictures: dict[str, bytes] = {}
         for kind, recipe in THUMBNAILS.items():
             of_kind = [ref for ref in distinct.values() if kind_of(ref) == kind]
-            for at in range(0, len(of_kind), MAX_AT_ONCE):
-                some = of_kind[at : at + MAX_AT_ONCE]
-                made = [ref for ref in self._client.derive(some, recipe) if isinstance(ref, Ref)]
+            try:
+                made = [ref for ref in self._client.derive(of_kind, recipe) if isinstance(ref, Ref)] if of_kind else []
                 for ref, view in zip(made, self._reader.resolve(made) if made else ()):
                     pictures[_source(ref)] = view.tobytes()
+            except DataPlaneError as error:
+                logger.warning("no pictures of %d media of kind %s: %s", len(of_kind), kind, error)
         return pictures
+
+
+def _clean(text: str) -> str:
+    """Return the text without what UTF-8 cannot hold: halves of characters, which JSON may escape."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def _source(ref: Ref) -> str:

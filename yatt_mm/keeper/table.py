@@ -5,6 +5,7 @@ Any reader of Parquet can open them. A picture is stored once per file, however 
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +27,6 @@ SCHEMA = pa.schema(
         ("epoch", pa.int32()),
         ("index", pa.int64()),  # of the sample in its data set
         ("place", pa.int32()),  # of the response in its group
-        ("is_trained", pa.bool_()),  # True if the step trained on the group
         ("question", pa.string()),
         ("answer", pa.string()),
         ("response", pa.string()),
@@ -34,6 +34,7 @@ SCHEMA = pa.schema(
         ("advantage", pa.float64()),  # null if the step did not train on the group
         ("scores", pa.list_(pa.struct([("source", pa.string()), ("score", pa.float64()), ("words", pa.string())]))),
         ("finish_reason", pa.string()),
+        ("num_tokens", pa.int32()),
         ("token_ids", pa.list_(pa.int64())),
         ("logprob_mean", pa.float64()),  # of the engine; null without tokens
         ("logprob_min", pa.float64()),
@@ -79,16 +80,53 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
             dictionary_pagesize_limit=PICTURES_BYTES,
             write_statistics=False,
         )
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())
         partial.replace(path)
     except OSError:
         partial.unlink(missing_ok=True)
         raise
 
 
-def read_rows(path: Path) -> list[Row]:
-    """Return the rows of a file. Raises OSError if there is none, and pyarrow.ArrowInvalid if it is no such file."""
-    rows: list[Row] = pq.read_table(path).to_pylist()
+def read_rows(path: Path, *, max_prompts: int | None = None) -> list[Row]:
+    """Return the rows of a file: all of them, or those of the first `max_prompts` prompts of each split without their
+    token ids. Raises OSError if there is no file, and pyarrow.ArrowInvalid if it is of another kind."""
+    rows: list[Row]
+    if max_prompts is None:
+        rows = pq.read_table(path).to_pylist()
+        return rows
+    table = pq.read_table(path, columns=[name for name in SCHEMA.names if name != "token_ids"])
+    prompts = list(zip(table["split"].to_pylist(), table["position"].to_pylist()))
+    wanted: set[tuple[str, int]] = set()
+    for split in set(table["split"].to_pylist()):
+        wanted.update(list(dict.fromkeys(prompt for prompt in prompts if prompt[0] == split))[:max_prompts])
+    table = table.take([at for at, prompt in enumerate(prompts) if prompt in wanted])
+    rows = table.to_pylist()
     return rows
+
+
+def best_first(rows: Sequence[Row]) -> list[Row]:
+    """Return rows from the highest reward to the lowest."""
+    return sorted(rows, key=lambda row: -row["reward"])
+
+
+def about(row: Row) -> str:
+    """Return in a line what is known of a response: reward, advantage, tokens and why it ended."""
+    parts = [f"reward {row['reward']:.3f}"]
+    if row["advantage"] is not None:
+        parts.append(f"advantage {row['advantage']:+.3f}")
+    elif row["split"] == "train":
+        parts.append("not trained on")
+    parts += [f"{row['num_tokens']} tokens", row["finish_reason"]]
+    if row["logprob_mean"] is not None:
+        parts.append(f"mean log-probability {row['logprob_mean']:.3f}")
+    return "  ".join(parts)
+
+
+def verdicts(row: Row) -> list[tuple[str, str]]:
+    """Return (source and score, what the judge wrote) of each score, if the reward is made of several."""
+    scores = row["scores"] if len(row["scores"]) > 1 else ()
+    return [(f"{scored['source']} {scored['score']:.3f}", scored["words"] or "") for scored in scores]
 
 
 def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:

@@ -74,17 +74,17 @@ class _Tokenizer:
 
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str:
-    """Return the chat template from the first of the files that transformers reads it from."""
+    """Return the chat template from where transformers' tokenizers read it."""
     if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text()
-    template = _read_json(folder / "chat_template.json").get("chat_template") or settings["chat_template"]
+        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    template = settings["chat_template"]
     if isinstance(template, list):  # several, by name
         return str({item["name"]: item["template"] for item in template}["default"])
     return str(template)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text())) if path.is_file() else {}
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.is_file() else {}
 
 
 def _content(token: Any) -> Any:

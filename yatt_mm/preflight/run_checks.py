@@ -22,7 +22,7 @@ from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.rewards.loading import load_reward_function
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
-CHAT_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+CHAT_TEMPLATE = "chat_template.jinja"
 
 
 def check_run(config: Config) -> None:
@@ -94,10 +94,11 @@ def check_tokenizer(key: str, path: str) -> None:
         )
     config_file = folder / "tokenizer_config.json"
     settings = config_file.read_text() if config_file.is_file() else ""
-    if "chat_template" not in settings and not any((folder / name).is_file() for name in CHAT_TEMPLATES):
+    if "chat_template" not in settings and not (folder / CHAT_TEMPLATE).is_file():
         raise ConfigError(
-            f"{key} {folder} has no chat template ({' or '.join(CHAT_TEMPLATES)}, or chat_template in "
-            "tokenizer_config.json); copy that of the model from which its weights come"
+            f"{key} {folder} has no chat template for its tokenizer ({CHAT_TEMPLATE}, or chat_template in "
+            "tokenizer_config.json; tokenizers do not read chat_template.json); copy that of the model from which its "
+            "weights come"
         )
 
 

@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataplane.core.refs import Ref
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.judge_template import JudgeTemplate
 from yatt_mm.protocol.rollout import GroupRef
 from yatt_mm.protocol.verdicts import LabelScore, Verdict, YesNo
+
+MAX_WORDS_CHARS = 2000
+"""The number of characters that are kept of what a judge wrote about one response."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,5 +124,5 @@ class JudgedGroup:
     """Why the first of them has none."""
     num_tokens: int = 0
     """The tokens that the judge sampled; 0 where a server does not report them."""
-    words: Ref | None = None
-    """What the judge wrote (see `yatt_mm.protocol.rewards.Scores`)."""
+    words: tuple[str, ...] | None = None
+    """[G] the beginning of what the judge wrote about each response; None if it is not kept."""

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dataplane.core.refs import Ref
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rollout import GroupRef
 
@@ -29,8 +28,8 @@ class Scores:
     """`reward.function`, or `reward.judges.NAME`."""
     values: tuple[float, ...]
     """[G] one score per response, before its weight."""
-    words: Ref | None = None
-    """What the judge wrote: a plain object with a JSON list of one text per response. None if it is not kept."""
+    words: tuple[str, ...] | None = None
+    """[G] what the judge wrote about each response; None if it is not kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

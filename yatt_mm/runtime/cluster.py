@@ -23,8 +23,6 @@ from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.runtime.signals import set_signals_again
 
 CONNECT_TIMEOUT_S = 10.0
-START_TIMEOUT_S = 120
-"""The time in seconds that Ray's processes may take to start. On a busy machine Ray's own 30 s are too few."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
@@ -39,7 +37,6 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
     before = dict(os.environ)
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_raylet_start_wait_time_s", f"{START_TIMEOUT_S}")
     common: dict[str, Any] = {
         "logging_level": logging.ERROR,
         "log_to_driver": False,

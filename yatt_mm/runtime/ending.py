@@ -31,4 +31,5 @@ def _back_to(first: BaseException, last: BaseException) -> Iterator[BaseExceptio
     error: BaseException | None = last
     while error is not None and error is not first:
         yield error
-        error = error.__context__
+        # what an error was made of says nothing more
+        error = (error.__cause__ or error).__context__

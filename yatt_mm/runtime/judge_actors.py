@@ -40,7 +40,7 @@ def _create_judge(site: Site, name: str, section: JudgeSection, units: Sequence[
     if server is not None:
         return tuple(
             create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
-                name=str(unit), server=server, scope=site.node.scope, durable=site.node.durable, **shared
+                name=str(unit), server=server, **shared
             )
             for unit in units
         )

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import (
@@ -34,6 +35,10 @@ from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
 METRICS_FILE = "metrics.jsonl"
 QUARANTINE_FILE = "quarantine.jsonl"
 PLACEMENT_FILE = "placement.jsonl"
+NUM_SHOWN_PROMPTS = 4
+"""The most prompts of a step's training, and of its evaluation, whose responses TensorBoard shows."""
+NUM_SHOWN_STEPS = 10
+"""The number of earlier steps whose responses a run that is resumed shows again. TensorBoard shows no more."""
 JUDGE_MEAN = re.compile(r"genrm/\w+_mean$")
 """The metric with the mean score of a judge."""
 
@@ -73,6 +78,8 @@ class Reporter:
         self._tensorboard = TensorboardFile(run_dir / "tensorboard")
         for record in kept:
             self._plot(record)
+        for record in kept[-NUM_SHOWN_STEPS:]:
+            self._show_rollouts(record["step"])
         self._progress = Progress(
             TextColumn("[bold]step"),
             BarColumn(),
@@ -111,6 +118,7 @@ class Reporter:
         else:
             self._write(METRICS_FILE, record)
             self._plot(record)
+            self._show_rollouts(record["step"])
             self._progress.update(self._bar, completed=record["step"])
             self._console.print(_line(record), highlight=False, soft_wrap=True)
             if warning := self.learning.take(record):
@@ -126,11 +134,20 @@ class Reporter:
 
     def _plot(self, record: dict[str, Any]) -> None:
         self._tensorboard.add_metrics(record)
-        rollouts = table_path(self._run_dir, record["step"])
-        if rollouts.exists():
-            self._tensorboard.add_rollouts(record["step"], read_rows(rollouts))
         if "eval/accuracy" in record:
             self.accuracies[record["step"]] = record["eval/accuracy"]
+
+    def _show_rollouts(self, step: int) -> None:
+        """Let TensorBoard show what the model said in a step, if it was kept."""
+        path = table_path(self._run_dir, step)
+        if not path.exists():
+            return
+        try:
+            rows = read_rows(path, max_prompts=NUM_SHOWN_PROMPTS)
+        except (OSError, pa.ArrowException) as error:
+            self._warn("warning", f"{path} cannot be read: {error}")
+        else:
+            self._tensorboard.add_rollouts(step, rows)
 
 
 def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:

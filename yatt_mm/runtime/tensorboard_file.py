@@ -6,7 +6,7 @@ import io
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +21,8 @@ from tensorboard.summary.writer.record_writer import RecordWriter
 from tensorboard.util import tensor_util
 
 from yatt_mm.common.writing import writing
-from yatt_mm.keeper.table import Row, by_prompt
+from yatt_mm.keeper.table import Row, about, best_first, by_prompt, verdicts
 
-MAX_PROMPTS = 4
-"""The most prompts of one step's training, and of one evaluation, that are shown."""
 MAX_CHARS = 2000
 """The number of characters of a question or response that are shown."""
 
@@ -51,9 +49,9 @@ class TensorboardFile:
         self._flush()
 
     def add_rollouts(self, step: int, rows: Sequence[Row]) -> None:
-        """Add what the model said in a step (rows of `yatt_mm.keeper.table`), as text and pictures."""
+        """Add what the model said to some prompts of a step (rows of `yatt_mm.keeper.table`), as text and pictures."""
         for split in ("train", "eval"):
-            prompts = by_prompt([row for row in rows if row["split"] == split])[:MAX_PROMPTS]
+            prompts = by_prompt([row for row in rows if row["split"] == split])
             if not prompts:
                 continue
             text = "\n\n".join(_text(number, responses) for number, responses in enumerate(prompts, 1))
@@ -86,22 +84,18 @@ class TensorboardFile:
 def _text(number: int, responses: Sequence[Row]) -> str:
     """Return a prompt with its responses, the best first, as Markdown."""
     first = responses[0]
-    head = [f"### prompt {number} (sample {first['index']})", _block(first["question"])]
-    best_first = sorted(responses, key=lambda row: -row["reward"])
-    return "\n\n".join([*head, f"answer: `{first['answer'][:MAX_CHARS]}`", *map(_response, best_first)])
+    head = [
+        f"### prompt {number} (sample {first['index']})",
+        _block(first["question"]),
+        "answer:",
+        _block(first["answer"]),
+    ]
+    return "\n\n".join([*head, *map(_response, best_first(responses))])
 
 
 def _response(row: Row) -> str:
-    advantage = "" if row["advantage"] is None else f", advantage {row['advantage']:+.3f}"
-    about = f"reward **{row['reward']:.3f}**{advantage}, {len(row['token_ids'])} tokens, {row['finish_reason']}"
-    return "\n\n".join([about, _block(row["response"]), *_verdicts(row)])
-
-
-def _verdicts(row: Row) -> Iterator[str]:
-    if len(row["scores"]) > 1:
-        for scored in row["scores"]:
-            said = f"\n\n{_block(scored['words'])}" if scored["words"] else ""
-            yield f"{scored['source']}: {scored['score']:.3f}{said}"
+    said = (part for name, words in verdicts(row) for part in (f"{name}:", _block(words)))
+    return "\n\n".join([f"**{about(row)}**", _block(row["response"]), *said])
 
 
 def _block(text: str) -> str:

@@ -124,10 +124,10 @@ def _named_failure(directory: Path) -> Iterator[None]:
     try:
         yield
     except CheckpointException as error:  # it is a BaseException, and only rank 0 has the reason
+        if not error.failures:
+            raise DiskError(f"cannot write {directory}: another rank failed; training rank 0 says why") from error
         rank, (reason, _) = next(iter(error.failures.items()))
-        raise DiskError(
-            f"cannot write {directory}: rank {rank}: {reason}; make room, and go on with --resume"
-        ) from error
+        raise DiskError(f"cannot write {directory}: rank {rank}: {reason}") from error
 
 
 def _host_copies(write_buckets: list[Any]) -> list[Any]:

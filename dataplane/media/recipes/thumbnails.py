@@ -5,11 +5,12 @@ processed, because no model sees it.
 """
 
 import io
-from typing import ClassVar, Literal
+from collections.abc import Iterable
+from typing import ClassVar, Literal, Self
 
 import numpy as np
 from PIL import Image
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dataplane.media.recipes.kernel import Medium, Plan, Recipe
 from dataplane.media.recipes.rgb import shrink
@@ -17,6 +18,8 @@ from dataplane.media.videos import Video
 
 QUALITIES = (85, 70, 50, 30)
 """The JPEG qualities that are tried before the thumbnail is made smaller."""
+MAX_WIDTH = 65500
+"""The largest width of a JPEG in pixels that its library writes."""
 SMALLEST_SIDE = 8
 """A thumbnail with this longest side in pixels is not made smaller."""
 
@@ -28,8 +31,8 @@ class _Thumbnail(Recipe):
     max_bytes: int = Field(default=8192, ge=1024, le=1 << 20)
     """The maximum size of the file in bytes. Quality and size are lowered until the file fits."""
 
-    def _plan(self, pictures: list[Image.Image], num_pixels: int) -> Plan:
-        encoded = np.frombuffer(self._encoded(pictures), np.uint8)
+    def _plan(self, pictures: Iterable[Image.Image], num_pixels: int) -> Plan:
+        encoded = np.frombuffer(self._encoded([_shrunk(picture, self.max_side) for picture in pictures]), np.uint8)
 
         def write(out: np.ndarray) -> None:
             out[:] = encoded
@@ -40,13 +43,14 @@ class _Thumbnail(Recipe):
         """Return the pictures side by side as one JPEG file that is not too large."""
         side = self.max_side
         while True:
-            strip = _side_by_side([_shrunk(picture, side) for picture in pictures])
+            strip = _side_by_side(pictures)
             for quality in QUALITIES:
                 file = io.BytesIO()
                 strip.save(file, "JPEG", quality=quality)
                 if file.tell() <= self.max_bytes or (side == SMALLEST_SIDE and quality == QUALITIES[-1]):
                     return file.getvalue()
             side = max(SMALLEST_SIDE, side * 3 // 4)
+            pictures = [_shrunk(picture, side) for picture in pictures]
 
 
 class Thumbnail(_Thumbnail):
@@ -70,11 +74,20 @@ class VideoThumbnail(_Thumbnail):
     num_frames: int = Field(default=4, ge=1, le=16)
     """The number of frames of the strip; a shorter video gives all its frames."""
 
+    @model_validator(mode="after")
+    def _check_width(self) -> Self:
+        if self.num_frames * self.max_side > MAX_WIDTH:
+            raise ValueError(
+                f"{self.num_frames} frames of up to {self.max_side} pixels are wider than a JPEG may be ({MAX_WIDTH}); "
+                "lower num_frames or max_side"
+            )
+        return self
+
     def plan(self, source: Video) -> Plan:
         """Return the plan for a video's frames, which are evenly spaced from the first to the last."""
         num = min(self.num_frames, source.num_frames)
         indices = [round(at * (source.num_frames - 1) / max(1, num - 1)) for at in range(num)]
-        frames = [Image.fromarray(frame) for frame in source.frames(indices)]
+        frames = map(Image.fromarray, source.frames(indices))
         return self._plan(frames, num * source.width * source.height)
 
 

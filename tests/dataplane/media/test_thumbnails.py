@@ -59,6 +59,14 @@ def test_a_video_is_a_strip_of_frames_from_its_first_to_its_last(tmp_path: Path)
         assert int(np.argmin(differences)) == wanted
 
 
+def test_a_strip_that_no_jpeg_can_hold_is_refused_as_a_recipe(tmp_path: Path) -> None:
+    with pytest.raises(BadRequestError, match="16 frames of up to 4096 pixels are wider than a JPEG may be"):
+        parse_recipe({"kernel": "video_thumbnail", "version": 1, "num_frames": 16, "max_side": 4096})
+    frames = moving(16, 8, 4096)
+    video = Video(encode_video(tmp_path / "clip.avi", "MJPG", frames))
+    assert opened(thumbnail(video, "video_thumbnail", num_frames=15, max_side=4096)).width <= 65500
+
+
 @pytest.mark.parametrize("fields", [{"max_bytes": 100}, {"max_side": 4}, {"quality": 3}])
 def test_limits_that_make_no_sense_are_refused(fields: dict[str, int]) -> None:
     with pytest.raises(BadRequestError, match=next(iter(fields))):

@@ -3,6 +3,7 @@ the real one is in tests/yatt_mm/keeper and in the whole runs."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ class Keeper:
 
     def __init__(self) -> None:
         self.calls: list[tuple[int, str, list[KeptGroup]]] = []
+        self.last: list[bool] = []
         self.keep = self
 
-    def remote(self, step: int, split: str, groups: list[KeptGroup]) -> str:
+    def remote(self, step: int, split: str, groups: list[KeptGroup], *, is_last: bool) -> str:
         self.calls.append((step, split, groups))
+        self.last.append(is_last)
         return f"call {len(self.calls)}"
 
 
@@ -96,6 +99,19 @@ def test_a_record_that_the_keeper_may_still_read_is_released_after_it_has_and_ot
     assert records.released[3:] == ["group/4", "group/0", "group/2"]
     kept.finish()
     assert len(records.released) == 6 and waited == ["call 1"]
+
+
+def test_many_groups_go_in_portions_without_the_other_fields_of_their_samples(waited: list[Any]) -> None:
+    keeper = Keeper()
+    kept, _ = rollouts(keeper, "rollouts.keep=all")
+    large = [replace(group, prompt=replace(group.prompt, fields={"x": 1})) for group in map(scored, range(70))]
+    kept.keep_evaluation(large, step=0, among=70)
+    kept.keep_evaluation([], step=1, among=70)
+    assert [len(groups) for _, _, groups in keeper.calls] == [32, 32, 6, 0]
+    assert keeper.last == [False, False, True, True], "a controller without groups says so"
+    assert all(group.scored.prompt.fields == {} for _, _, groups in keeper.calls for group in groups)
+    kept.finish()
+    assert len(waited) == 4
 
 
 def test_every_evaluation_keeps_the_same_few_samples_and_small_ones_are_kept_whole() -> None:

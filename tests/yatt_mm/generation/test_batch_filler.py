@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.yatt_mm.generation.fakes import Records
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import DataError
 from yatt_mm.generation.batch_filler import BatchFiller, FilledBatch
@@ -29,3 +30,15 @@ def test_a_step_without_a_group_is_an_error_that_says_why(
     wanted = "step 3 drew 16 prompts, and none of them can be used. 16 samples are quarantined"
     with pytest.raises(DataError, match=wanted):
         filler.fill()
+
+
+def test_what_a_stream_of_responses_drops_before_the_judges_turn_is_released(monkeypatch: pytest.MonkeyPatch) -> None:
+    records = Records()
+    useless: Any = SimpleNamespace(name="group/3")
+    filler: Any = object.__new__(BatchFiller)
+    filler._client = records
+    stream = SimpleNamespace(dropped=[useless])
+    monkeypatch.setattr(BatchFiller, "_stream", lambda *_: (stream, ["a group"], None))
+    monkeypatch.setattr(BatchFiller, "_judge_all", lambda *_: None)
+    assert filler._in_turn("step 1") == ["a group"]
+    assert records.released == ["group/3"]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from PIL import Image
 
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
-from dataplane.core.errors import MissingObjectError
+from dataplane.core.errors import NodeTimeoutError
 from dataplane.core.refs import Ref
 from tests.dataplane.clips import encode_video, moving
 from tests.dataplane.shards import RECIPE, encode, noise
@@ -48,9 +48,13 @@ def image(client: Client, seed: int) -> Ref:
 
 
 def kept(
-    client: Client, position: int, *media: Ref, texts: tuple[str, ...] = ("a", "b"), words: list[str] | None = None
+    client: Client,
+    position: int,
+    *media: Ref,
+    texts: tuple[str, ...] = ("a", "b"),
+    words: tuple[str, str] | None = None,
 ) -> KeptGroup:
-    """Return a group that is kept, with its record and the words of a judge in the node."""
+    """Return a group that is kept, with its record in the node."""
     samples = tuple(
         group_record.SampleRecord(
             token_ids=np.arange(position, position + place),
@@ -62,11 +66,9 @@ def kept(
         for place, text in enumerate(texts)
     )
     record = group_record.encode(group_record.GroupRecord(prompt_token_ids=np.arange(3), samples=samples))
-    name = uuid.uuid4().hex
-    said = client.put(json.dumps(words).encode(), name=f"{name}.words") if words else None
     group: Any = GroupRef(
         slot=position,
-        ref=client.put(record, name=name),
+        ref=client.put(record, name=uuid.uuid4().hex),
         media=media,
         num_prompt_tokens=3,
         lengths=(0, 1),
@@ -75,7 +77,7 @@ def kept(
     )
     scores = (Scores(source="reward.function", values=(0.0, 1.0)),)
     if words:
-        scores = (*scores, Scores(source="reward.judges.head", values=(0.5, 0.25), words=said))
+        scores = (*scores, Scores(source="reward.judges.head", values=(0.5, 0.25), words=words))
     prompt = Prompt(
         slot=Slot(position=position, epoch=2, index=position + 50),
         question=f"what is {position}?",
@@ -91,20 +93,21 @@ def test_a_file_holds_the_groups_of_all_controllers_in_order_as_they_are(client:
     keeper = keeper_of(client, tmp_path, num_controllers=2)
     path = table_path(tmp_path, 4)
     same = image(client, 0)
-    keeper.keep(4, "train", [kept(client, 3, same, image(client, 1)), kept(client, 12, same)])
+    keeper.keep(4, "train", [kept(client, 12, same)], is_last=False)
+    keeper.keep(4, "train", [kept(client, 3, same, image(client, 1))], is_last=True)
     assert not path.exists(), "the other controller's share is missing"
-    keeper.keep(4, "train", [kept(client, 1, words=["no", "yes"])])
+    keeper.keep(4, "train", [kept(client, 1, words=("no", "yes"))], is_last=True)
     rows = read_rows(path)
     assert [(row["position"], row["place"]) for row in rows] == [(1, 0), (1, 1), (3, 0), (3, 1), (12, 0), (12, 1)]
     empty, full = rows[2:4]
     assert {"step": 4, "split": "train", "epoch": 2, "index": 53, "question": "what is 3?", "answer": "3"}.items() <= (
         full.items()
     )
-    assert (full["response"], full["reward"], full["advantage"], full["is_trained"]) == ("b", 1.25, 1.0, True)
+    assert (full["response"], full["reward"], full["advantage"], full["num_tokens"]) == ("b", 1.25, 1.0, 1)
     assert (full["token_ids"], full["finish_reason"], full["logprob_mean"]) == ([3], "stop", -1.0)
     assert (full["policy_version_min"], full["policy_version_max"]) == (3, 3)
     assert (empty["token_ids"], empty["logprob_min"], empty["finish_reason"]) == ([], None, "length")
-    assert (rows[4]["advantage"], rows[4]["is_trained"]) == (None, False)
+    assert rows[4]["advantage"] is None
     assert [scored["words"] for row in rows[:2] for scored in row["scores"]] == [None, "no", None, "yes"]
     first, second = full["media"]
     assert rows[4]["media"] == [first] and first["source"] != second["source"]
@@ -119,21 +122,21 @@ def test_an_evaluation_is_added_to_the_file_of_its_step_and_an_earlier_file_is_r
 ) -> None:
     for _ in range(2):  # a run, and one that goes on from an earlier step
         keeper = keeper_of(client, tmp_path, num_controllers=1)
-        keeper.keep(0, "eval", [kept(client, 0)])
-        keeper.keep(1, "train", [kept(client, 1)])
-        keeper.keep(1, "eval", [kept(client, 0)])
-        keeper.keep(2, "train", [kept(client, 2)])
+        keeper.keep(0, "eval", [kept(client, 0)], is_last=True)
+        keeper.keep(1, "train", [kept(client, 1)], is_last=True)
+        keeper.keep(1, "eval", [kept(client, 0)], is_last=True)
+        keeper.keep(2, "train", [kept(client, 2)], is_last=True)
         splits = [[row["split"] for row in read_rows(table_path(tmp_path, step))] for step in range(3)]
         assert splits == [["eval"] * 2, ["train", "train", "eval", "eval"], ["train"] * 2]
 
 
 def test_shares_of_different_steps_do_not_mix(client: Client, tmp_path: Path) -> None:
     keeper = keeper_of(client, tmp_path, num_controllers=2)
-    keeper.keep(1, "train", [kept(client, 0)])
-    keeper.keep(1, "eval", [kept(client, 5)])
-    keeper.keep(1, "train", [])
+    keeper.keep(1, "train", [kept(client, 0)], is_last=True)
+    keeper.keep(1, "eval", [kept(client, 5)], is_last=True)
+    keeper.keep(1, "train", [], is_last=True)
     assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2
-    keeper.keep(1, "eval", [])
+    keeper.keep(1, "eval", [], is_last=True)
     assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2 + ["eval"] * 2
 
 
@@ -141,27 +144,44 @@ def test_a_video_has_a_strip_of_frames(client: Client, tmp_path: Path) -> None:
     source = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(8, 40, 60)), meta={"medium": "video"})
     (frames,) = client.derive([source], FRAMES)
     assert isinstance(frames, Ref)
-    keeper_of(client, tmp_path, num_controllers=1).keep(1, "eval", [kept(client, 0, frames)])
+    keeper_of(client, tmp_path, num_controllers=1).keep(1, "eval", [kept(client, 0, frames)], is_last=True)
     (medium,) = read_rows(table_path(tmp_path, 1))[0]["media"]
     assert medium["kind"] == "video" and Image.open(io.BytesIO(medium["thumbnail"])).size == (4 * 60, 40)
 
 
-def test_records_may_be_released_when_a_share_was_taken_and_words_are_released_with_it(
-    client: Client, tmp_path: Path
-) -> None:
+def test_records_may_be_released_when_a_share_was_taken(client: Client, tmp_path: Path) -> None:
     keeper = keeper_of(client, tmp_path, num_controllers=2)
-    group = kept(client, 0, words=["no", "yes"])
-    keeper.keep(1, "train", [group])
+    group = kept(client, 0)
+    keeper.keep(1, "train", [group], is_last=True)
     client.release([group.scored.group.ref])
-    words = group.scored.scores[1].words
-    assert words is not None
-    with pytest.raises(MissingObjectError):
-        client.get(words)
-    keeper.keep(1, "train", [])
+    keeper.keep(1, "train", [], is_last=True)
     assert len(read_rows(table_path(tmp_path, 1))) == 2
 
 
+def test_half_a_character_is_replaced_and_ends_nothing(client: Client, tmp_path: Path) -> None:
+    group = kept(client, 0, words=("\ud83d", "fine \ude00"))
+    broken = replace(group.scored, prompt=replace(group.scored.prompt, answer="a \ud83d", question="\udcff?"))
+    keeper = keeper_of(client, tmp_path, num_controllers=1)
+    keeper.keep(1, "train", [replace(group, scored=broken)], is_last=True)
+    row = read_rows(table_path(tmp_path, 1))[1]
+    assert (row["answer"], row["question"], row["scores"][1]["words"]) == ("a ?", "??", "fine ?")
+
+
+def test_a_node_that_can_make_no_picture_now_costs_the_pictures_alone(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def late(*_: object) -> None:
+        raise NodeTimeoutError("the node is busy")
+
+    keeper = keeper_of(client, tmp_path, num_controllers=1)
+    monkeypatch.setattr(keeper._client, "derive", late)
+    keeper.keep(1, "train", [kept(client, 0, image(client, 0))], is_last=True)
+    (medium,) = read_rows(table_path(tmp_path, 1))[0]["media"]
+    assert medium["thumbnail"] is None and medium["kind"] == "image"
+
+
 def test_a_disk_without_room_is_an_error_that_names_the_file(client: Client, tmp_path: Path) -> None:
-    (tmp_path / "rollouts").write_text("a file where a folder should be")
-    with pytest.raises(DiskError, match=r"cannot write .*rollouts/step_1.parquet: .*, and go on with --resume"):
-        keeper_of(client, tmp_path, num_controllers=1).keep(1, "train", [kept(client, 0)])
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_1.partial").symlink_to("/dev/full")
+    with pytest.raises(DiskError, match=r"cannot write .*rollouts/step_1.parquet: .*make room on its disk; "):
+        keeper_of(client, tmp_path, num_controllers=1).keep(1, "train", [kept(client, 0)], is_last=True)

@@ -12,6 +12,8 @@ import pytest
 from tests.yatt_mm.keeper.rows import picture, row
 from yatt_mm.keeper.table import by_prompt, drop_after, kept_steps, read_rows, table_path, write_rows
 
+SPLITS = ("train", "eval")
+
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     rows = [row(0, 0), row(0, 1, advantage=None), row(3, 0, split="eval", media=[], logprob_mean=None)]
@@ -53,3 +55,14 @@ def test_files_of_later_steps_are_dropped_and_no_other_file(tmp_path: Path) -> N
     assert kept_steps(tmp_path) == [0, 2]
     assert (tmp_path / "rollouts" / "mine.parquet").exists()
     drop_after(tmp_path / "no" / "such", 0)
+
+
+def test_the_first_prompts_of_each_split_can_be_read_alone(tmp_path: Path) -> None:
+    rows = [
+        row(position, place, split=split) for split in ("train", "eval") for position in (4, 7, 9) for place in (0, 1)
+    ]
+    write_rows(tmp_path / "t.parquet", rows)
+    found = read_rows(tmp_path / "t.parquet", max_prompts=2)
+    wanted = [(split, position, place) for split in ("train", "eval") for position in (4, 7) for place in (0, 1)]
+    assert [(each["split"], each["position"], each["place"]) for each in found] == wanted
+    assert "token_ids" not in found[0] and found[0]["media"] == rows[0]["media"]

@@ -240,7 +240,7 @@ def test_a_disk_without_room_for_a_checkpoint_is_told(
         ("tokenizer.json", r"has no tokenizer \(tokenizer.json or vocab.json or tokenizer.model\)"),
         (
             "chat_template.jinja",
-            r"has no chat template \(chat_template.jinja or chat_template.json, or chat_template",
+            r"has no chat template for its tokenizer \(chat_template.jinja, or chat_template in tokenizer_config",
         ),
         ("model.safetensors", "has no .safetensors file"),
     ],

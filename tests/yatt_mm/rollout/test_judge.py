@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import io
-import json
 import uuid
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,6 @@ from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Prompts, Run
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.genrm.judge import Judge
-from yatt_mm.genrm.kept_words import KeptWords
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask
@@ -35,7 +33,6 @@ from yatt_mm.rollout.vllm_engine import GenerateRequest, VllmEngine
 
 TEMPLATE = JudgeTemplate("What digit is this? {response} Is this correct? Yes or no.")
 NUM_GROUPS = 8
-SCOPE = "words of judges"
 SPEC = JudgeSpec(name="tiny", template=TEMPLATE, verdict=YesNo(yes=(" Yes", "Yes"), no=(" one",)))
 NEVER = JudgeSpec(
     name="never",
@@ -91,14 +88,8 @@ def task_for(group: GroupRef) -> JudgeTask:
     return JudgeTask(group=group, question="What digit is this?", answer="7", fields={}, seed=5)
 
 
-def words_at(client: Client) -> KeptWords:
-    """Return the store of what a judge writes, in a scope of its own."""
-    client.open_scope(SCOPE)
-    return KeptWords(client, scope=SCOPE, durable=False)
-
-
 def judge_of(spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, model_dir: Path) -> Judge:
-    return Judge(spec, engine, client, reader, recipes=load_recipes(model_dir), words=words_at(client))
+    return Judge(spec, engine, client, reader, recipes=load_recipes(model_dir))
 
 
 def test_the_wanted_tokens_have_the_log_probabilities_of_the_whole_distribution(
@@ -182,7 +173,7 @@ def test_what_a_judge_cannot_be_shown_is_scored_by_the_rule_and_its_neighbours_a
     filmed = store_group(client, (video,), ("7", "3"), slot=1)
     spec = dataclasses.replace(SPEC, score_on_failure=0.25)
     recipes = MediaRecipes(image=patch_recipe(tiny_dir))
-    only_images = Judge(spec, engine, client, reader, recipes=recipes, words=words_at(client))
+    only_images = Judge(spec, engine, client, reader, recipes=recipes)
     unseen, seen = run(only_images.judge([task_for(filmed), task_for(group)]))
     assert unseen is not None and seen is not None
     assert (unseen.scores, unseen.num_failed) == ((0.25, 0.25), 2)
@@ -224,14 +215,14 @@ def test_equal_answers_score_equally_to_the_last_bit_and_are_asked_about_once(
             sizes.append(len(votes))
             return await super()._ask(votes, attempt, as_batch)
 
-    judge = Counting(SPEC, engine, client, reader, recipes=load_recipes(tiny_dir), words=words_at(client))
+    judge = Counting(SPEC, engine, client, reader, recipes=load_recipes(tiny_dir))
     (judged,) = run(judge.judge([task_for(group)]))
     assert judged is not None and sizes == [3]
     score = dict(zip(texts, judged.scores))
     assert len(set(score.values())) == 3
     assert judged.scores == tuple(score[text] for text in texts)
     talker = JudgeSpec(name="talker", template=TEMPLATE, verdict=RegexScore(pattern=r"(\d)"), temperature=1.0)
-    judge = Counting(talker, engine, client, reader, recipes=load_recipes(tiny_dir), words=words_at(client))
+    judge = Counting(talker, engine, client, reader, recipes=load_recipes(tiny_dir))
     run(judge.judge([task_for(group)]))
     assert sizes[1] == len(texts), "with a temperature equal answers may get different verdicts"
 
@@ -246,9 +237,8 @@ def test_what_a_judge_wrote_is_kept_where_it_is_wanted_and_scores_are_read_from_
     kept, other = run(judge_of(spec, engine, client, reader, tiny_dir).judge([wanted, task_for(group)]))
     assert kept is not None and other is not None and kept.words is not None
     assert other.words is None and other.scores == kept.scores
-    said = json.loads(client.get(kept.words))
-    assert len(said) == 3 and all(said)
-    read = [spec.verdict.score(text) for text in said]
+    assert len(kept.words) == 3 and all(kept.words)
+    read = [spec.verdict.score(text) for text in kept.words]
     assert kept.scores == tuple(0.125 if score is None else score for score in read)
 
 
@@ -317,7 +307,7 @@ def test_policy_and_judge_share_what_was_processed_where_their_recipes_agree(
     run(judge_of(SPEC, engine, client, reader, tiny_dir).judge([task_for(group)]))
     assert client.stat()["num_processed"] == before
     smaller = MediaRecipes(image={**recipe, "max_pixels": 56 * 56})
-    other = Judge(SPEC, engine, client, reader, recipes=smaller, words=words_at(client))
+    other = Judge(SPEC, engine, client, reader, recipes=smaller)
     run(other.judge([task_for(group)]))
     assert client.stat()["num_processed"] == before + 1, "once for both answers"
 

@@ -34,7 +34,7 @@ from models.qwen2_5_vl.recipe import patch_recipe
 from models.recipes.media_recipes import load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Run
-from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for, words_at
+from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.traffic import Traffic
@@ -151,7 +151,7 @@ def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
         runner, url = await talk("closes")
         try:
             with Reader(client.uri) as reader:
-                judge = RemoteJudge(SPEC, server_at(url), reader, words_at(client), traffic)
+                judge = RemoteJudge(SPEC, server_at(url), reader, traffic)
                 await judge.judge([task])
                 await judge.shutdown()
         finally:
@@ -170,7 +170,7 @@ def test_a_server_that_hangs_costs_no_more_than_the_timeout_of_a_call_however_ma
     async def judge() -> list[JudgedGroup | None]:
         runner, url = await talk("late")
         server = replace(server_at(url), deadline_s=0.4, max_requests=1, call_timeout_s=1.0)
-        remote = RemoteJudge(replace(SPEC, max_attempts=5), server, Reader(client.uri), words_at(client))
+        remote = RemoteJudge(replace(SPEC, max_attempts=5), server, Reader(client.uri))
         try:
             async with asyncio.timeout(10):
                 return await remote.judge([task] * 8)
@@ -184,7 +184,7 @@ def test_a_server_that_hangs_costs_no_more_than_the_timeout_of_a_call_however_ma
 def test_what_is_cut_off_is_to_be_judged_again(client: Client, task: JudgeTask, run: Run) -> None:
     async def judge() -> list[JudgedGroup | None]:
         runner, url = await talk("late")
-        remote = RemoteJudge(SPEC, server_at(url), Reader(client.uri), words_at(client))
+        remote = RemoteJudge(SPEC, server_at(url), Reader(client.uri))
         try:
             judging = asyncio.create_task(remote.judge([task, task]))
             async with asyncio.timeout(10):
@@ -220,7 +220,7 @@ def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Cl
             return json.dumps({"choices": [{"message": {"content": verdict}}]})
 
     async def judge(spec: JudgeSpec) -> JudgedGroup | None:
-        remote = Counting(spec, server_at("http://nowhere/v1"), Reader(client.uri), words_at(client))
+        remote = Counting(spec, server_at("http://nowhere/v1"), Reader(client.uri))
         try:
             return (await remote.judge([replace(task_for(group), keeps_words=True)]))[0]
         finally:
@@ -229,7 +229,7 @@ def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Cl
     regex = replace(SPEC, verdict=RegexScore(pattern=r"(\d)", scale=10.0))
     judged = run(judge(regex))
     assert len(places) == 2 and judged is not None and judged.words is not None
-    assert json.loads(client.get(judged.words)) == ["1", "2", "1", "1"]
+    assert judged.words == ("1", "2", "1", "1")
     assert judged.scores == (0.1, 0.2, 0.1, 0.1)
     run(judge(replace(regex, temperature=1.0)))
     assert len(places) == 2 + 4
@@ -248,7 +248,7 @@ def server_at(url: str) -> RemoteSpec:
 
 async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:
     """Let a judge in the running event loop judge one group."""
-    remote = RemoteJudge(spec, server, Reader(client.uri), words_at(client))
+    remote = RemoteJudge(spec, server, Reader(client.uri))
     try:
         (group,) = await remote.judge([task])
     finally:
@@ -267,7 +267,7 @@ async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> l
             told.append({top["token"] for top in choice["logprobs"]["content"][0]["top_logprobs"]})
             return 0.0
 
-    listener = Listener(SPEC, server, Reader(client.uri), words_at(client))
+    listener = Listener(SPEC, server, Reader(client.uri))
     try:
         await listener.judge([task])
     finally:

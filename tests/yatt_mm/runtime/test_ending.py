@@ -55,3 +55,20 @@ def test_blocks_on_the_stack_see_the_error() -> None:
         stack.enter_context(block())
         raise ValueError("x")
     assert seen == ["x"]
+
+
+def test_an_error_that_was_made_of_another_one_is_one_note() -> None:
+    def end() -> None:
+        try:
+            raise OSError("no space")
+        except OSError as error:
+            raise RuntimeError("cannot write x: no space") from error
+
+    with pytest.raises(ValueError, match="the first") as caught, ending_with_the_first_error() as stack:
+        stack.callback(failing("third"))
+        stack.callback(end)
+        raise ValueError("the first")
+    assert caught.value.__notes__ == [
+        "while ending the run: RuntimeError: cannot write x: no space",
+        "while ending the run: OSError: third",
+    ]

@@ -12,6 +12,7 @@ from rich.console import Console
 from tests.yatt_mm import runs
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import DiskError
+from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import load_config
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.report import Reporter
@@ -30,7 +31,9 @@ def reporter(folder: Path, first_step: int = 0) -> Reporter:
 
 
 def one_line(path: Path) -> str:
-    return rf"^cannot write {path}: No space left on device; make room on its disk, and go on with --resume$"
+    return (
+        rf"^cannot write {path}: No space left on device; make room on its disk; --resume then goes on from the last "
+    )
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -74,3 +77,9 @@ def test_the_config_of_a_run_is_named(tmp_path: Path) -> None:
     (config.run_dir / "config.yaml").symlink_to("/dev/full")
     with pytest.raises(DiskError, match=one_line(config.run_dir / "config.yaml")):
         run_dir.prepare(config, None, 0, Console(file=io.StringIO()))
+
+
+def test_an_error_names_the_innermost_file_and_gives_no_advice_that_does_not_fit(tmp_path: Path) -> None:
+    with pytest.raises(DiskError) as caught, writing(tmp_path), writing(tmp_path / "file"):
+        raise FileNotFoundError(2, "No such file or directory")
+    assert str(caught.value) == f"cannot write {tmp_path / 'file'}: No such file or directory"

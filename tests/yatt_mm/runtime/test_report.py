@@ -94,15 +94,16 @@ def texts(events: EventAccumulator, name: str) -> dict[int, str]:
 
 def test_tensorboard_has_the_metrics_and_what_the_model_said_with_its_pictures(tmp_path: Path) -> None:
     code = "| a | `b` |\n# not a title"
-    rows = [row(5, place, reward=float(place), response=code) for place in range(2)]
+    rows = [row(5, place, reward=float(place), response=code, answer="`x`\n\n<b>") for place in range(2)]
     write_rows(table_path(tmp_path, 1), [*rows, row(0, 0, split="eval", media=[])])
     with Reporter(tmp_path, num_steps=2, first_step=1, judges=(), console=on_paper()) as reporter:
         reporter.take(step(1, 1.0))
     events = accumulated(tmp_path)
     assert events.Tensors("reward/mean")[0].tensor_proto.float_val[0] == 0.25
     (text,) = texts(events, "rollouts/train").values()
-    assert text.index("reward **1.000**") < text.index("reward **0.000**"), "the best first"
-    assert "    | a | `b` |\n    # not a title" in text, "Markdown changes nothing in it"
+    assert text.index("reward 1.000") < text.index("reward 0.000"), "the best first"
+    for block in ("    | a | `b` |\n    # not a title", "    `x`\n    \n    <b>"):
+        assert block in text, "Markdown changes nothing in it"
     width, height, image = events.Tensors("rollouts/train prompt 1")[0].tensor_proto.string_val
     assert (int(width), int(height), image) == (96, 96, picture(5))
     assert "rollouts/eval" in events.Tags()["tensors"] and "rollouts/eval prompt 1" not in events.Tags()["tensors"]
@@ -124,3 +125,15 @@ def test_means_of_function_and_judges_stand_beside_the_reward(tmp_path: Path) ->
     scores = {"reward/function_mean": 0.5, "genrm/num_judged": 64, "genrm/tiny_mean": 0.00052}
     text = shown(tmp_path, step(1, 1.0) | scores)
     assert "reward 0.250  function 0.5  tiny 0.00052" in text and "num" not in text
+
+
+def test_a_file_of_rollouts_that_is_broken_is_told_and_stops_no_run(tmp_path: Path) -> None:
+    write_rows(table_path(tmp_path, 1), [row(0, 0)])
+    table_path(tmp_path, 1).write_bytes(b"")
+    assert f"warning {table_path(tmp_path, 1)} cannot be read: " in "".join(shown_of_step_one(tmp_path).splitlines())
+
+
+def shown_of_step_one(folder: Path) -> str:
+    with Reporter(folder, num_steps=2, first_step=1, judges=(), console=(console := on_paper())) as reporter:
+        reporter.take(step(1, 1.0))
+    return written(console)

@@ -127,8 +127,10 @@ def test_bfloat16_continues_exactly_from_its_float32_main_weights(
 def test_a_save_that_fails_while_ranks_train_says_where_and_why(
     ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
-    for said in ranks.run(2, jobs.save_where_it_cannot, untied_folder, DP2, tmp_path):
-        assert f"the checkpoint in {tmp_path / 'checkpoint'} could not be written" in said
+    first, second = ranks.run(2, jobs.save_where_it_cannot, untied_folder, DP2, tmp_path)
+    where = f"cannot write {tmp_path / 'checkpoint'}: "
+    assert first.startswith(f"{where}rank ") and "No such file or directory" in first
+    assert second == f"{where}another rank failed; training rank 0 says why"
 
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(
