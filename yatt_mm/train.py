@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
 EXAMPLES = """examples:
   python -m yatt_mm.train configs/digits_cpu.yaml
@@ -43,6 +44,9 @@ def _train(arguments: list[str] | None, prog: str) -> int:
     from yatt_mm.runtime.launch import launch
 
     options = _parser(prog).parse_intermixed_args(arguments)
+    if options.resume and "=" in options.resume and not Path(options.resume).exists():
+        options.overrides.append(options.resume)  # an override that follows `--resume` is no folder
+        options.resume = "auto"
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
     except (YattError, DataPlaneError) as error:

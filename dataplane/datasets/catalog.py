@@ -214,8 +214,8 @@ def _index_of(name: str, files: Sequence[RangeFile], opened: Sequence[Shard | Da
     starts = np.cumsum([0, *(shard.num_samples for shard in shards)])
     if not starts[-1]:
         raise DatasetError(
-            f"dataset {name!r}: no sample in {len(files)} shard(s), first {files[0].path}"
-            + (f": {bad[0].reason}" if bad else "; wanted members like 000.png and 000.json, or rows")
+            f"dataset {name!r}: no sample in {len(files)} shard(s)"
+            + (f": {bad[0].reason}" if bad else f", first {files[0].path}; wanted members like 000.png, or rows")
         )
     dataset = Dataset(name=name, num_samples=int(starts[-1]), num_shards=len(shards), bad=tuple(bad))
     return _Index(tuple(files), tuple(names), tuple(shards), dict(zip(names, shards, strict=True)), starts, dataset)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,6 +33,13 @@ def take_field(fields: Mapping[str, Any], key: str) -> Any:
     return value
 
 
+def read_answer(value: Any, key: str) -> str:
+    """Return an answer as text: text as it is, anything else as JSON (7, true, ["a", "b"]). ValueError for null."""
+    if value is None:
+        raise ValueError(f"the sample's {key} is null; give it an answer, or leave the sample out")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
 def with_field(fields: Mapping[str, Any], key: str, value: Any) -> dict[str, Any]:
     """Return a copy of the fields with another value at an existing key."""
     part, dot, rest = key.partition(".")
@@ -52,7 +60,10 @@ def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
         named.append(PLACEHOLDERS[f"{placeholder}>"])
         text = bare = bare.lstrip()
     if any(placeholder in text for placeholder in PLACEHOLDERS):
-        raise ValueError(f"the question {text[:80]!r} has a placeholder in its middle; media come before the text here")
+        raise ValueError(
+            f"the question {text[:80]!r} has a placeholder in its middle; media come before the text here, so move "
+            "it to the beginning, or remove it"
+        )
     if named and sorted(named) != sorted(kinds):
         raise ValueError(
             f"the question {text[:80]!r} has placeholders for {', '.join(named)}; the sample's media are "

@@ -75,8 +75,8 @@ class DataSection(Section):
 class DataplaneSection(Section):
     uri: str | None = None
     """The address of a running node (`grpc://127.0.0.1:4815`); without it the run starts its own."""
-    memory: Size = 2**30
-    """The byte budget of the embedded node."""
+    memory: Annotated[Size, Field(ge=2**20)] = 2**30
+    """The byte budget of the embedded node, 1 MiB at least."""
     num_workers: Count = 1
     """The processes of the embedded node that decode media and make patches."""
     spill_dir: str | None = None

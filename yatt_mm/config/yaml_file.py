@@ -62,6 +62,10 @@ def explain(problem: Any, root: type[Section]) -> str:
         same_leaf = [name for name in known if name.rsplit(".", 1)[-1] == location[-1]]
         return f"{key} is not a known key; did you mean {(same_leaf or near)[0]}?"
     if problem["type"] == "missing":
+        leaves = _required_below(root, location)
+        if leaves:
+            names = " and ".join(f"{key}.{leaf}" for leaf in leaves)
+            return f"{names} {'is' if len(leaves) == 1 else 'are'} missing; add to the config or give as KEY=VALUE"
         return f"{key} is missing; add it to the config or give {key}=VALUE"
     words = wanted(problem)
     if not location:
@@ -77,6 +81,15 @@ def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
         return annotation, "."
     inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
     return (inside[0], ".<name>.") if inside else None
+
+
+def _required_below(root: type[Section], location: list[str]) -> list[str]:
+    """Return the keys that a missing section must have; none if the place is no section."""
+    field = root.model_fields.get(location[0]) if len(location) == 1 else None
+    section = section_inside(field.annotation) if field is not None else None
+    if section is None:
+        return []
+    return [name for name, inside in section[0].model_fields.items() if inside.is_required()]
 
 
 def _all_keys(section: type[Section], prefix: str = "") -> list[str]:

@@ -56,7 +56,7 @@ class FailureWatch:
             raise RewardError(
                 f"reward.function {function} failed on {num} of the {num_responses} responses of {among}, and "
                 f"reward.max_error_frac is {self._section.max_error_frac:g}: {fault.what} ({fault.where}); repair the "
-                "function, or raise reward.max_error_frac if it is below 1"
+                f"function{'' if self._section.max_error_frac == 1 else ', or raise reward.max_error_frac'}"
             )
 
     def _about(self, source: str) -> dict[str, str]:

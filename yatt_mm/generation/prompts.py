@@ -12,7 +12,7 @@ from dataplane.core.refs import Ref, Sample
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.errors import DataError
 from yatt_mm.common.media_refs import kind_of
-from yatt_mm.common.sample_fields import read_question, take_field, with_field
+from yatt_mm.common.sample_fields import read_answer, read_question, take_field, with_field
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
@@ -89,8 +89,8 @@ class PromptSource:
             raise ValueError(bad.reason)
         media = sample.media
         question = read_question(take_field(sample.fields, self._question_field), [kind_of(ref) for ref in media])
-        take_field(sample.fields, self._answer_field)
-        answer = str(take_field(donor.fields, self._answer_field))
+        read_answer(take_field(sample.fields, self._answer_field), self._answer_field)
+        answer = read_answer(take_field(donor.fields, self._answer_field), self._answer_field)
         self._check_limits(media)
         return Prompt(
             slot=slot,

@@ -11,7 +11,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from jinja2 import TemplateError, TemplateSyntaxError
+
 from models.registry import load_recipe, read_config
+from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Prompt
 from yatt_mm.rollout.engine_media import size_of
@@ -19,11 +22,11 @@ from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import PromptTemplate
 
 
-def check_prompts(config: Config, prompts: Sequence[Prompt]) -> None:
-    """Check that prompts can be made, and leave room for a response.
+def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
+    """Check that prompts of the data set that the config's `key` names can be made, and leave room for a response.
 
     Raises:
-        ValueError: one of them cannot.
+        ConfigError: one of them cannot be made.
     """
     folder = Path(config.model.path)
     hf_config = read_config(folder)
@@ -33,10 +36,16 @@ def check_prompts(config: Config, prompts: Sequence[Prompt]) -> None:
     template = PromptTemplate(_Tokenizer(folder), tokens)
     rollout = config.rollout
     for prompt in prompts:
-        num_tokens = len(template.token_ids(prompt.question, [size_of(ref) for ref in prompt.media]))
+        try:
+            num_tokens = len(template.token_ids(prompt.question, [size_of(ref) for ref in prompt.media]))
+        except TemplateError as error:
+            line = f" (line {error.lineno})" if isinstance(error, TemplateSyntaxError) else ""
+            raise ConfigError(f"model.path: the chat template in {folder} is broken: {error}{line}") from error
+        except ValueError as error:
+            raise ConfigError(f"{key} and model.path ({folder}) do not fit: {error}") from error
         if num_tokens + rollout.max_tokens > rollout.max_model_len:
-            raise ValueError(
-                f"the prompt for {prompt.question[:80]!r} has {num_tokens} tokens, and with rollout.max_tokens "
+            raise ConfigError(
+                f"{key}: the prompt for {prompt.question[:80]!r} has {num_tokens} tokens, and with rollout.max_tokens "
                 f"({rollout.max_tokens}) more than rollout.max_model_len ({rollout.max_model_len}); raise the last"
             )
 
@@ -57,19 +66,15 @@ class _Tokenizer:
 
     def apply_chat_template(self, turns: list[dict[str, Any]], **settings: Any) -> str:
         """Return the text of a conversation."""
-        from jinja2 import TemplateError
         from transformers.utils.chat_template_utils import render_jinja_template
 
         special = {name: _content(self._settings[name]) for name in self._settings if name.endswith("_token")}
-        try:
-            rendered: Any = render_jinja_template(
-                [turns],
-                chat_template=self._template,
-                add_generation_prompt=settings["add_generation_prompt"],
-                **special,
-            )
-        except TemplateError as error:
-            raise ValueError(f"the chat template cannot make a prompt: {error}") from error
+        rendered: Any = render_jinja_template(
+            [turns],
+            chat_template=self._template,
+            add_generation_prompt=settings["add_generation_prompt"],
+            **special,
+        )
         return str(rendered[0][0])
 
 

@@ -20,7 +20,7 @@ from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.preflight.first_prompts import check_prompts
 from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
-NUM_FIRST = 4
+NUM_FIRST = 8
 """The number of samples whose media are made, if one of them can be used."""
 NUM_BAD = 100
 """The number of samples that are looked at before a set without a usable one is refused."""
@@ -54,14 +54,15 @@ def check_first_samples(
             break
     if not prompts:
         raise ConfigError(f"{key}: none of the first {len(notices)} samples can be used{_why(notices)}")
-    try:
-        check_prompts(config, prompts)
-    except ValueError as error:
-        raise ConfigError(f"{key}: {error}") from error
+    check_prompts(config, prompts, key)
     media: Counter[str] = Counter(kind_of(ref) for prompt in prompts for ref in prompt.media)
     if not media:
         _check_no_paths(prompts[0].fields, config, key)
-    return _in_words(media, len(prompts))
+    words = _in_words(media, len(prompts))
+    if notices:
+        num = len(prompts) + len(notices)
+        words += f"; of the first {num} samples {len(notices)} cannot be used{_why(notices)}"
+    return words
 
 
 def _portions(num_samples: int) -> Iterator[range]:
@@ -73,7 +74,8 @@ def _portions(num_samples: int) -> Iterator[range]:
 def _why(notices: Sequence[Mapping[str, Any]]) -> str:
     ((reason, count),) = Counter(notice["reason"] for notice in notices).most_common(1)
     first = next(notice for notice in notices if notice["reason"] == reason)
-    return f", {count} of them because: {reason} (the first is {first['key']} in {first['shard']})"
+    share = "" if count == len(notices) else f", {count} of them"
+    return f"{share} because: {reason} (the first is {first['key']} in {first['shard']})"
 
 
 def _in_words(media: Mapping[str, int], num_prompts: int) -> str:

@@ -171,8 +171,9 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
                 f"{key} is {path}, and there is no such folder; if it is the name of a model of the Hugging Face hub, "
                 f"download it first: hf download {path} --local-dir models/{folder.name}, and give that folder"
             )
+        where = "" if folder.is_absolute() else f" ({folder.absolute()})"
         raise ConfigError(
-            f"{key} is {path}: {found}; wanted a Hugging Face folder with config.json "
+            f"{key} is {path}{where}: {found}; wanted a Hugging Face folder with config.json "
             "(the examples' are made by python -m examples.digits.prepare and examples.judge.prepare)"
         )
     try:

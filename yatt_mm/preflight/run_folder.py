@@ -7,6 +7,7 @@ import math
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 from models.weights.safetensors_header import read_header
 from yatt_mm.common.errors import ConfigError
@@ -40,11 +41,21 @@ def _num_parameters(model_dir: Path) -> int:
     num = 0
     for file in model_dir.glob("*.safetensors"):
         try:
-            tensors = json.loads(read_header(file))
+            header = read_header(file)
+            tensors = json.loads(header)
+            _check_size(file, 8 + len(header), tensors)
             num += sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
         except (ValueError, AttributeError, LookupError, TypeError, MemoryError) as error:
             raise ConfigError(f"model.path: {file} is no safetensors file ({type(error).__name__}: {error})") from error
     return num
+
+
+def _check_size(file: Path, num_header_bytes: int, tensors: dict[str, Any]) -> None:
+    """Check that a file is as long as its header says."""
+    ends = [tensor["data_offsets"][1] for name, tensor in tensors.items() if name != "__metadata__"]
+    wanted, found = num_header_bytes + max(ends, default=0), file.stat().st_size
+    if found < wanted:
+        raise ConfigError(f"model.path: {file} is incomplete: {found} bytes of {wanted}; download or copy it again")
 
 
 def _size(num_bytes: int) -> str:

@@ -33,6 +33,8 @@ def load_reward_function(path: str) -> RewardFunction:
     if not callable(function):
         found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         raise ConfigError(f"reward.function is {path!r}: {source} has no function {name}; it has {found}")
+    if inspect.iscoroutinefunction(function):
+        raise ConfigError(f"reward.function is {path!r}: it is a coroutine (async def); wanted a plain function")
     try:
         inspect.signature(function).bind("response", "answer", {})
     except TypeError as error:
@@ -57,7 +59,7 @@ def _load_file(path: str, file: Path) -> ModuleType:
         sys.path.append(beside)
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script may end itself
         raise ConfigError(f"reward.function is {path!r}: {file} raised {type(error).__name__}: {error}") from error
     return module
 

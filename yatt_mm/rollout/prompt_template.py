@@ -49,9 +49,8 @@ class PromptTemplate:
         found = tuple(kind_of[token] for token in template if token in kind_of)
         if found != kinds:
             raise ValueError(
-                f"the prompt for {question[:80]!r} has placeholders for {_words(found)} where its media are "
-                f"{_words(kinds)}: the question must not spell a placeholder, and the chat template must write one "
-                "per medium"
+                f"the chat template wrote placeholders for {_words(found)} into the prompt for {question[:80]!r}, and "
+                f"its media are {_words(kinds)}; it must write one per medium, and the question must not spell one"
             )
         sizes = iter(media)
         expanded: list[int] = []
@@ -100,4 +99,4 @@ def _single_token(tokenizer: Any, mark: str) -> int:
 
 def _words(kinds: Sequence[str]) -> str:
     """Return kinds as text, for example `image, image, video`."""
-    return ", ".join(kinds) or "nothing"
+    return ", ".join(kinds) or "no media"

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from dataplane.core.errors import DataPlaneError
-from yatt_mm.common.checkpoints import find_checkpoint, read_state
+from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
 from yatt_mm.common.errors import YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.common.owned_dirs import owned_folder
@@ -33,7 +33,7 @@ from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import ray_session
 from yatt_mm.runtime.ending import ending_with_the_first_error
-from yatt_mm.runtime.report import METRICS_FILE, Reporter
+from yatt_mm.runtime.report import METRICS_FILE, QUARANTINE_FILE, Reporter
 from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.runtime.start_point import StartPoint, find_start
@@ -81,6 +81,9 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         except (YattError, DataPlaneError) as error:
             _note_logs(error, config.log_dir)
             raise
+        except KeyboardInterrupt:
+            stack.callback(_tell_what_is_saved, config, console)
+            raise
         finally:
             say_on_signals(console)
     _summarise(config, reporter, time.perf_counter() - started, console)
@@ -112,6 +115,8 @@ def _run(
     )
     with signals_held():
         stack.enter_context(session)
+    parts = f"{config.engines.num} engines{' and judges' if config.has_local_judges else ''} and training ranks"
+    console.print(f"  starting {parts}", highlight=False)
     with console.status("starting engines and training ranks"):
         team = build_team(
             stack,
@@ -145,6 +150,13 @@ def _note_logs(error: Exception, folder: Path) -> None:
         with contextlib.suppress(OSError), file.open("a") as log:  # the disk may be full
             log.write("".join(traceback.format_exception(error)))
         error.add_note("logs: " + ", ".join(map(str, [*logs_of(str(error), folder), file])))
+
+
+def _tell_what_is_saved(config: Config, console: Console) -> None:
+    """Say, after an interruption, where the run can go on."""
+    steps = Checkpoints(root=config.run_dir / "checkpoints", keep=config.checkpoint.keep).steps()
+    saved = f"--resume goes on after step {steps[-1]}" if steps else "no checkpoint was saved yet"
+    console.print(f"{config.run_dir}: {saved}", highlight=False, soft_wrap=True)
 
 
 def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: RunNode) -> None:
@@ -209,6 +221,13 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
         console.print(
             f"held-out accuracy: {reporter.accuracies[first]:.3f} at step {first}, "
             f"{reporter.accuracies[last]:.3f} at step {last}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if reporter.num_quarantined:
+        where = config.run_dir / QUARANTINE_FILE
+        console.print(
+            f"[yellow]{reporter.num_quarantined} samples were left out[/]; {where} says why",
             highlight=False,
             soft_wrap=True,
         )

@@ -10,8 +10,8 @@ from yatt_mm.common.errors import RewardError
 MANY_STEPS = 3
 """The number of steps in a row without signal after which people are told."""
 WHAT_TO_LOOK_AT = (
-    "look at the rewards: reward.function and the judges may not understand the responses, the model may always give "
-    "the same one (rollout.temperature), or never the right one"
+    "look at the rewards: reward.function may always return the same number, it and the judges may not understand the "
+    "responses, or the model may always give the same one (rollout.temperature)"
 )
 
 

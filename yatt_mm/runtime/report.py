@@ -39,6 +39,8 @@ NUM_SHOWN_PROMPTS = 4
 """The most prompts of a step's training, and of its evaluation, whose responses TensorBoard shows."""
 NUM_SHOWN_STEPS = 10
 """The number of earlier steps whose responses a run that is resumed shows again. TensorBoard shows no more."""
+NUM_TOLD = 5
+"""The number of samples that were left out of which the console tells one by one."""
 JUDGE_MEAN = re.compile(r"genrm/\w+_mean$")
 """The metric with the mean score of a judge."""
 
@@ -61,6 +63,8 @@ class Reporter:
             run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """The held-out accuracy by step, so far."""
+        self.num_quarantined = 0
+        """The number of samples that were left out, as far as this run has told of them."""
         self.learning = LearningWatch(min_reward_range=min_reward_range)
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
@@ -112,7 +116,11 @@ class Reporter:
             self._write(PLACEMENT_FILE, record)
         elif kind == "quarantine":
             self._write(QUARANTINE_FILE, record)
-            self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")
+            self.num_quarantined += 1
+            if self.num_quarantined <= NUM_TOLD:
+                self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")
+            elif self.num_quarantined == NUM_TOLD + 1:
+                self._warn("quarantined", f"further samples, which are in {self._run_dir / QUARANTINE_FILE} alone")
         elif kind == "failure":
             self._warn("no score", _failure(record))
         else:
@@ -176,7 +184,6 @@ def _line(record: dict[str, Any]) -> str:
     for name, label, form in (
         ("eval/accuracy", "held-out", ".3f"),
         ("reward/mean", "reward", ".3f"),
-        ("reward/num_errors", "failed", ".0f"),
         ("train/loss", "loss", "+.4f"),
         ("train/entropy", "entropy", ".3f"),
         ("train/grad_norm", "grad", ".3f"),
@@ -187,11 +194,13 @@ def _line(record: dict[str, Any]) -> str:
         ("time/publish_s", "publish", ".2f"),
         ("time/step_s", "step", ".2f"),
     ):
-        if name in record and (record[name] or not name.endswith("num_errors")):
+        if name in record:
             unit = "s" if name.startswith("time/") else ""
             parts.append(f"{label} {record[name]:{form}}{unit}")
         if name == "reward/mean":
             parts += _means(record)
+    if num_failed := record.get("reward/num_errors", 0) + record.get("eval/num_errors", 0):
+        parts.append(f"[yellow]failed {num_failed:.0f}[/]")
     return "  ".join(parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -64,6 +65,8 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         folder.rename(aside)
         console.print(f"{folder} held an earlier run; moved to {aside} (--resume would go on with it)", soft_wrap=True)
+    if checkpoint is None and config.log_dir.is_dir():
+        shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+STOPPING = "stopping what this run started; one moment"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -38,6 +39,7 @@ def interrupt_on_signals(console: Console) -> None:
 
     def interrupt(signum: int, frame: object) -> None:
         say_on_signals(console)
+        console.print(STOPPING)
         raise KeyboardInterrupt
 
     for number in SIGNALS:
@@ -49,7 +51,7 @@ def say_on_signals(console: Console) -> None:
     interrupted."""
 
     def say(signum: int, frame: object) -> None:
-        console.print("stopping what this run started; one moment")
+        console.print(STOPPING)
 
     for number in SIGNALS:
         signal.signal(number, say)

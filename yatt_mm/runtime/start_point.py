@@ -18,6 +18,7 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
+from yatt_mm.preflight.judge_servers import unreachable_servers
 from yatt_mm.preflight.overlap import files_in_both
 from yatt_mm.protocol.control import RunStart
 
@@ -92,6 +93,7 @@ def _warnings(config: Config, num_train: int) -> Iterator[str]:
             f"train.prompts_per_step is {config.train.prompts_per_step}, more than the {num_train} training samples: "
             "every step uses samples several times"
         )
+    yield from unreachable_servers(config)
     both = files_in_both(config.data.train, config.data.eval) if config.dataplane.uri is None else []
     if both:
         yield (

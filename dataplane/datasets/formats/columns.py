@@ -62,7 +62,7 @@ def split_columns(schema: pa.Schema, options: ColumnOptions, path: str) -> Colum
         elif _holds_bytes(field.type):
             raise DatasetError(
                 f"{path}: column {field.name!r} ({field.type}) holds bytes, but nothing says that they are media; add "
-                f"#media={field.name} to the root if they are, or {_drop(field.name)}"
+                f"#media={field.name} to the end of its pattern if they are, or {_drop(field.name)}"
             )
         else:
             fields.append(field.name)

@@ -52,6 +52,7 @@ def test_the_dumped_config_is_the_config(config_file: Path, tmp_path: Path) -> N
         ("train.steps=many", "train.steps is 'many': wanted a whole number"),
         ("train.steps=1.5", "train.steps is 1.5: wanted a whole number"),
         ("train.steps=0", "train.steps is 0: wanted at least 1"),
+        ("dataplane.memory=256", "dataplane.memory is 256: wanted at least 1048576"),
         ("train.lr=fast", "train.lr is 'fast': wanted a number"),
         ("train.lr=.inf", "train.lr is inf: wanted a finite number"),
         ("rollout.temperature=0", "rollout.temperature is 0: wanted more than 0"),
@@ -89,7 +90,7 @@ def test_a_missing_file_and_a_missing_key_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config"):
         load_config(tmp_path / "no.yaml")
     (tmp_path / "part.yaml").write_text("run: {name: x}")
-    with pytest.raises(ConfigError, match="model is missing"):
+    with pytest.raises(ConfigError, match=r"model.path is missing; .*\n?data.train and data.eval are missing; add to"):
         load_config(tmp_path / "part.yaml")
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from dataplane.core.refs import Lineage, Ref
 from tests.yatt_mm import runs
+from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.preflight import first_prompts
 from yatt_mm.preflight.first_prompts import check_prompts
@@ -63,18 +64,34 @@ def test_text_and_tokens_are_those_of_transformers(folder: Path, form: str) -> N
 
 
 def test_prompts_that_engines_can_use_pass(folder: Path) -> None:
-    check_prompts(config_of(folder), [prompt("What digit is this?"), prompt("Which?", num_images=2)])
+    check_prompts(config_of(folder), [prompt("What digit is this?"), prompt("Which?", num_images=2)], "data.train")
     (folder / "tokenizer.json").unlink()
-    check_prompts(config_of(folder), [prompt("What digit is this?", num_tokens=10**6)])
+    check_prompts(config_of(folder), [prompt("What digit is this?", num_tokens=10**6)], "data.train")
 
 
 @pytest.mark.parametrize(
     ("template", "question", "reason"),
     [
-        (None, "<|image_pad|> What?", "has placeholders for image, image where its media are image"),
-        ("{{ messages[0].content[1].text }}", "What?", "has placeholders for nothing where its media are image"),
-        ("{{ raise_exception('only text, please') }}", "What?", "the chat template cannot make a prompt: only text"),
-        ("{% for message in %}", "What?", "the chat template cannot make a prompt: Expected an expression"),
+        (
+            None,
+            "<|image_pad|> What?",
+            "data.eval and model.path .* do not fit: the chat template wrote placeholders for image, image into",
+        ),
+        (
+            "{{ messages[0].content[1].text }}",
+            "What?",
+            "wrote placeholders for no media into the prompt for 'What\\?', and its media are image; it must write one",
+        ),
+        (
+            "{{ raise_exception('only text, please') }}",
+            "What?",
+            r"model.path: the chat template in .* is broken: only text",
+        ),
+        (
+            "{% for message in %}",
+            "What?",
+            r"model.path: the chat template in .* is broken: Expected an expression.* \(line 1\)",
+        ),
     ],
 )
 def test_a_template_or_a_question_that_cannot_work_is_told(
@@ -82,12 +99,14 @@ def test_a_template_or_a_question_that_cannot_work_is_told(
 ) -> None:
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match=reason.replace("|", r"\|")):
-        check_prompts(config_of(folder), [prompt(question)])
+    with pytest.raises(ConfigError, match=reason.replace("|", r"\|")):
+        check_prompts(config_of(folder), [prompt(question)], "data.eval")
 
 
 def test_a_prompt_that_leaves_no_room_for_a_response_is_told(folder: Path) -> None:
     config = config_of(folder, "rollout.max_model_len=100", "rollout.max_tokens=20")
-    check_prompts(config, [prompt("?", num_tokens=60)])
-    with pytest.raises(ValueError, match=r"has \d+ tokens, and with rollout.max_tokens \(20\) more than .* \(100\)"):
-        check_prompts(config, [prompt("?", num_tokens=90)])
+    check_prompts(config, [prompt("?", num_tokens=60)], "data.eval")
+    with pytest.raises(
+        ConfigError, match=r"data.eval: .* has \d+ tokens, and with rollout.max_tokens \(20\) more than .* \(100\)"
+    ):
+        check_prompts(config, [prompt("?", num_tokens=90)], "data.eval")

@@ -276,3 +276,13 @@ def test_a_gzipped_file_is_told_with_the_remedy(folder: Path, tiny_dir: Path, tm
     packed.write_bytes(gzip.compress((folder / "train-000000.tar").read_bytes()))
     with pytest.raises(ConfigError, match=r"train.tar.gz is of no known format .*; unpack it with gunzip"):
         check(folder, tiny_dir, f"data.train={packed}")
+
+
+def test_weights_that_end_early_are_told(folder: Path, tiny_dir: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_dir, tmp_path / "model"))
+    weights = model / "model.safetensors"
+    whole = weights.read_bytes()
+    weights.write_bytes(whole[:-1])
+    message = f"model.path: {weights} is incomplete: {len(whole) - 1} bytes of {len(whole)}; download or copy it again"
+    with pytest.raises(ConfigError, match=message):
+        check(folder, tiny_dir, f"model.path={model}")

@@ -49,6 +49,7 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
         ("no/such/file.py:f", "there is no file /.*/no/such/file.py"),
         ("yatt_mm.rewards.functions:nope", r"has no function nope; it has \['exact_match', 'regex_match'\]"),
         ("math:sqrt", "must take"),
+        ("tests.yatt_mm.any_reward:later", "a coroutine .async def.; wanted a plain function"),
     ],
 )
 def test_a_reward_function_that_cannot_be_used_is_refused(path: str, message: str) -> None:
@@ -128,3 +129,9 @@ def test_the_path_of_a_file_is_the_same_from_another_directory(tmp_path: Path, m
     monkeypatch.chdir(tmp_path)
     assert absolute("rewards/mine.py:f") == f"{tmp_path}/rewards/mine.py:f"
     assert absolute("a.module:f") == "a.module:f"
+
+
+def test_a_file_that_ends_itself_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("import sys\nsys.exit(3)\n")
+    with pytest.raises(ConfigError, match=r"mine.py raised SystemExit: 3"):
+        load_reward_function(f"{tmp_path / 'mine.py'}:score")

@@ -137,3 +137,12 @@ def shown_of_step_one(folder: Path) -> str:
     with Reporter(folder, num_steps=2, first_step=1, judges=(), console=(console := on_paper())) as reporter:
         reporter.take(step(1, 1.0))
     return written(console)
+
+
+def test_samples_that_are_left_out_do_not_flood_the_console_and_failures_of_an_evaluation_count(tmp_path: Path) -> None:
+    notices = [{"kind": "quarantine", "step": 0, "key": f"k{at}", "shard": "s", "reason": "torn"} for at in range(40)]
+    evaluation = {"kind": "step", "step": 0, "eval/accuracy": 0.5, "eval/num_errors": 3, "reward/num_errors": 0}
+    text = shown(tmp_path, *notices, evaluation)
+    assert text.count("quarantined") == 6 and "k4 in s: torn" in text and "k5 in s" not in text
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 40
+    assert "held-out 0.500" in text and "failed 3" in text
