@@ -20,6 +20,7 @@ from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.judge_servers import unreachable_servers
 from yatt_mm.preflight.overlap import files_in_both
+from yatt_mm.preflight.reward_trial import failure_on_a_sample
 from yatt_mm.protocol.control import RunStart
 
 
@@ -55,6 +56,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
             check_first_samples(client, config, recipes, key, dataset.name, dataset.num_samples)
             for key, dataset in zip(("data.train", "data.eval"), sets)
         )
+        reward = tuple(failure_on_a_sample(client, config, train_set))
     num_train, num_eval = (dataset.num_samples for dataset in sets)
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
@@ -83,7 +85,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         batches=batches,
         train_media=train_media,
         eval_media=eval_media,
-        warnings=tuple(_warnings(config, num_train)),
+        warnings=(*reward, *_warnings(config, num_train)),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from tests.dataplane.tables import write_lines
 from tests.yatt_mm import runs
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight import reward_trial
 from yatt_mm.preflight.first_samples import check_first_samples
 
 
@@ -114,3 +116,34 @@ def test_a_chat_template_that_writes_no_placeholder_is_told_with_the_key(
     (model / "chat_template.jinja").write_text("{{ messages[0].content[1].text }}")
     with pytest.raises(ConfigError, match=r"data.train and model.path .* wrote placeholders for no media"):
         check(client, model)
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("return float(response == answer)", []),
+        (
+            "return len(fields['level'])",
+            [r"KeyError: 'level' \(.*mine.py:2\); the sample's fields are answer, question"],
+        ),
+        ("return 'good'", [r"ValueError: could not convert string to float: 'good'"]),
+        ("import time; time.sleep(30)", []),
+    ],
+)
+def test_a_reward_function_that_fails_on_a_right_answer_is_told_and_a_slow_one_is_not_waited_for(
+    client: Client,
+    tiny_dir: Path,
+    tmp_path: Path,
+    line: str,
+    wanted: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reward_trial, "LONGEST_S", 0.2)
+    (tmp_path / "mine.py").write_text(f"def score(response, answer, fields):\n    {line}\n")
+    reward = f"reward.function={tmp_path / 'mine.py'}:score"
+    config, *rest = runs.arguments(Path("unused"), tiny_dir, "first", "train.steps=1", reward)
+    client.ingest("train.tar")
+    found = list(reward_trial.failure_on_a_sample(client, load_config(runs.ROOT / config, rest), "train.tar"))
+    assert len(found) == len(wanted)
+    for warning, message in zip(found, wanted):
+        assert re.search(f"fails on the first training sample, with its own answer .*{message}", warning)

@@ -14,6 +14,7 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
+from yatt_mm.rewards.call import RewardCall
 from yatt_mm.rewards.functions import exact_match, regex_match
 from yatt_mm.rewards.loading import absolute, load_reward_function
 from yatt_mm.rewards.worker import RewardWorker
@@ -60,7 +61,7 @@ def test_a_reward_function_that_cannot_be_used_is_refused(path: str, message: st
 def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
     """Return a worker's rewards of one group, without a data plane."""
     worker = object.__new__(RewardWorker)
-    worker._name, worker._function, worker._deadline_s = function, load_reward_function(function), deadline_s
+    worker._call = RewardCall(load_reward_function(function), name=function, deadline_s=deadline_s)
     samples = tuple(
         SampleRecord(
             token_ids=np.zeros(1),
