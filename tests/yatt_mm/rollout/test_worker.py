@@ -142,7 +142,7 @@ def test_tasks_that_make_no_sense_are_refused_by_name(
     plain = client.put(b"x", name="no patches")
     with pytest.raises(ValueError, match=r"ref no patches \(plain\) has no num_tokens"):
         run(worker.generate(dataclasses.replace(task, media=(plain,)), SAMPLING))
-    with pytest.raises(ValueError, match="placeholders for image, image where its media are image"):
+    with pytest.raises(ValueError, match="wrote placeholders for image, image into the prompt"):
         run(worker.generate(dataclasses.replace(task, question="<|image_pad|>?"), SAMPLING))
 
 
