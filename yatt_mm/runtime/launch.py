@@ -106,7 +106,7 @@ def _run(
     stack.callback(keep_log, scratch.files, config.log_dir)
     console.print(_plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
-        console.print(f"[yellow]warning[/] {escape(warning)}", highlight=False, soft_wrap=True)
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     session = ray_session(
         config.ray.address,
         num_cpus=max(config.placement.num_devices, os.cpu_count() or 1),

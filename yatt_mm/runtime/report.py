@@ -133,7 +133,7 @@ class Reporter:
                 self._warn("no signal", warning)
 
     def _warn(self, what: str, text: str) -> None:
-        self._console.print(f"[yellow]{what}[/] {escape(text)}", highlight=False, soft_wrap=True)
+        self._console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False, soft_wrap=True)
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         with writing(self._run_dir / name):

@@ -44,7 +44,7 @@ def test_steps_without_signal_are_told_once_in_a_row_and_a_run_without_any_has_f
         for number in range(1, 6):
             reporter.take(step(number, 0.0))
         text = written(console)
-        told = "no signal in the last 3 steps no group had two rewards that differ at all, and the mean was 0.25;"
+        told = "no signal: in the last 3 steps no group had two rewards that differ at all, and the mean was 0.25;"
         assert text.count("no signal") == text.count(told) == 1
         with pytest.raises(RewardError, match=r"nothing was learned: in 5 steps no group had two rewards that differ"):
             reporter.learning.finish()
@@ -73,7 +73,7 @@ def test_a_failure_of_the_reward_function_is_shown_with_its_traceback(tmp_path: 
         {"kind": "step", "step": 2, "reward/mean": 0.5, "reward/num_errors": 0.0},
     )
     wanted = (
-        "no score reward.function my.py:f failed on 4 of the 20 responses of step 1, which score 0. "
+        "no score: reward.function my.py:f failed on 4 of the 20 responses of step 1, which score 0. "
         "The first of them: '[bold]7'. ValueError: [a] (my.py:3)\n"
         '  File "my.py", line 3, in f\n    raise ValueError("[a]")\nValueError: [a]\n'
     )
@@ -130,7 +130,7 @@ def test_means_of_function_and_judges_stand_beside_the_reward(tmp_path: Path) ->
 def test_a_file_of_rollouts_that_is_broken_is_told_and_stops_no_run(tmp_path: Path) -> None:
     write_rows(table_path(tmp_path, 1), [row(0, 0)])
     table_path(tmp_path, 1).write_bytes(b"")
-    assert f"warning {table_path(tmp_path, 1)} cannot be read: " in "".join(shown_of_step_one(tmp_path).splitlines())
+    assert f"warning: {table_path(tmp_path, 1)} cannot be read: " in "".join(shown_of_step_one(tmp_path).splitlines())
 
 
 def shown_of_step_one(folder: Path) -> str:

@@ -44,6 +44,6 @@ def test_a_run_whose_rewards_are_all_equal_says_so_and_has_failed(tmp_path: Path
     done = run_with("return 0.5", tmp_path, tiny_dir, "train.steps=3", "sampling.replace_groups=false")
     assert done.status == 1, done.output
     equal = "no group had two rewards that differ by more than algorithm.min_reward_range (0.001), and the mean was 0.5"
-    assert f"no signal in the last 3 steps {equal}; look at the rewards" in done.output
+    assert f"no signal: in the last 3 steps {equal}; look at the rewards" in done.output
     assert f"error: nothing was learned: in 3 steps {equal}" in done.output
     assert done.left_behind == []
