@@ -5,7 +5,7 @@
 Importing this package imports `models`, which installs what CPU builds of torch need before any other module imports
 torch.
 
-May import: common, config, dataplane.core, keeper, models, runtime, simulator.
+May import: common, config, dataplane.core, keeper, models, protocol, runtime, simulator.
 """
 
 import models  # noqa: F401

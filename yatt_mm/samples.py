@@ -17,8 +17,8 @@ from rich.text import Text
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.keeper.table import FOLDER, Row, about, best_first, by_prompt, kept_steps, read_rows, table_path, verdicts
+from yatt_mm.protocol.kept import SPLITS
 
-SPLITS = ("train", "eval")
 EXAMPLES = """examples:
   python -m yatt_mm.samples runs/digits_cpu
   python -m yatt_mm.samples runs/digits_cpu --step 0 --split eval
@@ -70,7 +70,7 @@ def _read(run: Path, step: int | None, split: str | None) -> tuple[int, list[Row
 
 def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Namespace) -> None:
     for split in SPLITS:
-        prompts = by_prompt([row for row in rows if row["split"] == split])
+        prompts = by_prompt(rows, split)
         for number, responses in enumerate(prompts[: options.prompts], 1):
             first = responses[0]
             console.rule(f"step {step}, {split}, sample {first['index']}")

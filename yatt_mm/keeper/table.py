@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from yatt_mm.protocol.kept import SPLITS, Split
+
 FOLDER = "rollouts"
 """The folder inside a run's folder."""
 PICTURES_BYTES = 64 << 20
@@ -22,7 +24,7 @@ PICTURES_BYTES = 64 << 20
 SCHEMA = pa.schema(
     [
         ("step", pa.int32()),
-        ("split", pa.string()),  # train or eval
+        ("split", pa.string()),
         ("position", pa.int64()),  # of the prompt in the run's order; of the sample in the held-out set
         ("epoch", pa.int32()),
         ("index", pa.int64()),  # of the sample in its data set
@@ -91,17 +93,14 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
 def read_rows(path: Path, *, max_prompts: int | None = None) -> list[Row]:
     """Return the rows of a file: all of them, or those of the first `max_prompts` prompts of each split without their
     token ids. Raises OSError if there is no file, and pyarrow.ArrowInvalid if it is of another kind."""
-    rows: list[Row]
-    if max_prompts is None:
-        rows = pq.read_table(path).to_pylist()
-        return rows
-    table = pq.read_table(path, columns=[name for name in SCHEMA.names if name != "token_ids"])
-    prompts = list(zip(table["split"].to_pylist(), table["position"].to_pylist()))
-    wanted: set[tuple[str, int]] = set()
-    for split in set(table["split"].to_pylist()):
-        wanted.update(list(dict.fromkeys(prompt for prompt in prompts if prompt[0] == split))[:max_prompts])
-    table = table.take([at for at, prompt in enumerate(prompts) if prompt in wanted])
-    rows = table.to_pylist()
+    columns = None if max_prompts is None else [name for name in SCHEMA.names if name != "token_ids"]
+    table = pq.read_table(path, columns=columns)
+    if max_prompts is not None:
+        prompts = list(zip(table["split"].to_pylist(), table["position"].to_pylist()))
+        of_split = (dict.fromkeys(prompt for prompt in prompts if prompt[0] == split) for split in SPLITS)
+        wanted = {prompt for distinct in of_split for prompt in list(distinct)[:max_prompts]}
+        table = table.take([at for at, prompt in enumerate(prompts) if prompt in wanted])
+    rows: list[Row] = table.to_pylist()
     return rows
 
 
@@ -129,9 +128,10 @@ def verdicts(row: Row) -> list[tuple[str, str]]:
     return [(f"{scored['source']} {scored['score']:.3f}", scored["words"] or "") for scored in scores]
 
 
-def by_prompt(rows: Sequence[Row]) -> list[list[Row]]:
-    """Return the rows of each prompt, in the order of the file."""
-    groups: dict[tuple[str, int], list[Row]] = {}
+def by_prompt(rows: Sequence[Row], split: Split) -> list[list[Row]]:
+    """Return the rows of each prompt of a split, in the order of the file."""
+    groups: dict[int, list[Row]] = {}
     for row in rows:
-        groups.setdefault((row["split"], row["position"]), []).append(row)
+        if row["split"] == split:
+            groups.setdefault(row["position"], []).append(row)
     return list(groups.values())

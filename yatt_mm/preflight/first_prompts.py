@@ -6,6 +6,7 @@ encodes with the `tokenizers` library, so a model whose folder has no tokenizer.
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from jinja2 import TemplateError, TemplateSyntaxError
 from models.registry import load_recipe, read_config
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
+from yatt_mm.preflight.run_checks import CHAT_TEMPLATE
 from yatt_mm.protocol.control import Prompt
 from yatt_mm.rollout.engine_media import size_of
 from yatt_mm.rollout.engine_types import MediaTokens
@@ -28,13 +30,10 @@ def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
     Raises:
         ConfigError: one of them cannot be made.
     """
-    folder = Path(config.model.path)
-    hf_config = read_config(folder)
-    if not (folder / "tokenizer.json").is_file() or "image_token_id" not in hf_config:
+    folder, rollout = Path(config.model.path), config.rollout
+    if not (folder / "tokenizer.json").is_file() or "image_token_id" not in read_config(folder):
         return
-    tokens = MediaTokens.of_config(hf_config, load_recipe(folder).IMAGE_MARKS)
-    template = PromptTemplate(_Tokenizer(folder), tokens)
-    rollout = config.rollout
+    template = _template_of(folder)
     for prompt in prompts:
         try:
             num_tokens = len(template.token_ids(prompt.question, [size_of(ref) for ref in prompt.media]))
@@ -48,6 +47,13 @@ def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
                 f"{key}: the prompt for {prompt.question[:80]!r} has {num_tokens} tokens, and with rollout.max_tokens "
                 f"({rollout.max_tokens}) more than rollout.max_model_len ({rollout.max_model_len}); raise the last"
             )
+
+
+@functools.cache
+def _template_of(folder: Path) -> PromptTemplate:
+    """Return what makes prompts for a model: once for all data sets, because a large tokenizer takes its time."""
+    tokens = MediaTokens.of_config(read_config(folder), load_recipe(folder).IMAGE_MARKS)
+    return PromptTemplate(_Tokenizer(folder), tokens)
 
 
 class _Tokenizer:
@@ -80,8 +86,8 @@ class _Tokenizer:
 
 def _chat_template(folder: Path, settings: dict[str, Any]) -> str:
     """Return the chat template from where transformers' tokenizers read it."""
-    if (folder / "chat_template.jinja").is_file():
-        return (folder / "chat_template.jinja").read_text(encoding="utf-8")
+    if (folder / CHAT_TEMPLATE).is_file():
+        return (folder / CHAT_TEMPLATE).read_text(encoding="utf-8")
     template = settings["chat_template"]
     if isinstance(template, list):  # several, by name
         return str({item["name"]: item["template"] for item in template}["default"])

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from models.weights.safetensors_header import read_header
+from models.weights.safetensors_header import LENGTH_BYTES, read_header
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 
@@ -43,7 +43,7 @@ def _num_parameters(model_dir: Path) -> int:
         try:
             header = read_header(file)
             tensors = json.loads(header)
-            _check_size(file, 8 + len(header), tensors)
+            _check_size(file, LENGTH_BYTES + len(header), tensors)
             num += sum(math.prod(tensor["shape"]) for name, tensor in tensors.items() if name != "__metadata__")
         except (ValueError, AttributeError, LookupError, TypeError, MemoryError) as error:
             raise ConfigError(f"model.path: {file} is no safetensors file ({type(error).__name__}: {error})") from error

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from yatt_mm.protocol.control import ScoredGroup
 
 Split = Literal["train", "eval"]
+SPLITS: tuple[Split, ...] = get_args(Split)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

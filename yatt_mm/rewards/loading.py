@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import inspect
@@ -19,8 +20,9 @@ RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
 WANTED = "wanted path/to/file.py:name, or module:name of a module that can be imported"
 
 
+@functools.cache
 def load_reward_function(path: str) -> RewardFunction:
-    """Return the function behind `file.py:name` or `module:name`.
+    """Return the function behind `file.py:name` or `module:name`. A file is run once per process.
 
     Raises:
         ConfigError: it cannot be loaded, is not a function, or does not take three arguments.

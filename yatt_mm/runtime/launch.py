@@ -115,9 +115,10 @@ def _run(
     )
     with signals_held():
         stack.enter_context(session)
-    parts = f"{config.engines.num} engines{' and judges' if config.has_local_judges else ''} and training ranks"
-    console.print(f"  starting {parts}", highlight=False)
-    with console.status("starting engines and training ranks"):
+    judges = " and judges" if config.has_local_judges else ""
+    starting = f"starting {config.engines.num} engines{judges} and training ranks"
+    console.print(f"  {starting}", highlight=False)
+    with console.status(starting):
         team = build_team(
             stack,
             config,

@@ -22,6 +22,7 @@ from tensorboard.util import tensor_util
 
 from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import Row, about, best_first, by_prompt, verdicts
+from yatt_mm.protocol.kept import SPLITS
 
 MAX_CHARS = 2000
 """The number of characters of a question or response that are shown."""
@@ -50,8 +51,8 @@ class TensorboardFile:
 
     def add_rollouts(self, step: int, rows: Sequence[Row]) -> None:
         """Add what the model said to some prompts of a step (rows of `yatt_mm.keeper.table`), as text and pictures."""
-        for split in ("train", "eval"):
-            prompts = by_prompt([row for row in rows if row["split"] == split])
+        for split in SPLITS:
+            prompts = by_prompt(rows, split)
             if not prompts:
                 continue
             text = "\n\n".join(_text(number, responses) for number, responses in enumerate(prompts, 1))

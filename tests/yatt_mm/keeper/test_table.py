@@ -11,15 +11,14 @@ import pytest
 
 from tests.yatt_mm.keeper.rows import picture, row
 from yatt_mm.keeper.table import by_prompt, drop_after, kept_steps, read_rows, table_path, write_rows
-
-SPLITS = ("train", "eval")
+from yatt_mm.protocol.kept import SPLITS
 
 
 def test_rows_come_back_as_they_were_written(tmp_path: Path) -> None:
     rows = [row(0, 0), row(0, 1, advantage=None), row(3, 0, split="eval", media=[], logprob_mean=None)]
     write_rows(tmp_path / "new" / "t.parquet", rows)
     assert read_rows(tmp_path / "new" / "t.parquet") == rows
-    assert [len(group) for group in by_prompt(rows)] == [2, 1]
+    assert [len(group) for split in SPLITS for group in by_prompt(rows, split)] == [2, 1]
 
 
 def test_a_picture_is_stored_once_however_many_rows_show_it(tmp_path: Path) -> None:

@@ -16,9 +16,9 @@ from yatt_mm.keeper.table import kept_steps, table_path, write_rows
 from yatt_mm.runtime.report import Reporter
 
 
-def shown(folder: Path, *records: dict[str, Any]) -> str:
+def shown(folder: Path, *records: dict[str, Any], first_step: int = 0) -> str:
     """Return what the console shows of these records."""
-    with Reporter(folder, num_steps=2, first_step=0, judges=(), console=(console := on_paper())) as reporter:
+    with Reporter(folder, num_steps=2, first_step=first_step, judges=(), console=(console := on_paper())) as reporter:
         for record in records:
             reporter.take(record)
     return written(console)
@@ -130,13 +130,8 @@ def test_means_of_function_and_judges_stand_beside_the_reward(tmp_path: Path) ->
 def test_a_file_of_rollouts_that_is_broken_is_told_and_stops_no_run(tmp_path: Path) -> None:
     write_rows(table_path(tmp_path, 1), [row(0, 0)])
     table_path(tmp_path, 1).write_bytes(b"")
-    assert f"warning: {table_path(tmp_path, 1)} cannot be read: " in "".join(shown_of_step_one(tmp_path).splitlines())
-
-
-def shown_of_step_one(folder: Path) -> str:
-    with Reporter(folder, num_steps=2, first_step=1, judges=(), console=(console := on_paper())) as reporter:
-        reporter.take(step(1, 1.0))
-    return written(console)
+    text = shown(tmp_path, step(1, 1.0), first_step=1)
+    assert f"warning: {table_path(tmp_path, 1)} cannot be read: " in "".join(text.splitlines())
 
 
 def test_samples_that_are_left_out_do_not_flood_the_console_and_failures_of_an_evaluation_count(tmp_path: Path) -> None:

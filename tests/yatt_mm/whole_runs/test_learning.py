@@ -152,7 +152,7 @@ def test_what_the_model_said_is_kept_as_it_was(whole: runs.Finished, digits: Dig
             assert not rewards or np.mean(rewards) == pytest.approx(record[mean])
         trained = [row for row in of_step if row["split"] == "train"]
         assert sum(len(row["token_ids"]) for row in trained) == record.get("rollout/num_tokens", 0)
-        for group in by_prompt(trained):
+        for group in by_prompt(of_step, "train"):
             advantages = [row["advantage"] for row in group]
             assert len({row["reward"] for row in group}) > 1 or not any(advantages)
             assert None in advantages or sum(advantages) == pytest.approx(0, abs=1e-6)
