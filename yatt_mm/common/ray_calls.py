@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import ray
@@ -77,6 +78,22 @@ async def reply_of(call: Awaitable[T], *, name: str, what: str, deadline_s: floa
         raise _worker_error(error, name, what) from error
     except TimeoutError as error:
         raise WorkerError(f"{name} did not finish {what} in {deadline_s:g} s") from error
+
+
+@contextmanager
+def own_words() -> Iterator[None]:
+    """Raise an error of this package that a worker raised as it is, without who passed it on: it is a whole sentence.
+
+    Raises:
+        YattError: what the worker raised, or WorkerError if that was an error of another package.
+    """
+    try:
+        yield
+    except WorkerError as error:
+        passed_on = error.__cause__
+        if isinstance(passed_on, ray.exceptions.RayTaskError) and isinstance(passed_on.cause, YattError):
+            raise passed_on.cause from error
+        raise
 
 
 def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> WorkerError:

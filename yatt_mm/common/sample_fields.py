@@ -51,7 +51,8 @@ def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
 
     `kinds`: the kinds of the sample's media, from the data plane. The trainer's prompts put all media before the text.
     So placeholders (`<image>`, `<video>`) are removed from the beginning, and give the order. Placeholders at another
-    place, or for other media, would mean another prompt, and raise ValueError.
+    place, or for other media, would mean another prompt, and raise ValueError. So does a question without text
+    and without media.
     """
     text, named = (value, []) if isinstance(value, str) else _only_turn(value)
     bare = text.lstrip()
@@ -68,6 +69,10 @@ def read_question(value: Any, kinds: Sequence[MediaKind]) -> Question:
         raise ValueError(
             f"the question {text[:80]!r} has placeholders for {', '.join(named)}; the sample's media are "
             f"{', '.join(kinds) or 'none'}"
+        )
+    if not text.strip() and not kinds:
+        raise ValueError(
+            "the question is empty, and the sample has no media; write a question, or leave the sample out"
         )
     places = {kind: iter([place for place, found in enumerate(kinds) if found == kind]) for kind in kinds}
     return Question(text=text, order=tuple(next(places[kind]) for kind in named or kinds))

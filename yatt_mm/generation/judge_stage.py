@@ -95,3 +95,4 @@ def _count(meter: StepMeter, judge: str, judged: JudgedGroup) -> None:
     meter.add_sum("genrm/num_retried", judged.num_retried)
     meter.add_sum("genrm/num_tokens", judged.num_tokens)
     meter.add_mean(f"genrm/{judge}_mean", sum(judged.scores), len(judged.scores))
+    meter.add_mean(f"genrm/{judge}_failed_frac", judged.num_failed, len(judged.scores))

@@ -59,6 +59,8 @@ def check_first_samples(
     if not media:
         _check_no_paths(prompts[0].fields, config, key)
     words = _in_words(media, len(prompts))
+    if num_without := sum(not prompt.question.strip() for prompt in prompts):
+        words += f"; without text in the question: {num_without} of the first {len(prompts)} usable samples"
     if notices:
         num = len(prompts) + len(notices)
         words += f"; of the first {num} samples {len(notices)} cannot be used{_why(notices)}"

@@ -27,7 +27,7 @@ from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
 from yatt_mm.common.errors import YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.common.owned_dirs import owned_folder
-from yatt_mm.common.ray_calls import fetch, wait_all
+from yatt_mm.common.ray_calls import fetch, own_words, wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
@@ -168,7 +168,8 @@ def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: Ru
         done, left = ray.wait(left, num_returns=len(left), timeout=0)
         _take_records(rendezvous, reporter, node, wait_s=0.0 if done else POLL_S)
         for run in done:
-            fetch(run, name=runs[run], what="the run")
+            with own_words():
+                fetch(run, name=runs[run], what="the run")
         node.check()
     _take_records(rendezvous, reporter, node, wait_s=0.0)
 

@@ -199,7 +199,7 @@ def _line(record: dict[str, Any]) -> str:
             parts.append(f"{label} {record[name]:{form}}{unit}")
         if name == "reward/mean":
             parts += _means(record)
-    if num_failed := record.get("reward/num_errors", 0) + record.get("eval/num_errors", 0):
+    if num_failed := sum(record.get(name, 0) for name in ("reward/num_errors", "eval/num_errors", "genrm/num_failed")):
         parts.append(f"[yellow]failed {num_failed:.0f}[/]")
     return "  ".join(parts)
 

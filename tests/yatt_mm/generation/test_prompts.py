@@ -180,6 +180,7 @@ def test_the_question_is_the_text_of_one_user_turn_and_says_in_which_order_media
         ([{"role": "system", "content": "x"}, USER], [IMAGE, IMAGE], "turns of .'system', 'user'.; wanted one turn"),
         ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], [IMAGE], "contents of"),
         (7, [], "is a int; wanted text or a list of chat turns"),
+        (" ", [], "the question is empty, and the sample has no media"),
     ],
 )
 def test_a_question_that_means_another_prompt_is_refused(value: object, kinds: list[Any], reason: str) -> None:

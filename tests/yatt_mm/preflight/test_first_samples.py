@@ -34,11 +34,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "scan.png").write_bytes(image.getvalue())
     row = {"question": "What is it?", "answer": "7", "image_path": "scan.png"}
     write_lines(path / "paths.jsonl", [row, row])
+    write_lines(path / "quiet.jsonl", [row, row | {"question": ""}])
     write_lines(path / "texts.jsonl", [{"question": "What is 3 + 4?", "answer": "7"}])
     return path
 
 
-SETS = ("train.tar", "torn.tar", "late.tar", "five.tar", "paths.jsonl", "texts.jsonl", "paths.jsonl#media=image_path")
+SETS = (
+    "quiet.jsonl#media=image_path",
+    "train.tar",
+    "torn.tar",
+    "late.tar",
+    "five.tar",
+    "paths.jsonl",
+    "texts.jsonl",
+    "paths.jsonl#media=image_path",
+)
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +100,11 @@ def test_one_good_sample_among_the_first_hundred_is_enough(client: Client, tiny_
     assert late.startswith("1 image each; of the first 20 samples 17 cannot be used because: truncated or corrupt PNG")
     assert five.startswith("1 image each; of the first 5 samples 2 cannot be used because: ")
     assert check(client, tiny_dir) == "1 image each"
+
+
+def test_questions_without_text_are_told(client: Client, tiny_dir: Path) -> None:
+    told = check(client, tiny_dir, name="quiet.jsonl.image_path")
+    assert told == "1 image each; without text in the question: 1 of the first 2 usable samples"
 
 
 def test_the_limits_of_a_prompt_are_those_of_the_run(client: Client, tiny_dir: Path) -> None:

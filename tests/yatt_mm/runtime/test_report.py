@@ -54,6 +54,16 @@ def test_steps_without_signal_are_told_once_in_a_row_and_a_run_without_any_has_f
         reporter.learning.finish()
 
 
+def test_a_run_whose_judge_never_gave_a_verdict_has_failed(tmp_path: Path) -> None:
+    with Reporter(tmp_path, num_steps=2, first_step=0, judges=("a", "b"), console=(console := on_paper())) as reporter:
+        reporter.take(step(1, 1.0) | {"genrm/a_failed_frac": 1.0, "genrm/b_failed_frac": 1.0, "genrm/num_failed": 8})
+        reporter.take(step(2, 1.0) | {"genrm/a_failed_frac": 0.9, "genrm/b_failed_frac": 1.0, "genrm/num_failed": 7})
+        assert "failed 8" in (text := written(console))
+        assert "failed 7" in text
+        with pytest.raises(RewardError, match=r"judge b gave no verdict in 2 steps, so each response scored"):
+            reporter.learning.finish()
+
+
 def test_a_failure_of_the_reward_function_is_shown_with_its_traceback(tmp_path: Path) -> None:
     text = shown(
         tmp_path,
