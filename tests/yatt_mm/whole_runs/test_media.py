@@ -1,5 +1,5 @@
 """Tests a run in bfloat16 of three controllers, on samples with two images or a video: the pixels pass through it, and
-no controller grows."""
+no controller grows. The vision tower is frozen: a processor without bfloat16 needs minutes for its gradients."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import webdataset
 from PIL import Image
+from safetensors.torch import load_file
 
 from examples.digits.model import build_model_folder
 from examples.motion.prepare import TOKENIZER_TEXT
@@ -61,9 +63,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path) -> runs.Finished:
     overrides = (
         "model.dtype=bfloat16",
+        "train.freeze=[tower]",
         "controllers.num=3",
         f"train.steps={NUM_STEPS}",
         f"train.prompts_per_step={NUM_PROMPTS}",
+        "rollout.group_size=2",
         "sampling.replace_groups=false",
         "rollout.max_images_per_prompt=2",
         "rollout.max_videos_per_prompt=1",
@@ -91,6 +95,21 @@ def test_a_run_on_images_and_videos_in_bfloat16_trains_on_every_sample_and_leave
     num_media = NUM_TRAIN * 3 // 2 + NUM_EVAL * 3 // 2
     assert records[-1]["dataplane/num_media"] == records[-1]["dataplane/num_processed"] == num_media
     assert records[-1]["dataplane/num_recomputed"] == 0
+
+
+def test_the_frozen_tower_stays_as_it_is_and_the_rest_is_trained(run: runs.Finished, folder: Path) -> None:
+    assert run.status == 0, run.output
+    before, after = (_weights(path) for path in (folder / "model", folder / "runs" / "media" / "hf"))
+    assert before.keys() == after.keys()
+    changed = {name for name, weight in before.items() if not torch.equal(weight, after[name])}
+    assert {name for name in changed if "visual" in name} == {name for name in before if "visual.merger" in name}
+    assert {name for name in before if "visual" not in name} <= changed
+
+
+def _weights(folder: Path) -> dict[str, torch.Tensor]:
+    return {
+        name: weight.bfloat16() for file in folder.glob("*.safetensors") for name, weight in load_file(file).items()
+    }
 
 
 def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, folder: Path) -> None:
