@@ -37,6 +37,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from models.registry import load_recipe, read_config
+from yatt_mm.common.conversation import ask
 from yatt_mm.config.values import parse_size
 from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
 from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, VllmEngine
@@ -158,7 +159,7 @@ def make_tasks(trial: Trial, model_dir: Path, client: Client, fresh: Iterator[in
         question = " ".join(["what"] * trial.words)
         yield PromptTask(
             slot=number,
-            question=question,
+            conversation=ask(question, ["image"]),
             media=(ref,),
             num_samples=trial.num_samples,
             seed=number,

@@ -43,16 +43,21 @@ def _train(arguments: list[str] | None, prog: str) -> int:
     from yatt_mm.config.run_config import load_config
     from yatt_mm.runtime.launch import launch
 
-    options = _parser(prog).parse_intermixed_args(arguments)
-    if options.resume and "=" in options.resume and not Path(options.resume).exists():
-        options.overrides.append(options.resume)  # an override that follows `--resume` is no folder
-        options.resume = "auto"
+    options = _parser(prog).parse_intermixed_args(_with_resume_apart(sys.argv[1:] if arguments is None else arguments))
     try:
         launch(load_config(options.config, options.overrides), resume=options.resume)
     except (YattError, DataPlaneError) as error:
         print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
     return 0
+
+
+def _with_resume_apart(arguments: list[str]) -> list[str]:
+    """Return the arguments with `--resume=auto` where an override follows `--resume`, which is no folder."""
+    return [
+        "--resume=auto" if argument == "--resume" and "=" in after and not Path(after).exists() else argument
+        for argument, after in zip(arguments, [*arguments[1:], ""])
+    ]
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -6,7 +6,7 @@ _ADVICE = {
     errno.ENOENT: "check the path",
     errno.EACCES: "check who owns it and its mode",
     errno.EPERM: "check who owns it and its mode",
-    errno.EISDIR: "it is a folder; wanted a file",
+    errno.EISDIR: "wanted a file",
     errno.ENOTDIR: "a part of the path is not a folder; check the path",
     errno.ENOSPC: "make room there, or choose another place",
     errno.EROFS: "choose a place that can be written",

@@ -25,6 +25,7 @@ from models.recipes.media_recipes import VideoSampling, load_recipes
 from models.registry import load_recipe
 from models.sequence.media_tokens import TokenLayout, media_spans
 from models.sequence.mrope import mrope_positions
+from yatt_mm.common.conversation import ask
 from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 
@@ -111,7 +112,7 @@ def make_batch(directory: Path, model: PreTrainedModel, tokenizer: Any, clips: S
     raw = torch.from_numpy(np.stack([patches for patches, _ in made])).float() / 255
     tokens = MediaTokens(image=model.config.image_token_id, video=model.config.video_token_id)
     size = MediumSize(kind="video", num_tokens=meta["num_tokens"])
-    prompt = np.array(PromptTemplate(tokenizer, tokens).token_ids(QUESTION, [size]))
+    prompt = np.array(PromptTemplate(tokenizer, tokens).token_ids(ask(QUESTION, ["video"]), [size]))
     layout = TokenLayout(
         image_token_id=tokens.image,
         video_token_id=model.config.video_token_id,

@@ -23,6 +23,7 @@ from examples.digits.prepare import Prepared as Digits
 from examples.judge import lessons, teaching
 from examples.judge.prepare import VERSION, prepare, read_stamp
 from examples.preparing import STAMP_NAME
+from yatt_mm.common.conversation import ask
 from yatt_mm.config.run_config import load_config
 from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
@@ -71,7 +72,7 @@ def test_the_judge_is_asked_in_the_run_what_it_was_taught(folder: Path) -> None:
     pupil = teaching._Pupil(folder)
     tokenizer = load_processor(folder).tokenizer
     tokens = MediaTokens(image=pupil.model.config.image_token_id, video=None)
-    asked = PromptTemplate(tokenizer, tokens).token_ids("7?", [MediumSize(num_tokens=4)])
+    asked = PromptTemplate(tokenizer, tokens).token_ids(ask("7?", ["image"]), [MediumSize(num_tokens=4)])
     assert tokenizer(pupil._prompt("7?", 4), add_special_tokens=False)["input_ids"] == asked
 
 

@@ -69,7 +69,7 @@ def test_a_run_gets_the_clips_as_patches_of_all_their_frames(split: Split, model
             [Slot(position=place, epoch=0, index=place) for place in range(num_train)]
         )
     assert (len(prompts), notices, num_eval) == (40, [], 12)
-    assert {prompt.question for prompt in prompts} == {QUESTION}
+    assert {prompt.question.text for prompt in prompts} == {QUESTION}
     for prompt in prompts:
         (ref,) = prompt.media
         assert ref.meta["medium"] == "video" and ref.meta["grid_thw"] == [NUM_FRAMES // 2, 4, 4]

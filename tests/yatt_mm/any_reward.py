@@ -35,3 +35,23 @@ def endless(response: str, answer: str, fields: Mapping[str, Any]) -> float:
 async def later(response: str, answer: str, fields: dict[str, Any]) -> float:
     """Give a score that nothing waits for."""
     return 1.0
+
+
+def gives_a_pair(response: str, answer: str, fields: Mapping[str, Any]) -> Any:
+    return 1.0, "right"
+
+
+def gives_nothing(response: str, answer: str, fields: Mapping[str, Any]) -> Any:
+    return None
+
+
+def gives_a_dict(response: str, answer: str, fields: Mapping[str, Any]) -> Any:
+    return {}
+
+
+def takes_a_field_away(response: str, answer: str, fields: dict[str, Any]) -> float:
+    return float(fields.pop("hint"))
+
+
+def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:
+    return 1.0

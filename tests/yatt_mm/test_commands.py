@@ -59,6 +59,15 @@ def test_dataplane_is_the_same_as_python_m_dataplane() -> None:
 
 def test_an_override_after_resume_is_no_folder(tmp_path: Path) -> None:
     config = Path(__file__).parents[2] / "configs" / "digits_cpu.yaml"
-    done = run(sys.executable, "-m", "yatt_mm.train", str(config), "--resume", f"run.dir={tmp_path}", "train.steps=x")
+    done = run(
+        sys.executable,
+        "-m",
+        "yatt_mm.train",
+        str(config),
+        "--resume",
+        "train.steps=y",
+        f"run.dir={tmp_path}",
+        "train.steps=x",
+    )
     assert done.returncode == 2 and "train.steps is 'x': wanted a whole number" in done.stderr
     assert "--resume" not in done.stderr

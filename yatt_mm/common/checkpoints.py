@@ -94,7 +94,9 @@ def find_checkpoint(run_dir: Path, resume: str) -> Path:
     if resume == "auto":
         steps = Checkpoints(root=root, keep=1).steps()
         if not steps:
-            raise CheckpointError(f"--resume: no committed checkpoint in {root}; leave --resume out to start afresh")
+            raise CheckpointError(
+                f"--resume: no committed checkpoint in {root}; leave --resume out to start afresh{_moved(run_dir)}"
+            )
         return root / f"step_{steps[-1]:06d}"
     folder = Path(resume)
     if not (folder / STATE_FILE).is_file():
@@ -115,3 +117,12 @@ def read_state(folder: Path) -> dict[str, Any]:
         return json.loads((folder / STATE_FILE).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise CheckpointError(f"cannot read {folder / STATE_FILE}: {error}") from error
+
+
+def _moved(run_dir: Path) -> str:
+    """Return what to do if an earlier run of this name was moved aside and has checkpoints; an empty text if none."""
+    earlier = sorted(run_dir.parent.glob(f"{run_dir.name}.[0-9]*-[0-9]*"))
+    saved = [folder for folder in earlier if Checkpoints(root=folder / "checkpoints", keep=1).steps()]
+    if not saved:
+        return ""
+    return f". An earlier run of this name was moved to {saved[-1]}: to go on with it, move it back to {run_dir} first"

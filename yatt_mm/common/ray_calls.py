@@ -103,4 +103,6 @@ def _worker_error(error: ray.exceptions.RayError, name: str, what: str) -> Worke
         why = str(cause) if isinstance(cause, YattError) else f"{type(cause).__name__}: {cause}"
         return WorkerError(f"{name} failed at {what}: {why}")
     words = re.sub(r"\x1b\[[0-9;]*m", "", str(error))  # Ray colours its messages
-    return WorkerError(f"{name} was lost during {what}: {words.strip().splitlines()[0]}")
+    lines = words.strip().splitlines()
+    why = lines[-1] if "in its creation task" in lines[0] else lines[0]  # the last line of a traceback says more
+    return WorkerError(f"{name} was lost during {what}: {why.strip()}")

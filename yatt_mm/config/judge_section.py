@@ -13,6 +13,7 @@ from models.recipes.media_recipes import VideoSampling
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.classifier_labels import read_labels
 from yatt_mm.config.values import Count, Seconds, Section, Size
+from yatt_mm.config.wanted import WEB_ADDRESS
 from yatt_mm.protocol.genrm import JudgeSpec, RemoteSpec
 from yatt_mm.protocol.judge_template import CONVERSATION, DEFAULT, JudgeTemplate
 from yatt_mm.protocol.verdicts import JsonScore, LabelScore, RegexScore, Verdict, YesNo
@@ -36,7 +37,7 @@ OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens",
 class JudgeSection(Section):
     model: str
     """Its Hugging Face folder; with `url`, its name at the server."""
-    url: Annotated[str, Field(pattern=r"^https?://")] | None = None
+    url: Annotated[str, Field(pattern=WEB_ADDRESS)] | None = None
     """An OpenAI-compatible server (`http://host:8000/v1`) that judges, instead of engines of the run."""
     api_key_env: str | None = None
     """The environment variable of the launcher that holds the key for `url` (`Authorization: Bearer ...`)."""

@@ -9,6 +9,7 @@ from pydantic import Field, field_validator
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config.judge_section import JudgeSection
 from yatt_mm.config.values import Count, Seconds, Section, Size
+from yatt_mm.config.wanted import JUDGE_NAME, NAME
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.published import Carrier
 
@@ -17,7 +18,7 @@ NUM_SAMPLED_PROMPTS = 4
 
 
 class RunSection(Section):
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]*$")]
+    name: Annotated[str, Field(pattern=NAME)]
     """The folder of the run's results inside `dir`."""
     dir: str = "runs"
     """The folder of all runs."""
@@ -58,7 +59,17 @@ class DataSection(Section):
     eval: str
     """The same for the held-out samples."""
     question_field: str = "question"
-    """The field with a sample's question: text, or one chat turn of the user (`prompt` in verl's Parquet)."""
+    """The field with a sample's question: text, or a list of chat turns (`prompt` in verl's Parquet). `<image>` and
+    `<video>` in its texts are the places of the sample's media; without any, media come before the first turn of the
+    user."""
+    system_prompt: str = ""
+    """The system's turn of samples whose question has none."""
+    prompt_template: str = ""
+    """A Jinja template for the text of the user's last turn, which it names `{{ question }}`: for example
+    `{{ question }} Think first, then answer.` It may also name `{{ fields.NAME }}`. Judges see the question without
+    it."""
+    chat_template_args: dict[str, bool | int | float | str] = {}
+    """Further arguments of the model's chat template, for example `{enable_thinking: false}`."""
     answer_field: str = "answer"
     """The field with its answer; `a.b` looks into nested fields (`reward_model.ground_truth` in verl's Parquet)."""
     media_roots: list[str] = []
@@ -170,7 +181,7 @@ class RewardSection(Section):
     weight: Annotated[float, Field(ge=0)] = 1.0
     """The weight of the function's score in the reward; 0 leaves the reward to the judges, and the function to
     evaluation."""
-    judges: dict[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]*$")], JudgeSection] = {}
+    judges: dict[Annotated[str, Field(pattern=JUDGE_NAME)], JudgeSection] = {}
     """Reward models by name, generative ones and classifiers; each adds its weighted score to the reward."""
 
     @field_validator("judges")

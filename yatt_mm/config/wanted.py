@@ -6,6 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+NAME = r"^[A-Za-z0-9_][A-Za-z0-9._-]*$"
+JUDGE_NAME = r"^[a-z][a-z0-9_]*$"
+WEB_ADDRESS = r"^https?://"
+
 WORDS = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
@@ -28,8 +32,14 @@ WORDS = {
     "less_than_equal": "at most {le}",
     "too_long": "at most {max_length} entries, not {actual_length}",
     "too_short": "at least {min_length} entries, not {actual_length}",
-    "string_pattern_mismatch": "a text of the form {pattern}",
+    "string_pattern_mismatch": "{pattern}",
 }
+PATTERNS = {
+    NAME: "a name of letters without accents, digits, '.', '_' and '-'",
+    JUDGE_NAME: "a name of small letters, digits and '_', which begins with a letter",
+    WEB_ADDRESS: "an address that begins with http:// or https://",
+}
+"""What the patterns of keys mean."""
 
 
 def wanted(problem: Mapping[str, Any]) -> str:
@@ -40,6 +50,7 @@ def wanted(problem: Mapping[str, Any]) -> str:
     if words is None:
         return message
     found = {
-        name: f"{value:g}" if isinstance(value, float) else value for name, value in problem.get("ctx", {}).items()
+        name: f"{value:g}" if isinstance(value, float) else PATTERNS.get(str(value), value)
+        for name, value in problem.get("ctx", {}).items()
     }
     return f"wanted {re.sub(r'{(.*?)}', lambda name: str(found[name[1]]), words)}"

@@ -13,6 +13,21 @@ from yatt_mm.config.values import Section
 from yatt_mm.config.wanted import wanted
 
 
+class _UniqueKeys(yaml.SafeLoader):
+    """Refuses a mapping that has a key twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if key.value in seen and isinstance(key, yaml.ScalarNode) and key.value != "<<":
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"{key.value} stands there twice; write it once", key.start_mark
+                )
+            if isinstance(key, yaml.ScalarNode):
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> dict[str, Any]:
     """Return the plain tree of a YAML file, with `dotted.key=value` overrides applied.
 
@@ -26,7 +41,7 @@ def read_tree(path: str | Path, overrides: list[str] | tuple[str, ...] = ()) -> 
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path} is not a text in UTF-8: {error.reason} at byte {error.start}") from error
     try:
-        tree = yaml.safe_load(text) or {}
+        tree = yaml.load(text, _UniqueKeys) or {}  # noqa: S506: it is a safe loader
     except (yaml.YAMLError, ValueError) as error:  # ValueError comes from a date that does not exist, for example
         raise ConfigError(f"{path} is not YAML: {error}") from error
     if not isinstance(tree, dict):
@@ -49,7 +64,10 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     try:
         tree[leaf] = yaml.safe_load(value)
     except (yaml.YAMLError, ValueError) as error:
-        raise ConfigError(f"{key}: {value!r} is not a YAML value: {error}") from error
+        raise ConfigError(
+            f"{key}: {value!r} is not a YAML value: {error}. Put quotes around a text with braces, brackets or colons, "
+            f"and quotes around those for the shell: {key}='\"...\"'"
+        ) from error
 
 
 def explain(problem: Any, root: type[Section]) -> str:

@@ -232,7 +232,7 @@ class Controller:
             self._workers.on_my_ranks("finish_save")
             self._rendezvous.gather(None)
             if self.index == 0:
-                self._team.checkpoints.commit(state["step"], state)
+                self._team.checkpoints.commit(state["step"], state | {"config": self.config.model_dump(mode="json")})
             self._rendezvous.gather(None)
 
     def export(self) -> None:

@@ -8,12 +8,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from dataplane.client.client import Client
+from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Ref, Sample
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.errors import DataError
 from yatt_mm.common.media_refs import kind_of
-from yatt_mm.common.sample_fields import read_answer, read_question, take_field, with_field
+from yatt_mm.common.sample_fields import read_answer, take_field, with_field
 from yatt_mm.config.run_config import Config
+from yatt_mm.generation.conversation_reader import ConversationReader
+from yatt_mm.generation.prompt_check import PromptCheck
 from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
 CALL_SAMPLES = 256
@@ -32,6 +35,10 @@ class PromptSource:
         self._fail_on_bad = config.data.on_bad_media == "fail"
         self._limits = config.rollout
         self._question_field, self._answer_field = config.data.question_field, config.data.answer_field
+        self._conversations = ConversationReader(
+            system_prompt=config.data.system_prompt, prompt_template=config.data.prompt_template
+        )
+        self._check = PromptCheck(config)
         self._answer_of: list[int] | None = None
         if config.data.shuffle_answers:
             self._answer_of = list(range(start.num_train))
@@ -66,7 +73,13 @@ class PromptSource:
         """Return the samples with their patches made: one call to the node for up to `CALL_SAMPLES` samples."""
         recipes = self._recipes.by_kind()
         calls = [indices[start : start + CALL_SAMPLES] for start in range(0, len(indices), CALL_SAMPLES)]
-        return [sample for some in calls for sample in self._client.prepare(dataset, some, recipes)]
+        try:
+            return [sample for some in calls for sample in self._client.prepare(dataset, some, recipes)]
+        except DatasetError as error:
+            raise DataError(
+                f"{error}. A run needs its files as they were at its start: put them back and go on with --resume, or "
+                "start afresh"
+            ) from error
 
     def _prompts(
         self, slots: Sequence[Slot], samples: Sequence[Sample], donors: Sequence[Sample]
@@ -88,16 +101,20 @@ class PromptSource:
         for bad in (*sample.bad, *donor.bad):
             raise ValueError(bad.reason)
         media = sample.media
-        question = read_question(take_field(sample.fields, self._question_field), [kind_of(ref) for ref in media])
+        value = take_field(sample.fields, self._question_field)
+        asked = self._conversations.read(value, [kind_of(ref) for ref in media], sample.fields)
         read_answer(take_field(sample.fields, self._answer_field), self._answer_field)
         answer = read_answer(take_field(donor.fields, self._answer_field), self._answer_field)
         self._check_limits(media)
+        media = tuple(media[place] for place in asked.order)
+        self._check.check(asked.given, media)
         return Prompt(
             slot=slot,
-            question=question.text,
+            conversation=asked.given,
+            question=asked.question,
             answer=answer,
             fields=with_field(sample.fields, self._answer_field, answer),
-            media=tuple(media[place] for place in question.order),
+            media=media,
         )
 
     def _check_limits(self, media: Sequence[Ref]) -> None:

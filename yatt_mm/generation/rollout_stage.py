@@ -90,7 +90,7 @@ class RolloutStage:
         work.num_parts += 1
         return PromptTask(
             slot=prompt.slot.position,
-            question=prompt.question,
+            conversation=prompt.conversation,
             media=prompt.media,
             num_samples=self._num_samples,
             seed=prompt_seed(context.config.run.seed, prompt),

@@ -55,8 +55,10 @@ class Judge:
         self._yes: tuple[int, ...] = ()
         self._no: tuple[int, ...] = ()
         if isinstance(spec.verdict, YesNo):
-            self._yes = self._single_tokens(spec.verdict.yes)
-            self._no = self._single_tokens(spec.verdict.no)
+            try:
+                self._yes, self._no = spec.verdict.token_ids(self._encode)
+            except ValueError as error:
+                raise ValueError(f"judge {spec.name} ({engine.config.model_dir}): {error}") from error
 
     @classmethod
     async def start(cls, name: str, spec: JudgeSpec, engine: EngineSpec, dataplane_uri: str) -> Judge:
@@ -153,9 +155,8 @@ class Judge:
         judge.
         """
         template, response = self._spec.template, self._defused(response)
-        text = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
-        turn = None if template.names_response else response
-        prompt = self._template.token_ids(text, [size_of(ref) for ref in media], response=turn)
+        read = template.fill(question=task.question, response=response, answer=task.answer, fields=task.fields)
+        prompt = self._template.token_ids(read, [size_of(ref) for ref in media])
         room = self.engine.config.max_model_len
         if len(prompt) + self._spec.num_sampled > room:
             raise ValueError(
@@ -258,16 +259,9 @@ class Judge:
     def _fault(self, votes: list[Vote]) -> Fault:
         return Fault(what=votes[0].why, where=f"reward.judges.{self._spec.name}")
 
-    def _single_tokens(self, words: Sequence[str]) -> tuple[int, ...]:
-        """Return the ids of the words that are single tokens. Raises ValueError if there are none."""
-        encoded = [self.engine.tokenizer(word, add_special_tokens=False)["input_ids"] for word in words]
-        found = tuple(dict.fromkeys(ids[0] for ids in encoded if len(ids) == 1))
-        if not found:
-            raise ValueError(
-                f"judge {self._spec.name}: none of {', '.join(map(repr, words))} is a single token of the tokenizer in "
-                f"{self.engine.config.model_dir}; give words that are, or read the verdict with a pattern"
-            )
-        return found
+    def _encode(self, text: str) -> list[int]:
+        ids: list[int] = self.engine.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
 
     def _defused(self, response: str) -> str:
         """Return the response with a space inside each special token, so that it cannot end or start a turn."""

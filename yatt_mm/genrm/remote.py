@@ -119,7 +119,7 @@ class RemoteJudge:
         keys: list[object] = [*texts] if self._spec.is_repeatable else [*range(len(texts))]
         try:
             media = await asyncio.to_thread(self._media, task.group.media)
-            contents = {key: [*media, self._question(task, text)] for key, text in zip(keys, texts)}
+            contents = {key: self._content(task, text, media) for key, text in zip(keys, texts)}
             why = ""
         except ValueError as error:
             why = str(error)
@@ -152,15 +152,16 @@ class RemoteJudge:
         views = self._reader.resolve([_source_of(ref) for ref in refs]) if refs else ()
         return [_part(view.tobytes()) for view in views]
 
-    def _question(self, task: JudgeTask, response: str) -> dict[str, Any]:
-        """Return the question as a part of a message.
+    def _content(self, task: JudgeTask, response: str, media: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Return the content of the message about one response.
 
         Raises ValueError if the sample lacks a field that the template names.
         """
-        text = self._spec.template.fill(
+        asked = self._spec.template.fill(
             question=task.question, response=_defused(response), answer=task.answer, fields=task.fields
         )
-        return {"type": "text", "text": text}
+        (turn,), left = asked.turns, iter(media)
+        return [next(left) if part.is_medium else {"type": "text", "text": part.text} for part in turn.parts]
 
     async def _votes(self, content: list[dict[str, Any]], seed: int, by_s: float) -> list[_Verdict]:
         """Return all votes on one response."""

@@ -6,6 +6,7 @@ Waits for: the data plane, within its deadline. Pixels stay in the node, whose w
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -83,13 +84,15 @@ class Keeper:
             {"kind": kind_of(ref), "source": _source(ref), "thumbnail": pictures.get(_source(ref))}
             for ref in prompt.media
         ]
+        conversation = _clean(json.dumps(prompt.conversation.messages(), ensure_ascii=False))
         return [
             {
                 "position": prompt.slot.position,
                 "epoch": prompt.slot.epoch,
                 "index": prompt.slot.index,
                 "place": place,
-                "question": _clean(prompt.question),
+                "question": _clean(prompt.question.text),
+                "conversation": conversation,
                 "answer": _clean(prompt.answer),
                 "response": _clean(sample.text),
                 "reward": scored.rewards[place],

@@ -30,6 +30,7 @@ SCHEMA = pa.schema(
         ("index", pa.int64()),  # of the sample in its data set
         ("place", pa.int32()),  # of the response in its group
         ("question", pa.string()),
+        ("conversation", pa.string()),  # what the policy read: turns for a chat template, as JSON
         ("answer", pa.string()),
         ("response", pa.string()),
         ("reward", pa.float64()),

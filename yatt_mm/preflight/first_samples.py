@@ -3,6 +3,7 @@ prompt. What is wrong with all of them is wrong with the config."""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -11,6 +12,7 @@ from typing import Any
 from dataplane.client.client import Client
 from dataplane.core.refs import Sample
 from models.recipes.media_recipes import MediaRecipes
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.media_refs import kind_of
 from yatt_mm.common.sample_fields import take_field
@@ -59,8 +61,10 @@ def check_first_samples(
     if not media:
         _check_no_paths(prompts[0].fields, config, key)
     words = _in_words(media, len(prompts))
-    if num_without := sum(not prompt.question.strip() for prompt in prompts):
+    if num_without := sum(not prompt.question.text.strip() for prompt in prompts):
         words += f"; without text in the question: {num_without} of the first {len(prompts)} usable samples"
+    if num_without := sum(not prompt.answer.strip() for prompt in prompts):
+        words += f"; with an empty answer: {num_without} of the first {len(prompts)} usable samples"
     if notices:
         num = len(prompts) + len(notices)
         words += f"; of the first {num} samples {len(notices)} cannot be used{_why(notices)}"
@@ -74,10 +78,16 @@ def _portions(num_samples: int) -> Iterator[range]:
 
 
 def _why(notices: Sequence[Mapping[str, Any]]) -> str:
-    ((reason, count),) = Counter(notice["reason"] for notice in notices).most_common(1)
-    first = next(notice for notice in notices if notice["reason"] == reason)
+    ((kind, count),) = Counter(_kind_of(notice["reason"]) for notice in notices).most_common(1)
+    first = next(notice for notice in notices if _kind_of(notice["reason"]) == kind)
+    reason = first["reason"]
     share = "" if count == len(notices) else f", {count} of them"
     return f"{share} because: {reason} (the first is {first['key']} in {first['shard']})"
+
+
+def _kind_of(reason: str) -> str:
+    """Return a reason without what is the sample's own in it: names in quotes, paths and numbers."""
+    return re.sub(r"'[^']*'|/\S+|\d+", "", reason)
 
 
 def _in_words(media: Mapping[str, int], num_prompts: int) -> str:
@@ -100,13 +110,18 @@ def _check_fields(sample: Sample, config: Config, key: str) -> None:
         try:
             take_field(sample.fields, field)
         except ValueError as error:
+            if not sample.fields and sample.shard.endswith(".tar"):
+                raise ConfigError(
+                    f"{where}: the sample has no .json member. The members of a sample must stand one after another in "
+                    "the tar, with the same name before the first dot (tar --sort=name)"
+                ) from error
             raise ConfigError(f"{where}: {error}; set {option}") from error
     if key != "data.train":
         return
     for judge, section in config.reward.judges.items():
         template = judge_spec(judge, section, config.data.video.sampling()).template
         try:
-            template.fill(question="", response="", answer="", fields=sample.fields)
+            template.fill(question=ask(""), response="", answer="", fields=sample.fields)
         except ValueError as error:
             raise ConfigError(f"{where}: {error}; change reward.judges.{judge}.template") from error
 

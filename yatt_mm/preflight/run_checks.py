@@ -14,15 +14,17 @@ from dataplane.datasets.roots import WANTED, find_dataset_files
 from models.layout.parallel import check_engine_layout, check_layout
 from models.recipes.media_recipes import load_recipes
 from models.registry import FAMILIES
+from yatt_mm.common.chat_template import CHAT_TEMPLATE, read_chat_template
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
+from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
+from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
-CHAT_TEMPLATE = "chat_template.jinja"
 
 
 def check_run(config: Config) -> None:
@@ -41,6 +43,7 @@ def check_run(config: Config) -> None:
     load_reward_function(config.reward.function)
     check_judges(config)
     check_placement(config)
+    check_words(config)
     rollout, train = config.rollout, config.train
     if rollout.max_tokens >= rollout.max_model_len:
         raise ConfigError(
@@ -92,9 +95,7 @@ def check_tokenizer(key: str, path: str) -> None:
             f"{key} {folder} has no tokenizer ({' or '.join(TOKENIZERS)}); copy those of the model from which its "
             "weights come"
         )
-    config_file = folder / "tokenizer_config.json"
-    settings = config_file.read_text() if config_file.is_file() else ""
-    if "chat_template" not in settings and not (folder / CHAT_TEMPLATE).is_file():
+    if read_chat_template(folder) is None:
         raise ConfigError(
             f"{key} {folder} has no chat template for its tokenizer ({CHAT_TEMPLATE}, or chat_template in "
             "tokenizer_config.json; tokenizers do not read chat_template.json); copy that of the model from which its "
@@ -142,6 +143,22 @@ def check_judges(config: Config) -> None:
             )
     if not judges and not config.reward.weight:
         raise ConfigError("reward.weight is 0 and reward.judges is empty, so nothing gives a reward; add a judge")
+
+
+def check_words(config: Config) -> None:
+    """Check that the tokenizers of judges have the words of their verdicts, where a tokenizer can be read quickly.
+
+    Raises:
+        ConfigError: a judge could say neither yes nor no.
+    """
+    for name, section in config.reward.judges.items():
+        verdict = judge_spec(name, section, config.data.video.sampling()).verdict
+        if section.url is not None or not isinstance(verdict, YesNo) or not (Path(section.model) / TOKENIZER).is_file():
+            continue
+        try:
+            verdict.token_ids(FolderTokenizer(Path(section.model)).encode)
+        except ValueError as error:
+            raise ConfigError(f"reward.judges.{name}: {error}") from error
 
 
 def _check_positions(section: str, max_model_len: int, hf_config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from models.flops import Operations
 from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.conversation import Conversation
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.placement_model import Placement
 from yatt_mm.protocol.rewards import Scores
@@ -30,10 +31,13 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
-    """A question with its media, ready for an engine."""
+    """A conversation with its media, ready for an engine."""
 
     slot: Slot
-    question: str
+    conversation: Conversation
+    """The turns that the policy reads."""
+    question: Conversation
+    """The sample's own turns, which judges and people read."""
     answer: str
     fields: Mapping[str, Any]
     media: tuple[Ref, ...]

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from models.recipes.media_recipes import VideoSampling
+from yatt_mm.common.conversation import Conversation
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.judge_template import JudgeTemplate
 from yatt_mm.protocol.rollout import GroupRef
@@ -101,7 +102,8 @@ class JudgeTask:
     """A finished group, with what a judge needs to judge its responses."""
 
     group: GroupRef
-    question: str
+    question: Conversation
+    """The sample's own turns, with its media in their order."""
     answer: str
     fields: Mapping[str, Any]
     seed: int

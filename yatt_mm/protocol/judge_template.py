@@ -1,7 +1,7 @@
-"""The text that a judge gets: a template with places for the question, the response, and the sample's fields.
+"""What a judge reads: a template with places for the question, the response, and the sample's fields.
 
-Media come before the text, as in the policy's prompts. A classifier reads a conversation: the text is the user's turn,
-and the response is the assistant's turn, unless the text names it. Imported in controllers: no torch.
+A classifier reads a conversation: the question's own turns or a text as the user's turn, and the response as the
+assistant's turn, unless the text names it. Imported in controllers: no torch.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
+
+from yatt_mm.common.conversation import Conversation, Part, Turn, joined, split_leading_media
 
 DEFAULT = """Question: {question}
 Answer given: {response}
@@ -51,13 +53,40 @@ class JudgeTemplate:
         if self.needs_response and not self.names_response:
             raise ValueError("the template does not name {response}; a judge must see what it judges")
 
-    def fill(self, *, question: str, response: str, answer: str, fields: Mapping[str, Any]) -> str:
-        """Return the user's turn for the judge. Raises ValueError where the sample lacks a field that the template
-        names."""
-        try:
-            return self.text.format(question=question, response=response, answer=answer, fields=fields)
-        except KeyError as error:
-            raise ValueError(f"the template wants fields[{error.args[0]}]; the sample has {sorted(fields)}") from error
+    def fill(self, *, question: Conversation, response: str, answer: str, fields: Mapping[str, Any]) -> Conversation:
+        """Return what the judge reads. Media come first if they do so in the question; otherwise they stand in the text
+        of the question, where the template names it first.
+
+        Raises ValueError where the sample lacks a field that the template names.
+        """
+        if self.text == CONVERSATION and not self.needs_response:
+            return question.answered(response)
+        media, rest = split_leading_media(question.shown())
+        has_inner = any(part.is_medium for part in rest)
+        if has_inner and not any(name == "question" for _, name, _, _ in self._pieces()):
+            media, has_inner = [Part(kind) for kind in question.kinds], False
+        texts = {"question": question.text, "response": response, "answer": answer}
+        parts = list(media)
+        for literal, name, _, _ in self._pieces():
+            parts.append(Part("text", literal))
+            if name == "question" and has_inner:
+                parts += rest
+                has_inner = False
+            elif name is not None:
+                parts.append(Part("text", texts[name] if name in texts else str(_field(name, fields))))
+        filled = Conversation((Turn("user", tuple(joined(parts))),))
+        return filled if self.names_response else filled.answered(response)
+
+    def _pieces(self) -> list[tuple[str, str | None, str | None, str | None]]:
+        return list(string.Formatter().parse(self.text))
+
+
+def _field(name: str, fields: Mapping[str, Any]) -> Any:
+    """Return the field that a place names. Raises ValueError if the sample lacks it."""
+    key = name.removeprefix("fields[").removesuffix("]")
+    if key not in fields:
+        raise ValueError(f"the template wants fields[{key}]; the sample has {sorted(fields)}")
+    return fields[key]
 
 
 def _is_field(name: str) -> bool:

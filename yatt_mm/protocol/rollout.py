@@ -5,9 +5,12 @@ Imported in controllers, so it must stay free of torch, vllm and PIL.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from dataplane.core.refs import Ref
+from yatt_mm.common.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +31,10 @@ class PromptTask:
 
     slot: int
     """The position of the prompt in the run's global order; names the group within a step."""
-    question: str
-    """The user's text, put after the media by the model's chat template."""
+    conversation: Conversation
+    """The turns that the model reads."""
     media: tuple[Ref, ...]
-    """Derived refs (uint8 patches of images and videos), in the order in which the media appear in the prompt."""
+    """Derived refs (uint8 patches of images and videos), in the order of the conversation."""
     num_samples: int
     seed: int
     """Sample i is drawn with a seed that depends on (seed, i) alone."""
@@ -81,5 +84,7 @@ class EngineSpec:
     """The number of devices over which the tensors of the model are cut."""
     num_labels: int | None = None
     """The number of labels of a sequence classifier; None for a model that generates."""
+    chat_template_args: Mapping[str, Any] = field(default_factory=dict)
+    """Further arguments of the model's chat template."""
     cores: tuple[int, ...] = ()
     """The processor cores for all threads of the engine; none leaves the choice to the system."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -35,6 +35,12 @@ class YesNo:
             raise ValueError(
                 f"{num_words} words mean yes or no, and an engine tells of at most {MAX_WORDS}: leave some out"
             )
+
+    def token_ids(self, encode: Callable[[str], Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Return the ids of the words that are single tokens: those of yes, and those of no. `encode`: the judge's
+        tokenizer. Raises ValueError if there are none."""
+        yes, no = (_single_tokens(words, encode) for words in (self.yes, self.no))
+        return yes, no
 
     def score(self, logprobs_yes: Sequence[float], logprobs_no: Sequence[float]) -> float | None:
         """Return p(yes) / (p(yes) + p(no)) in [0, 1]; None where the judge gives both a probability of zero."""
@@ -144,3 +150,14 @@ def _objects(text: str) -> list[dict[str, object]]:
             objects.append(value)
         place = text.find("{", end)
     return objects
+
+
+def _single_tokens(words: Sequence[str], encode: Callable[[str], Sequence[int]]) -> tuple[int, ...]:
+    ids = [encode(word) for word in words]
+    found = tuple(dict.fromkeys(own[0] for own in ids if len(own) == 1))
+    if not found:
+        raise ValueError(
+            f"none of {', '.join(map(repr, words))} is a single token of the judge's tokenizer; set yes_words and "
+            "no_words to texts that are, or read the verdict with a pattern"
+        )
+    return found

@@ -32,13 +32,17 @@ class RewardCall:
         number."""
         try:
             with _time_limit(self._deadline_s):
-                given = self._function(text, answer, fields)
-            reward = float(given)
+                given = self._function(text, answer, dict(fields))  # a copy, which the function may change
         except Exception as error:  # the function is the user's: what it raises is reported, and the caller decides
             return self._raised(error, text)
+        try:
+            reward = float(given)
+        except (TypeError, ValueError):
+            reward = math.nan
         if math.isfinite(reward):
             return reward
-        return Fault(what=f"it gave {reward!r}", where=self.name, response=text[:MAX_SHOWN])
+        what = f"it returned {repr(given)[:MAX_SHOWN]}, a {type(given).__name__}; wanted a finite number"
+        return Fault(what=what, where=self.name, response=text[:MAX_SHOWN])
 
     def _raised(self, error: Exception, text: str) -> Fault:
         """Return the fault of an exception, with the part of its traceback that is inside the function."""

@@ -38,9 +38,15 @@ def load_reward_function(path: str) -> RewardFunction:
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"reward.function is {path!r}: it is a coroutine (async def); wanted a plain function")
     try:
-        inspect.signature(function).bind("response", "answer", {})
+        bound = inspect.signature(function).bind("response", "answer", {})
     except TypeError as error:
         raise ConfigError(f"reward.function is {path!r}: it must take (response, answer, fields); {error}") from error
+    if verls := set(bound.arguments) & {"data_source", "solution_str", "ground_truth"}:
+        raise ConfigError(
+            f"reward.function is {path!r}: it takes {', '.join(bound.arguments)}, which is verl's form ({min(verls)}); "
+            f"here it takes (response, answer, fields). Write another one that calls it: return {name}("
+            "fields['data_source'], response, answer, fields.get('extra_info'))"
+        )
     return function
 
 

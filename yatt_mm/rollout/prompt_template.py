@@ -1,15 +1,16 @@
-"""The prompt template of policy and judges: turns a question and the sizes of its media into token ids.
+"""The prompt template of policy and judges: turns a conversation and the sizes of its media into token ids.
 
-Engine and trainer both use these ids. They are equal to those of the Hugging Face processor for the same media. Left
-out: system prompts, and conversations beyond one question and its response.
+Engine and trainer both use these ids. They are equal to those of the Hugging Face processor for the same conversation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from dataplane.media.kinds import MediaKind
+from yatt_mm.common.conversation import Conversation
 from yatt_mm.rollout.engine_types import MediaTokens
 
 
@@ -27,30 +28,37 @@ class MediumSize:
 class PromptTemplate:
     """Makes prompts with the chat template and the tokenizer of a model folder."""
 
-    def __init__(self, tokenizer: Any, tokens: MediaTokens) -> None:
-        """Raises ValueError if the tokenizer lacks the tokens that the family writes around images."""
+    def __init__(
+        self, tokenizer: Any, tokens: MediaTokens, *, arguments: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
+        """`arguments`: further arguments of the chat template, such as `enable_thinking`.
+
+        Raises ValueError if the tokenizer lacks the tokens that the family writes around images.
+        """
         self._tokenizer = tokenizer
         self._tokens = tokens
+        self._arguments = arguments
         self._marks = [_single_token(tokenizer, mark) for mark in tokens.image_marks]
         self._template = lru_cache(maxsize=4096)(self._tokenise)
         self._encode = lru_cache(maxsize=4096)(self._encode_text)
 
-    def token_ids(self, question: str, media: Sequence[MediumSize], *, response: str | None = None) -> list[int]:
-        """Return the prompt's token ids; each medium's placeholder is repeated once per token of the medium.
+    def token_ids(self, conversation: Conversation, media: Sequence[MediumSize]) -> list[int]:
+        """Return the token ids of a conversation; each medium's placeholder is repeated once per token of the medium.
+        They end where the assistant's turn begins, or with it if it is there.
 
-        media: in the order in which they appear in the prompt (before the question).
-        response: the assistant's whole turn; None ends the prompt where the assistant's turn begins.
+        media: in the order in which they appear in the conversation.
 
         Raises ValueError if the chat template does not write one placeholder per medium.
         """
-        kinds = tuple(medium.kind for medium in media)
-        template = self._template(question, kinds, response)
+        template = self._template(conversation)
         kind_of = {self._tokens.image: "image", self._tokens.video: "video"}
         found = tuple(kind_of[token] for token in template if token in kind_of)
-        if found != kinds:
+        kinds = tuple(medium.kind for medium in media)
+        if not found == kinds == conversation.kinds:
             raise ValueError(
-                f"the chat template wrote placeholders for {_words(found)} into the prompt for {question[:80]!r}, and "
-                f"its media are {_words(kinds)}; it must write one per medium, and the question must not spell one"
+                f"the chat template wrote placeholders for {_words(found)} into the prompt for "
+                f"{conversation.text[:80]!r}, and its media are {_words(kinds)}; it must write one per medium, and the "
+                "question must not spell one"
             )
         sizes = iter(media)
         expanded: list[int] = []
@@ -73,13 +81,14 @@ class PromptTemplate:
             expanded += [*self._encode(f"<{seconds:.1f} seconds>"), *span]
         return expanded
 
-    def _tokenise(self, question: str, kinds: tuple[MediaKind, ...], response: str | None) -> tuple[int, ...]:
-        """Return the prompt's token ids with one placeholder per medium, as the chat template writes it."""
-        content = [*({"type": kind} for kind in kinds), {"type": "text", "text": question}]
-        turns = [{"role": "user", "content": content}]
-        if response is not None:
-            turns.append({"role": "assistant", "content": [{"type": "text", "text": response}]})
-        text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=response is None)
+    def _tokenise(self, conversation: Conversation) -> tuple[int, ...]:
+        """Return the token ids with one placeholder per medium, as the chat template writes it."""
+        text = self._tokenizer.apply_chat_template(
+            conversation.messages(),
+            tokenize=False,
+            add_generation_prompt=not conversation.is_answered,
+            **self._arguments,
+        )
         return self._encode_text(text)
 
     def _encode_text(self, text: str) -> tuple[int, ...]:

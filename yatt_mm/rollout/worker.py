@@ -7,9 +7,10 @@ Left out: Ray (`actor`), and waiting for the tasks of all controllers (`batch_ba
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,19 +55,26 @@ class RolloutWorker:
     """An engine of the policy, with its connections to the data plane."""
 
     def __init__(
-        self, engine: VllmEngine, client: Client, reader: Reader, *, scope: str | None = None, durable: bool = False
+        self,
+        engine: VllmEngine,
+        client: Client,
+        reader: Reader,
+        *,
+        scope: str | None = None,
+        durable: bool = False,
+        chat_template_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         """Make a worker around a started engine.
 
         `scope`: the scope of the stored groups; it is open at the node, and `client` helps to keep it open. `durable`:
-        see `Client.put`.
+        see `Client.put`. `chat_template_args`: see `EngineSpec`.
         """
         self.engine = engine
         self._durable = durable
         self._scope = scope
         self._client = client
         self._reader = reader
-        self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
+        self._template = PromptTemplate(engine.tokenizer, engine.media_tokens, arguments=chat_template_args)
         self._io = ThreadPoolExecutor(NUM_IO_THREADS, thread_name_prefix="rollout-io")
         self._resolve = TickCalls(
             self._resolve_many,
@@ -93,7 +101,14 @@ class RolloutWorker:
             client.open_scope(spec.scope)
             engine = await VllmEngine.start(EngineConfig.of(spec))
             on_failure.push_async_callback(engine.shutdown)
-            worker = cls(engine, client, reader, scope=spec.scope, durable=spec.durable)
+            worker = cls(
+                engine,
+                client,
+                reader,
+                scope=spec.scope,
+                durable=spec.durable,
+                chat_template_args=spec.chat_template_args,
+            )
             on_failure.pop_all()
             return worker
 
@@ -154,7 +169,7 @@ class RolloutWorker:
 
     def _token_ids(self, task: PromptTask) -> list[int]:
         """Return the token ids of the task's prompt."""
-        return self._template.token_ids(task.question, [size_of(ref) for ref in task.media])
+        return self._template.token_ids(task.conversation, [size_of(ref) for ref in task.media])
 
     async def _generate(self, task: PromptTask, sampling: SamplingSettings, cut: Cut) -> GroupRef:
         try:

@@ -113,7 +113,7 @@ def _run(
         scratch=scratch.files,
         env=_env(scratch),
     )
-    with signals_held():
+    with signals_held(console):
         stack.enter_context(session)
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges} and training ranks"
@@ -230,6 +230,13 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
         where = config.run_dir / QUARANTINE_FILE
         console.print(
             f"[yellow]{reporter.num_quarantined} samples were left out[/]; {where} says why",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if reporter.num_without_score:
+        console.print(
+            f"[yellow]{reporter.num_without_score} scores could not be given[/] by the reward function and the judges; "
+            "the lines with 'no score' say why",
             highlight=False,
             soft_wrap=True,
         )

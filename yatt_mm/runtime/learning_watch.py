@@ -13,7 +13,7 @@ MANY_STEPS = 3
 """The number of steps in a row without signal after which people are told."""
 WHAT_TO_LOOK_AT = (
     "look at the rewards: reward.function may always return the same number, it and the judges may not understand the "
-    "responses, or the model may always give the same one (rollout.temperature)"
+    "responses, the model may never be right (or always), or it may always say the same (rollout.temperature)"
 )
 JUDGE_FAILED = re.compile(r"genrm/(\w+)_failed_frac$")
 """The metric with the share of responses to which a judge gave no verdict."""

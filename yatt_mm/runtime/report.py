@@ -65,6 +65,8 @@ class Reporter:
         """The held-out accuracy by step, so far."""
         self.num_quarantined = 0
         """The number of samples that were left out, as far as this run has told of them."""
+        self.num_without_score = 0
+        """The number of responses to which the reward function or a judge gave no score, in the steps of this run."""
         self.learning = LearningWatch(min_reward_range=min_reward_range)
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
@@ -125,6 +127,7 @@ class Reporter:
             self._warn("no score", _failure(record))
         else:
             self._write(METRICS_FILE, record)
+            self.num_without_score += _num_failed(record)
             self._plot(record)
             self._show_rollouts(record["step"])
             self._progress.update(self._bar, completed=record["step"])
@@ -199,9 +202,14 @@ def _line(record: dict[str, Any]) -> str:
             parts.append(f"{label} {record[name]:{form}}{unit}")
         if name == "reward/mean":
             parts += _means(record)
-    if num_failed := sum(record.get(name, 0) for name in ("reward/num_errors", "eval/num_errors", "genrm/num_failed")):
-        parts.append(f"[yellow]failed {num_failed:.0f}[/]")
+    if num_failed := _num_failed(record):
+        parts.append(f"[yellow]failed {num_failed}[/]")
     return "  ".join(parts)
+
+
+def _num_failed(record: dict[str, Any]) -> int:
+    """Return the number of responses of a step and its evaluation without a score, once for each that gave none."""
+    return round(sum(record.get(name, 0) for name in ("reward/num_errors", "eval/num_errors", "genrm/num_failed")))
 
 
 def _means(record: dict[str, Any]) -> list[str]:

@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import yaml
 from rich.console import Console
 
-from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.checkpoints import Checkpoints, read_state
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config, dump_config
@@ -64,7 +63,10 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         folder.rename(aside)
-        console.print(f"{folder} held an earlier run; moved to {aside} (--resume would go on with it)", soft_wrap=True)
+        console.print(
+            f"{folder} held an earlier run, which is in {aside} now; with --resume this run would have gone on with it",
+            soft_wrap=True,
+        )
     if checkpoint is None and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
@@ -81,10 +83,9 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
 
 
 def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:
-    stored = checkpoint.parent.parent / CONFIG_FILE
-    if not stored.is_file():
+    before, now = _flat(read_state(checkpoint).get("config", {})), _flat(config.model_dump(mode="json"))
+    if not before:
         return
-    before, now = _flat(yaml.safe_load(stored.read_text())), _flat(config.model_dump(mode="json"))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and not key.startswith(FREE_TO_CHANGE):
             console.print(

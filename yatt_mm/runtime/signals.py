@@ -66,12 +66,17 @@ def set_signals_again() -> None:
 
 
 @contextmanager
-def signals_held() -> Iterator[None]:
-    """Delay signals during a block that must not be interrupted. A delayed signal raises KeyboardInterrupt after it."""
+def signals_held(console: Console) -> Iterator[None]:
+    """Answer signals during a block that must not be interrupted. After it, KeyboardInterrupt is raised if one came."""
     came: list[int] = []
+
+    def hold(signum: int, frame: object) -> None:
+        came.append(signum)
+        console.print(STOPPING)
+
     with signals_restored():
         for number in SIGNALS:
-            signal.signal(number, lambda signum, frame: came.append(signum))
+            signal.signal(number, hold)
         yield
     if came:
         raise KeyboardInterrupt

@@ -181,6 +181,7 @@ def _create_engines(site: Site) -> list[Any]:
         deadline_s=config.controllers.deadline_s,
         scope=site.node.scope,
         durable=site.node.durable,
+        chat_template_args=config.data.chat_template_args,
     )
     return [
         site.create(RolloutActor, devices, log=f"engine-{engine}", concurrency=1000)(

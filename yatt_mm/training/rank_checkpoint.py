@@ -36,6 +36,7 @@ from models.compat.megatron_core import (
     parallel_state,
 )
 from yatt_mm.common.errors import DiskError
+from yatt_mm.common.writing import writing
 from yatt_mm.training.optimizer import make_state
 
 
@@ -122,7 +123,8 @@ def _split(optimizer_state: Any) -> tuple[Any, Any]:
 @contextmanager
 def _named_failure(directory: Path) -> Iterator[None]:
     try:
-        yield
+        with writing(directory):
+            yield
     except CheckpointException as error:  # it is a BaseException, and only rank 0 has the reason
         if not error.failures:
             raise DiskError(f"cannot write {directory}: another rank failed; training rank 0 says why") from error

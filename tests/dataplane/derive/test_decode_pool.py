@@ -27,6 +27,8 @@ from tests.dataplane.clips import encode_video, h264, moving, sound
 from tests.dataplane.media.test_processors import VIDEO_RECIPE, run_video_kernel
 from tests.dataplane.shards import RECIPE, encode, has_ended, noise, wait_until, write_tar
 
+DEADLINE_S = 240.0
+"""Workers that are killed start again, which takes its time on a busy machine."""
 FRAMES = {
     "kernel": "frames",
     "version": 1,
@@ -76,7 +78,7 @@ def node(shard: Path) -> Iterator[Node]:
 
 def derive(node: Node, numbers: list[int], recipe: Any) -> list[Ref | BadMedia]:
     media = [node.services.datasets.samples("a", [number])[0].media[0] for number in numbers]
-    return node.services.deriver.derive(media, recipe, time.monotonic() + 60)
+    return node.services.deriver.derive(media, recipe, time.monotonic() + DEADLINE_S)
 
 
 def read(node: Node, ref: Ref | BadMedia) -> np.ndarray:

@@ -37,6 +37,16 @@ def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
         find_checkpoint(tmp_path, str(tmp_path))
 
 
+def test_a_run_that_was_moved_aside_is_named_where_its_checkpoint_is_looked_for(tmp_path: Path) -> None:
+    for name, steps in (("run.20261124-010203", [1]), ("run.20261125-010203", [2]), ("run.20261126-010203", [])):
+        for step in steps:
+            checkpoints = Checkpoints(root=tmp_path / name / "checkpoints", keep=1)
+            checkpoints.begin(step)
+            checkpoints.commit(step, {})
+    with pytest.raises(CheckpointError, match=r"moved to .*/run\.20261125-010203: .* move it back to .*/run first"):
+        find_checkpoint(tmp_path / "run", "auto")
+
+
 def test_going_on_from_an_older_checkpoint_sets_the_later_ones_aside(tmp_path: Path) -> None:
     checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=3)
     for step in (1, 2, 3):

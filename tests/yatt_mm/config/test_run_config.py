@@ -66,18 +66,27 @@ def test_the_dumped_config_is_the_config(config_file: Path, tmp_path: Path) -> N
         ("train.betas=0.9", "train.betas is 0.9: wanted a list, such as [a, b]"),
         ("train.parallel=3", "train.parallel is 3: wanted a section with keys of its own"),
         ("reward.judges=3", "reward.judges is 3: wanted a section with keys of its own"),
-        ("reward.judges.A.model=x", "reward.judges.A is 'A': wanted a text of the form ^[a-z][a-z0-9_]*$"),
+        ("reward.judges.A.model=x", "reward.judges.A is 'A': wanted a name of small letters, digits and '_'"),
         ("dataplane.memory=2XiB", "wanted a size such as 512MiB"),
         ("train.lr=2020-13-45", "train.lr: '2020-13-45' is not a YAML value"),
+        ("reward.function={a} b", "Put quotes around a text with braces"),
         ("nonsense", "wanted dotted.key=value"),
         ("train.lr.x=1", "lr is a value, not a section"),
-        ("run.name=a/b", "run.name is 'a/b': wanted a text of the form ^[A-Za-z0-9_]"),
+        ("run.name=a/b", "run.name is 'a/b': wanted a name of letters without accents, digits"),
     ],
 )
 def test_a_wrong_value_is_named_with_the_way_out(config_file: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         load_config(config_file, [override])
     assert message in str(caught.value)
+
+
+def test_a_key_that_stands_twice_is_told_with_its_line(config_file: Path) -> None:
+    text = config_file.read_text()
+    config_file.write_text(f"{text}\ntrain:\n  steps: 3\n")
+    line = len(text.splitlines()) + 2
+    with pytest.raises(ConfigError, match=rf"train stands there twice; write it once\n.* line {line}"):
+        load_config(config_file)
 
 
 def test_every_problem_is_told_at_once(config_file: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.yatt_mm.generation.fakes import Records, config_of, group, prompt
 from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.common.conversation import ask
 from yatt_mm.control import kept_rollouts
 from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.generation.batch_filler import FilledBatch
@@ -33,7 +34,7 @@ class Keeper:
 
 
 def scored(position: int) -> ScoredGroup:
-    task = PromptTask(slot=position, question="?", media=(), num_samples=2, seed=0, name=f"group/{position}")
+    task = PromptTask(slot=position, conversation=ask("?"), media=(), num_samples=2, seed=0, name=f"group/{position}")
     slot = Slot(position=position, epoch=0, index=position)
     return ScoredGroup(prompt=prompt(slot), group=group(task, "stop"), rewards=(0.0, 1.0))
 

@@ -17,6 +17,7 @@ from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import StepBatches
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.held_memory import StateReport
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.generation.phase_calls import open_calls
@@ -264,7 +265,7 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
 
 def prompt(slot: Slot) -> Prompt:
     """Return a prompt without media."""
-    return Prompt(slot=slot, question="?", answer="!", fields={}, media=())
+    return Prompt(slot=slot, conversation=ask("?"), question=ask("?"), answer="!", fields={}, media=())
 
 
 def group(task: PromptTask, reason: str) -> GroupRef:

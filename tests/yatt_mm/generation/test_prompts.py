@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from models.recipes.media_recipes import load_recipes
 from tests.dataplane.shards import encode, noise, wait_until
 from tests.dataplane.tables import verl_table, write_parquet
 from tests.yatt_mm import runs
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import DataError
-from yatt_mm.common.sample_fields import read_question
 from yatt_mm.config.run_config import load_config
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.protocol.control import RunStart, Slot
@@ -129,7 +128,7 @@ VERL = ("data.question_field=prompt", "data.answer_field=reward_model.ground_tru
 
 def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path) -> None:
     prompts, notices = source(node, tiny_dir, *VERL, train="verl").load(slots(1, 2, 3))
-    assert [(prompt.question, prompt.answer, len(prompt.media)) for prompt in prompts] == [
+    assert [(prompt.question.text, prompt.answer, len(prompt.media)) for prompt in prompts] == [
         ("What is in picture 1?", "1", 1),
         ("What is in picture 2?", "2", 1),
     ]
@@ -147,42 +146,21 @@ def test_a_field_that_is_not_there_is_named_beside_those_that_are(node: Embedded
     assert "the sample lacks answer; it has ['data_source', 'extra_info', 'prompt'" in notices[0]["reason"]
 
 
-USER = {"role": "user", "content": "<image> <image>\nWhich?"}
-PARTS = [{"type": "image"}, {"type": "text", "text": "Which?"}]
-IMAGE, VIDEO = "image", "video"
-
-
-@pytest.mark.parametrize(
-    ("value", "kinds", "text", "order"),
-    [
-        ("plain", [IMAGE, VIDEO], "plain", (0, 1)),
-        ("  plain ", [], "  plain ", ()),
-        ([USER], [IMAGE, IMAGE], "Which?", (0, 1)),
-        ([{"role": "user", "content": PARTS}], [IMAGE], "Which?", (0,)),
-        ("<video><image>Which?", [IMAGE, VIDEO], "Which?", (1, 0)),
-        ("<image>\n<video>\n<image> Which?", [VIDEO, IMAGE, IMAGE], "Which?", (1, 0, 2)),
-    ],
-)
-def test_the_question_is_the_text_of_one_user_turn_and_says_in_which_order_media_stand(
-    value: object, kinds: list[Any], text: str, order: tuple[int, ...]
-) -> None:
-    question = read_question(value, kinds)
-    assert (question.text, question.order) == (text, order)
-
-
-@pytest.mark.parametrize(
-    ("value", "kinds", "reason"),
-    [
-        ([USER], [IMAGE], "placeholders for image, image; the sample's media are image"),
-        ("<video> Which?", [IMAGE], "placeholders for video; the sample's media are image"),
-        ([{"role": "user", "content": PARTS}], [VIDEO], "placeholders for image; the sample's media are video"),
-        ("see <image> there", [IMAGE], "placeholder in its middle"),
-        ([{"role": "system", "content": "x"}, USER], [IMAGE, IMAGE], "turns of .'system', 'user'.; wanted one turn"),
-        ([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "image"}]}], [IMAGE], "contents of"),
-        (7, [], "is a int; wanted text or a list of chat turns"),
-        (" ", [], "the question is empty, and the sample has no media"),
-    ],
-)
-def test_a_question_that_means_another_prompt_is_refused(value: object, kinds: list[Any], reason: str) -> None:
-    with pytest.raises(ValueError, match=reason):
-        read_question(value, kinds)
+def test_the_config_puts_a_system_turn_and_a_template_around_the_question(node: EmbeddedNode, tiny_dir: Path) -> None:
+    around = (
+        "data.system_prompt='Be brief.'",
+        "data.prompt_template='Look. {{ question }} ({{ fields.data_source }})'",
+    )
+    prompts, _ = source(node, tiny_dir, *VERL, *around, train="verl").load(slots(1))
+    assert prompts[0].conversation.messages() == [
+        {"role": "system", "content": [{"type": "text", "text": "Be brief."}]},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Look. "},
+                {"type": "image"},
+                {"type": "text", "text": "What is in picture 1? (geometry)"},
+            ],
+        },
+    ]
+    assert prompts[0].question == ask("What is in picture 1?", ["image"])

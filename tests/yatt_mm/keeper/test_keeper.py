@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from dataplane.core.errors import NodeTimeoutError
 from dataplane.core.refs import Ref
 from tests.dataplane.clips import encode_video, moving
 from tests.dataplane.shards import RECIPE, encode, noise
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import DiskError
 from yatt_mm.keeper.keeper import Keeper
 from yatt_mm.keeper.table import read_rows, table_path
@@ -80,7 +82,8 @@ def kept(
         scores = (*scores, Scores(source="reward.judges.head", values=(0.5, 0.25), words=words))
     prompt = Prompt(
         slot=Slot(position=position, epoch=2, index=position + 50),
-        question=f"what is {position}?",
+        conversation=ask(f"Think. what is {position}?"),
+        question=ask(f"what is {position}?"),
         answer=str(position),
         fields={},
         media=media,
@@ -103,6 +106,8 @@ def test_a_file_holds_the_groups_of_all_controllers_in_order_as_they_are(client:
     assert {"step": 4, "split": "train", "epoch": 2, "index": 53, "question": "what is 3?", "answer": "3"}.items() <= (
         full.items()
     )
+    asked = [{"role": "user", "content": [{"type": "text", "text": "Think. what is 3?"}]}]
+    assert json.loads(full["conversation"]) == asked, "what the policy read, with what the config adds"
     assert (full["response"], full["reward"], full["advantage"], full["num_tokens"]) == ("b", 1.25, 1.0, 1)
     assert (full["token_ids"], full["finish_reason"], full["logprob_mean"]) == ([3], "stop", -1.0)
     assert (full["policy_version_min"], full["policy_version_max"]) == (3, 3)
@@ -160,7 +165,7 @@ def test_records_may_be_released_when_a_share_was_taken(client: Client, tmp_path
 
 def test_half_a_character_is_replaced_and_ends_nothing(client: Client, tmp_path: Path) -> None:
     group = kept(client, 0, words=("\ud83d", "fine \ude00"))
-    broken = replace(group.scored, prompt=replace(group.scored.prompt, answer="a \ud83d", question="\udcff?"))
+    broken = replace(group.scored, prompt=replace(group.scored.prompt, answer="a \ud83d", question=ask("\udcff?")))
     keeper = keeper_of(client, tmp_path, num_controllers=1)
     keeper.keep(1, "train", [replace(group, scored=broken)], is_last=True)
     row = read_rows(table_path(tmp_path, 1))[1]

@@ -11,11 +11,12 @@ import pytest
 
 from dataplane.core.refs import Lineage, Ref
 from tests.yatt_mm import runs
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config, load_config
-from yatt_mm.preflight import first_prompts
 from yatt_mm.preflight.first_prompts import check_prompts
 from yatt_mm.protocol.control import Prompt, Slot
+from yatt_mm.rollout.folder_tokenizer import FolderTokenizer
 
 TURNS = [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": "What digit is this? é 中"}]}]
 
@@ -30,7 +31,8 @@ def prompt(question: str, *, num_images: int = 1, num_tokens: int = 4) -> Prompt
     meta = {"medium": "image", "num_tokens": num_tokens, "grid_thw": [1, 4, 4]}
     ref = Ref(name="d/x", kind="derived", dtype="uint8", shape=(1,), nbytes=1, node="n", lineage=lineage, meta=meta)
     slot = Slot(position=0, epoch=0, index=0)
-    return Prompt(slot=slot, question=question, answer="7", fields={}, media=(ref,) * num_images)
+    asked = ask(question, ["image"] * num_images)
+    return Prompt(slot=slot, conversation=asked, question=asked, answer="7", fields={}, media=(ref,) * num_images)
 
 
 @pytest.fixture
@@ -56,7 +58,7 @@ def test_text_and_tokens_are_those_of_transformers(folder: Path, form: str) -> N
     else:
         several = [{"name": "tool_use", "template": "no"}, {"name": "default", "template": text}]
         move_template(folder, several if form == "several" else text)
-    own, theirs = first_prompts._Tokenizer(folder), AutoTokenizer.from_pretrained(folder)
+    own, theirs = FolderTokenizer(folder), AutoTokenizer.from_pretrained(folder)
     rendered = own.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     assert rendered == theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     ids = theirs(rendered, add_special_tokens=False)["input_ids"]
@@ -101,12 +103,3 @@ def test_a_template_or_a_question_that_cannot_work_is_told(
         (folder / "chat_template.jinja").write_text(template)
     with pytest.raises(ConfigError, match=reason.replace("|", r"\|")):
         check_prompts(config_of(folder), [prompt(question)], "data.eval")
-
-
-def test_a_prompt_that_leaves_no_room_for_a_response_is_told(folder: Path) -> None:
-    config = config_of(folder, "rollout.max_model_len=100", "rollout.max_tokens=20")
-    check_prompts(config, [prompt("?", num_tokens=60)], "data.eval")
-    with pytest.raises(
-        ConfigError, match=r"data.eval: .* has \d+ tokens, and with rollout.max_tokens \(20\) more than .* \(100\)"
-    ):
-        check_prompts(config, [prompt("?", num_tokens=90)], "data.eval")

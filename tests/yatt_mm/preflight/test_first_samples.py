@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shutil
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,12 +36,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     row = {"question": "What is it?", "answer": "7", "image_path": "scan.png"}
     write_lines(path / "paths.jsonl", [row, row])
     write_lines(path / "quiet.jsonl", [row, row | {"question": ""}])
+    write_lines(path / "mute.jsonl", [row, row | {"answer": ""}])
+    write_lines(path / "gone.jsonl", [row | {"image_path": f"gone{number}.png"} for number in range(3)])
+    with tarfile.open(path / "train.tar") as whole, tarfile.open(path / "apart.tar", "w") as apart:
+        for member in sorted(whole.getmembers(), key=lambda member: member.name.rpartition(".")[2], reverse=True):
+            apart.addfile(member, whole.extractfile(member))
     write_lines(path / "texts.jsonl", [{"question": "What is 3 + 4?", "answer": "7"}])
     return path
 
 
 SETS = (
     "quiet.jsonl#media=image_path",
+    "mute.jsonl#media=image_path",
+    "gone.jsonl#media=image_path",
+    "apart.tar",
     "train.tar",
     "torn.tar",
     "late.tar",
@@ -107,6 +116,21 @@ def test_questions_without_text_are_told(client: Client, tiny_dir: Path) -> None
     assert told == "1 image each; without text in the question: 1 of the first 2 usable samples"
 
 
+def test_empty_answers_and_a_reason_with_many_names_are_counted(client: Client, tiny_dir: Path) -> None:
+    assert "with an empty answer: 1 of the first 2 usable samples" in check(
+        client, tiny_dir, name="mute.jsonl.image_path"
+    )
+    with pytest.raises(
+        ConfigError, match=r"none of the first 3 samples can be used because: 'gone0.png' cannot be read"
+    ):
+        check(client, tiny_dir, name="gone.jsonl.image_path")
+
+
+def test_a_tar_whose_members_are_apart_is_told(client: Client, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"has no \.json member. The members of a sample must stand one after"):
+        check(client, tiny_dir, name="apart.tar")
+
+
 def test_the_limits_of_a_prompt_are_those_of_the_run(client: Client, tiny_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"none of the first 2 samples .* because: its media make 4 tokens"):
         check(client, tiny_dir, "rollout.max_model_len=6")
@@ -129,7 +153,10 @@ def test_a_chat_template_that_writes_no_placeholder_is_told_with_the_key(
 ) -> None:
     model = Path(shutil.copytree(tiny_dir, tmp_path / "model"))
     (model / "chat_template.jinja").write_text("{{ messages[0].content[1].text }}")
-    with pytest.raises(ConfigError, match=r"data.train and model.path .* wrote placeholders for no media"):
+    with pytest.raises(
+        ConfigError,
+        match=r"none of the first 2 samples can be used because: the chat template wrote placeholders for no media",
+    ):
         check(client, model)
 
 
@@ -141,7 +168,7 @@ def test_a_chat_template_that_writes_no_placeholder_is_told_with_the_key(
             "return len(fields['level'])",
             [r"KeyError: 'level' \(.*mine.py:2\); the sample's fields are answer, question"],
         ),
-        ("return 'good'", [r"ValueError: could not convert string to float: 'good'"]),
+        ("return 'good'", [r"it returned 'good', a str; wanted a finite number"]),
         ("import time; time.sleep(30)", []),
     ],
 )

@@ -81,6 +81,10 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
         (("pattern=([0-9])",), "it is read with verdict regex, and verdict is yes_no; leave it out"),
         (("verdict=json", "pattern=([0-9])"), "it is read with verdict regex, and verdict is json"),
         (("scale=10",), "it is read with verdict regex or json, and verdict is yes_no"),
+        (
+            ("no_words=['most certainly not']",),
+            "none of 'most certainly not' is a single token of the judge's tokenizer",
+        ),
         (("yes_words=[]",), "the words that mean yes are []; name one at least"),
         (("no_words=['no','yes']",), "'yes' means both yes and no"),
         (("no_words=[no]",), "write 'yes' and 'no' with quotes"),

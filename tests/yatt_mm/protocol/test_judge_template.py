@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import pytest
 
+from yatt_mm.common.conversation import Conversation, Part, Turn, ask
 from yatt_mm.protocol.genrm import JudgeSpec
-from yatt_mm.protocol.judge_template import JudgeTemplate
+from yatt_mm.protocol.judge_template import CONVERSATION, JudgeTemplate
 
 
 def test_question_response_answer_and_fields_are_filled_in_as_they_stand() -> None:
     template = JudgeTemplate("{question}|{response}|{answer}|{fields[hint]}|{{json}}")
-    filled = template.fill(question="q", response="{answer}", answer="a", fields={"hint": 7})
-    assert filled == "q|{answer}|a|7|{json}"
+    filled = template.fill(question=ask("q", ["image"]), response="{answer}", answer="a", fields={"hint": 7})
+    assert filled == ask("q|{answer}|a|7|{json}", ["image"]), "media stay before the text"
+
+
+INNER = Conversation((Turn("user", (Part("text", "Is "), Part("image"), Part("text", " it?"))),))
+
+
+def test_media_inside_the_question_stay_inside_it_and_a_response_names_none() -> None:
+    filled = JudgeTemplate("Q: {question} A: {response} Again: {question}").fill(
+        question=INNER, response="<image>", answer="", fields={}
+    )
+    wanted = (Part("text", "Q: Is "), Part("image"), Part("text", " it? A: <image> Again: Is <image> it?"))
+    assert filled == Conversation((Turn("user", wanted),))
+    bare = JudgeTemplate("A: {response}").fill(question=INNER, response="7", answer="", fields={})
+    assert bare == ask("A: 7", ["image"])
+
+
+def test_a_classifier_reads_the_questions_own_turns() -> None:
+    turns = Conversation((Turn("system", (Part("text", "Be brief."),)), *INNER.turns))
+    read = JudgeTemplate(CONVERSATION, needs_response=False).fill(question=turns, response="7", answer="", fields={})
+    assert read == turns.answered("7")
 
 
 @pytest.mark.parametrize(
@@ -31,7 +51,7 @@ def test_a_judge_must_see_what_it_judges() -> None:
 
 def test_a_field_that_the_sample_lacks_is_named() -> None:
     with pytest.raises(ValueError, match=r"wants fields\[hint\]; the sample has \['answer'\]"):
-        JudgeTemplate("{response} {fields[hint]}").fill(question="", response="", answer="", fields={"answer": 1})
+        JudgeTemplate("{response} {fields[hint]}").fill(question=ask(""), response="", answer="", fields={"answer": 1})
 
 
 def test_several_votes_of_a_judge_that_always_says_the_same_are_refused() -> None:

@@ -50,6 +50,10 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
         ("no/such/file.py:f", "there is no file /.*/no/such/file.py"),
         ("yatt_mm.rewards.functions:nope", r"has no function nope; it has \['exact_match', 'regex_match'\]"),
         ("math:sqrt", "must take"),
+        (
+            "tests.yatt_mm.any_reward:of_verl",
+            r"takes data_source, solution_str, ground_truth, .*verl.*: return of_verl\(fields\['data_source'\], resp",
+        ),
         ("tests.yatt_mm.any_reward:later", "a coroutine .async def.; wanted a plain function"),
     ],
 )
@@ -72,7 +76,7 @@ def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
         )
         for text in texts
     )
-    task = RewardTask(group=None, answer="7", fields={})  # type: ignore[arg-type]
+    task = RewardTask(group=None, answer="7", fields={"hint": 1})  # type: ignore[arg-type]
     return worker._score_group(task, GroupRecord(prompt_token_ids=np.zeros(1), samples=samples))
 
 
@@ -91,8 +95,27 @@ def test_what_a_reward_function_cannot_judge_scores_zero_and_is_told_with_its_pl
 
 def test_a_reward_that_is_no_finite_number_scores_zero_and_is_told() -> None:
     got = score("tests.yatt_mm.any_reward:not_a_number", "7")
-    fault = Fault(what="it gave nan", where="tests.yatt_mm.any_reward:not_a_number", response="7")
+    what = "it returned nan, a float; wanted a finite number"
+    fault = Fault(what=what, where="tests.yatt_mm.any_reward:not_a_number", response="7")
     assert got == GroupRewards(rewards=(0.0,), num_errors=1, fault=fault)
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("gives_a_pair", r"(1.0, 'right'), a tuple"),
+        ("gives_nothing", "None, a NoneType"),
+        ("gives_a_dict", "{}, a dict"),
+    ],
+)
+def test_what_is_no_number_is_shown_as_it_is(name: str, shown: str) -> None:
+    got = score(f"tests.yatt_mm.any_reward:{name}", "7")
+    assert got.fault is not None
+    assert (got.fault.what, got.fault.trace) == (f"it returned {shown}; wanted a finite number", "")
+
+
+def test_a_function_may_change_the_fields_that_it_gets() -> None:
+    assert score("tests.yatt_mm.any_reward:takes_a_field_away", "7", "8").rewards == (1.0, 1.0)
 
 
 def test_a_reward_function_that_hangs_is_interrupted_and_told() -> None:

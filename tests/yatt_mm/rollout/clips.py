@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from transformers.video_utils import VideoMetadata
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
+from dataplane.media.kinds import MediaKind
 from dataplane.media.videos import Video
 from models.recipes.media_recipes import MediaRecipes, VideoSampling, load_recipes
 from tests.dataplane.clips import encode_video, moving
+from tests.yatt_mm.rollout.conversations import Asked
 from yatt_mm.common.media_refs import derive_media, kind_of
 from yatt_mm.rollout.engine_media import medium_of, seconds_per_grid, size_of
 from yatt_mm.rollout.engine_types import MediaTokens
@@ -42,6 +45,11 @@ class Clips:
     """The refs of the derived patches."""
     recipes: MediaRecipes
 
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds of the media."""
+        return tuple(map(kind_of, self.refs))
+
 
 def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
     """Make an image, a video of 12 frames, a video of 5 frames (the last is repeated), and another image."""
@@ -61,40 +69,38 @@ def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
     return Clips(encoded=encoded, refs=tuple(ref for ref in refs if isinstance(ref, Ref)), recipes=recipes)
 
 
-def request_for(clips: Clips, places: Sequence[int], tokenizer: Any, tokens: MediaTokens, reader: Reader) -> Any:
-    """Return a request with a question about some of the media, in this order."""
-    refs = [clips.refs[place] for place in places]
+def request_for(clips: Clips, asked: Asked, tokenizer: Any, tokens: MediaTokens, reader: Reader) -> GenerateRequest:
+    """Return a request for two responses to a conversation."""
+    refs = [clips.refs[place] for place in asked.places]
     return GenerateRequest(
-        prompt_token_ids=PromptTemplate(tokenizer, tokens).token_ids(QUESTION, [size_of(ref) for ref in refs]),
+        prompt_token_ids=PromptTemplate(tokenizer, tokens).token_ids(
+            asked.conversation, [size_of(ref) for ref in refs]
+        ),
         media=tuple(medium_of(ref, view) for ref, view in zip(refs, reader.resolve(refs), strict=True)),
         seeds=(1, 2),
         max_tokens=6,
     )
 
 
-def train_sample(clips: Clips, places: Sequence[int], request: GenerateRequest, sampled: Sequence[int]) -> TrainSample:
+def train_sample(clips: Clips, asked: Asked, request: GenerateRequest, sampled: Sequence[int]) -> TrainSample:
     """Return the same prompt with a response in the form for the trainer, patches included."""
     num_prompt = len(request.prompt_token_ids)
     return TrainSample(
         token_ids=np.array([*request.prompt_token_ids, *sampled], dtype=np.int64),
         loss_mask=np.arange(num_prompt + len(sampled)) >= num_prompt,
         grid_thw=tuple(medium.grid_thw for medium in request.media),
-        seconds_per_grid=tuple(seconds_per_grid(clips.refs[place]) for place in places),
+        seconds_per_grid=tuple(seconds_per_grid(clips.refs[place]) for place in asked.places),
         patches=tuple(np.array(medium.patches) for medium in request.media),
         media_keys=tuple(medium.digest for medium in request.media),
     )
 
 
-def of_processor(model_dir: Path, clips: Clips, places: Sequence[int]) -> Any:
-    """Return what transformers' processor makes of the same question, images and frames."""
-    processor = AutoProcessor.from_pretrained(model_dir)
-    kinds = [kind_of(clips.refs[place]) for place in places]
-    content = [*({"type": kind} for kind in kinds), {"type": "text", "text": QUESTION}]
-    text = processor.apply_chat_template(
-        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
-    )
-    images = [clips.encoded[place] for place, kind in zip(places, kinds) if kind == "image"]
-    videos = [place for place, kind in zip(places, kinds) if kind == "video"]
+def of_processor(model_dir: Path, clips: Clips, asked: Asked) -> Any:
+    """Return what transformers' processor makes of the same conversation, images and frames."""
+    processor = _processor(model_dir)
+    text = processor.apply_chat_template(asked.messages, add_generation_prompt=True, tokenize=False)
+    images = [clips.encoded[place] for place in asked.places if clips.kinds[place] == "image"]
+    videos = [place for place in asked.places if clips.kinds[place] == "video"]
     metas = [clips.refs[place].meta for place in videos]
     return processor(
         text=[text],
@@ -114,6 +120,11 @@ def of_processor(model_dir: Path, clips: Clips, places: Sequence[int]) -> Any:
         size={"shortest_edge": SAMPLING.min_pixels, "longest_edge": SAMPLING.max_pixels},
         return_tensors="np",
     )
+
+
+@cache
+def _processor(model_dir: Path) -> Any:
+    return AutoProcessor.from_pretrained(model_dir)
 
 
 def _frames(data: bytes, ref: Ref) -> np.ndarray:

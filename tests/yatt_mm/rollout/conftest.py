@@ -18,6 +18,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from dataplane.core.refs import Ref
 from models.qwen2_5_vl.recipe import patch_recipe
+from yatt_mm.common.conversation import ask
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.rollout import GroupRef, PromptTask
 from yatt_mm.rollout.vllm_engine import EngineConfig, GenerateRequest, Medium, VllmEngine
@@ -129,7 +130,14 @@ def worker(engine: VllmEngine, client: Client, reader: Reader) -> RolloutWorker:
 
 def tasks_for(media: tuple[Ref, ...], prefix: str) -> list[PromptTask]:
     return [
-        PromptTask(slot=slot, question=QUESTION, media=(ref,), num_samples=4, seed=slot, name=f"{prefix}/{slot}")
+        PromptTask(
+            slot=slot,
+            conversation=ask(QUESTION, ["image"]),
+            media=(ref,),
+            num_samples=4,
+            seed=slot,
+            name=f"{prefix}/{slot}",
+        )
         for slot, ref in enumerate(media)
     ]
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from dataplane.core.refs import Ref
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import PhaseAbortedError
 from yatt_mm.protocol.rollout import EngineSpec, GroupRef, PromptTask, SamplingSettings
 from yatt_mm.rollout.actor import RolloutActor
@@ -33,7 +34,7 @@ def actor(*, deadline_s: float) -> RolloutActor:
 
 
 def task(slot: int) -> PromptTask:
-    return PromptTask(slot=slot, question="?", media=(), num_samples=1, seed=0, name=f"group/{slot}")
+    return PromptTask(slot=slot, conversation=ask("?"), media=(), num_samples=1, seed=0, name=f"group/{slot}")
 
 
 def group(slot: int) -> GroupRef:

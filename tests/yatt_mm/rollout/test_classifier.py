@@ -113,7 +113,7 @@ def test_an_activation_makes_a_probability_and_a_threshold_a_choice(
 def test_a_template_that_names_the_answer_is_one_turn(judge: Judge, with_image: GroupRef) -> None:
     spec = dataclasses.replace(SPEC, template=JudgeTemplate("{question} {response}", needs_response=False))
     judge._spec = spec
-    (vote,) = judge._votes_on(task_for(with_image), "it is 7", (), 0)
+    (vote,) = judge._votes_on(task_for(dataclasses.replace(with_image, media=())), "it is 7", (), 0)
     wanted = "<|im_start|>user\nWhat digit is this? it is 7<|im_end|>\n<|im_start|>assistant\n"
     assert vote.prompt == judge.engine.tokenizer(wanted, add_special_tokens=False)["input_ids"]
 

@@ -15,6 +15,7 @@ from dataplane.core.refs import Ref
 from tests.yatt_mm.rollout.conftest import Run, stored, tasks_for
 from tests.yatt_mm.rollout.reference import of_transformers
 from tests.yatt_mm.rollout.test_engine_updates import save_folder, update
+from yatt_mm.common.conversation import ask
 from yatt_mm.protocol.rollout import GroupRef, PromptTask, SamplingSettings
 from yatt_mm.rollout.vllm_engine import VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
@@ -213,4 +214,8 @@ def test_a_partial_record_of_another_task_is_refused(worker: RolloutWorker, medi
     with pytest.raises(ValueError, match=r"other/wrong wants 3 samples .* has 4 .* \(the same ids\)"):
         run(worker.generate(dataclasses.replace(wrong, num_samples=3), SamplingSettings(max_tokens=1)))
     with pytest.raises(ValueError, match=r"other/wrong wants 4 samples .* has 4 .* \(other ids\)"):
-        run(worker.generate(dataclasses.replace(wrong, question="Which?"), SamplingSettings(max_tokens=1)))
+        run(
+            worker.generate(
+                dataclasses.replace(wrong, conversation=ask("Which?", ["image"])), SamplingSettings(max_tokens=1)
+            )
+        )

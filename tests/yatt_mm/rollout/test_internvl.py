@@ -16,11 +16,13 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor, AutoTokenizer
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 
+from dataplane.media.kinds import MediaKind
 from dataplane.media.recipes import parse_recipe
 from models.layout.parallel import Parallel
 from models.registry import load_recipe
 from tests.dataplane.shards import noise
 from tests.yatt_mm.rollout.conftest import Run, engine_config
+from tests.yatt_mm.rollout.conversations import Asked, plain, random_conversations
 from tests.yatt_mm.rollout.internvl import build_internvl_folder
 from tests.yatt_mm.rollout.test_families import numbers
 from tests.yatt_mm.training import jobs
@@ -31,9 +33,16 @@ from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 from yatt_mm.rollout.vllm_engine import GenerateRequest, Medium, Sampled, VllmEngine
 
 QUESTION = "Which number is written here?"
-IMAGES = [[(60, 60)], [(56, 112)], [(150, 70), (40, 40)], []]
-"""The heights and widths of each [prompt][image]: images of one tile, and of two or more tiles with the whole image
-behind them."""
+SIZES = [(60, 60), (56, 112), (150, 70), (40, 40)]
+"""The heights and widths of the images: of one tile, and of two or more tiles with the whole image behind them."""
+KINDS: tuple[MediaKind, ...] = ("image",) * len(SIZES)
+ASKED = [
+    *(plain(QUESTION, places, KINDS) for places in ([0], [1], [2, 3], [])),
+    *random_conversations(200, KINDS),
+]
+"""Questions behind images, and random conversations."""
+NUM_SERVED = 24
+"""The number of them that the engine answers."""
 
 
 @pytest.fixture(scope="module")
@@ -57,14 +66,18 @@ def medium_of(folder: Path, size: tuple[int, int]) -> tuple[Medium, int]:
     return medium, plan.meta["num_tokens"]
 
 
-def request_of(folder: Path, sizes: Sequence[tuple[int, int]]) -> GenerateRequest:
+def template_of(folder: Path) -> PromptTemplate:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     marks = load_recipe(folder).IMAGE_MARKS
     tokens = MediaTokens(image=tokenizer.context_image_token_id, video=None, image_marks=marks)
-    template = PromptTemplate(tokenizer, tokens)
-    media = [medium_of(folder, size) for size in sizes]
+    return PromptTemplate(tokenizer, tokens)
+
+
+def request_of(folder: Path, asked: Asked) -> GenerateRequest:
+    media = [medium_of(folder, SIZES[place]) for place in asked.places]
+    sizes = [MediumSize(num_tokens=num) for _, num in media]
     return GenerateRequest(
-        prompt_token_ids=template.token_ids(QUESTION, [MediumSize(num_tokens=num) for _, num in media]),
+        prompt_token_ids=template_of(folder).token_ids(asked.conversation, sizes),
         media=tuple(medium for medium, _ in media),
         seeds=(1, 2),
         max_tokens=6,
@@ -72,22 +85,26 @@ def request_of(folder: Path, sizes: Sequence[tuple[int, int]]) -> GenerateReques
 
 
 @cache
-def processed(folder: Path, sizes: tuple[tuple[int, int], ...]) -> dict[str, Any]:
-    """Return what transformers makes of the same question and images."""
+def processor_of(folder: Path) -> Any:
     processor = AutoProcessor.from_pretrained(folder)
     processor.image_processor = GotOcr2ImageProcessorPil.from_pretrained(folder)
-    content: list[dict[str, str]] = [{"type": "image"}] * len(sizes) + [{"type": "text", "text": QUESTION}]
-    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
-    images = {"images": [image_of(size) for size in sizes]} if sizes else {}
+    return processor
+
+
+def processed(folder: Path, asked: Asked) -> dict[str, Any]:
+    """Return what transformers makes of the same conversation and images."""
+    processor = processor_of(folder)
+    text = processor.apply_chat_template(asked.messages, add_generation_prompt=True)
+    images = {"images": [image_of(SIZES[place]) for place in asked.places]} if asked.places else {}
     return dict(processor(text=text, return_tensors="pt", **images))
 
 
 def test_prompts_and_tiles_are_those_of_the_models_own_processor(folders: tuple[Path, Path]) -> None:
     mean, std = (np.array(values)[:, None, None] for values in load_recipe(folders[0]).pixel_affine(folders[0]))
-    for sizes in IMAGES:
-        request, wanted = request_of(folders[0], sizes), processed(folders[0], tuple(sizes))
+    for asked in ASKED:
+        request, wanted = request_of(folders[0], asked), processed(folders[0], asked)
         assert [list(request.prompt_token_ids)] == wanted["input_ids"].tolist()
-        if sizes:
+        if asked.places:
             tiles = np.concatenate([medium.patches for medium in request.media])
             assert np.abs((tiles / 255 - mean) / std - wanted["pixel_values"].numpy()).max() < 1e-6
 
@@ -99,14 +116,15 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
     segments = [str(tmp_path / f"{folder.name}.segment") for folder in folders]
     for folder, path, version in zip(folders, segments, (2, 1), strict=True):
         ranks.run(2, jobs.publish, folder, Parallel(tp=2), path, version)
-    requests = [request_of(first, sizes) for sizes in IMAGES]
+    requests = [request_of(first, asked) for asked in ASKED[:NUM_SERVED]]
 
     async def answers() -> list[list[list[Sampled]]]:
         engine = await VllmEngine.start(engine_config(first, name="internvl"))
         try:
             assert not engine.normalizes_on_device
             from_folder = await engine.generate_batch(requests)
-            assert engine.num_ipc_bytes == sum(4 * m.patches.nbytes for r in requests for m in r.media)
+            distinct = {medium.digest: medium.patches for request in requests for medium in request.media}
+            assert engine.num_ipc_bytes == sum(4 * patches.nbytes for patches in distinct.values())
             await engine.update_weights(Published(version=1, path=segments[1]))
             other = await engine.generate_batch(requests)
             await engine.update_weights(Published(version=2, path=segments[0]))
@@ -119,9 +137,9 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
     assert numbers(other) != numbers(from_folder)
     for folder, groups in ((first, from_folder), (second, other)):
         model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32)
-        for sizes, group in zip(IMAGES, groups, strict=True):
+        for asked, group in zip(ASKED[:NUM_SERVED], groups, strict=True):
             for sampled in group:
-                wanted = of_transformers(model, processed(folder, tuple(sizes)), sampled.token_ids)
+                wanted = of_transformers(model, processed(folder, asked), sampled.token_ids)
                 assert sampled.logprobs == pytest.approx(wanted, abs=1e-4)
 
 

@@ -21,7 +21,8 @@ from models.qwen2_5_vl.recipe import patch_recipe
 from models.recipes.media_recipes import MediaRecipes, load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Prompts, Run
-from yatt_mm.common.media_refs import derive_media
+from yatt_mm.common.conversation import ask
+from yatt_mm.common.media_refs import derive_media, kind_of
 from yatt_mm.genrm.judge import Judge
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
@@ -85,7 +86,8 @@ def group(client: Client, tiny_dir: Path) -> GroupRef:
 
 
 def task_for(group: GroupRef) -> JudgeTask:
-    return JudgeTask(group=group, question="What digit is this?", answer="7", fields={}, seed=5)
+    question = ask("What digit is this?", map(kind_of, group.media))
+    return JudgeTask(group=group, question=question, answer="7", fields={}, seed=5)
 
 
 def judge_of(spec: JudgeSpec, engine: VllmEngine, client: Client, reader: Reader, model_dir: Path) -> Judge:
@@ -350,7 +352,8 @@ def test_an_answer_cannot_speak_for_the_judge(
     judge = judge_of(SPEC, engine, client, reader, tiny_dir)
     (judged,) = run(judge.judge([task_for(group)]))
     assert judged.num_failed == 0
-    (vote,) = judge._votes_on(task_for(group), tricks[0], (), 0)
+    without_media = task_for(dataclasses.replace(group, media=()))
+    (vote,) = judge._votes_on(without_media, tricks[0], (), 0)
     end_of_turn = engine.tokenizer.convert_tokens_to_ids("<|im_end|>")
     assert vote.prompt.count(end_of_turn) == 1
 
@@ -359,5 +362,5 @@ def test_words_that_are_not_single_tokens_are_refused(
     engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path
 ) -> None:
     spec = JudgeSpec(name="wordy", template=TEMPLATE, verdict=YesNo(yes=("most certainly",), no=(" no",)))
-    with pytest.raises(ValueError, match=r"judge wordy: none of 'most certainly' is a single token"):
+    with pytest.raises(ValueError, match=r"judge wordy .*: none of 'most certainly' is a single token"):
         judge_of(spec, engine, client, reader, tiny_dir)

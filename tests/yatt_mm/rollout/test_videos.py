@@ -4,7 +4,7 @@ trainer's."""
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +18,21 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
-from tests.yatt_mm.rollout import clips
+from tests.yatt_mm.rollout import clips, positions
 from tests.yatt_mm.rollout.conftest import Run, engine_config
+from tests.yatt_mm.rollout.conversations import Asked, plain, random_conversations
 from tests.yatt_mm.rollout.families import build_served_folder
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
+from yatt_mm.common.conversation import ask
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.rollout import PromptTask, SamplingSettings
 from yatt_mm.rollout.video_times import engine_seconds
-from yatt_mm.rollout.vllm_engine import VllmEngine
+from yatt_mm.rollout.vllm_engine import GenerateRequest, VllmEngine
 from yatt_mm.rollout.worker import RolloutWorker
 
+NUM_CONVERSATIONS = 200
 ORDERS = ((1,), (2,), (0, 1), (1, 0), (2, 3, 1), (0,))
 """The media of each prompt, in order: videos alone, mixed with images, images alone."""
 
@@ -51,11 +54,23 @@ def qwen2_5(client: Client, tiny_dir: Path, tmp_path_factory: pytest.TempPathFac
     return clips.make_clips(client, tiny_dir, tmp_path_factory.mktemp("clips"))
 
 
-def check_against_processor(model_dir: Path, made: clips.Clips, requests: Sequence[Any]) -> None:
-    """Check that ids, pixels and times equal those of the processor."""
-    for places, request in zip(ORDERS, requests, strict=True):
-        wanted = clips.of_processor(model_dir, made, places)
+def all_asked(made: clips.Clips) -> list[Asked]:
+    """Return questions behind media, and random conversations."""
+    return [
+        *(plain(clips.QUESTION, places, made.kinds) for places in ORDERS),
+        *random_conversations(NUM_CONVERSATIONS, made.kinds),
+    ]
+
+
+def check_against_processor(
+    model_dir: Path, made: clips.Clips, asked: Sequence[Asked], requests: Sequence[GenerateRequest]
+) -> None:
+    """Check that ids, pixels and times equal those of the processor, and positions those of transformers' model."""
+    for one, request in zip(asked, requests, strict=True):
+        wanted = clips.of_processor(model_dir, made, one)
         assert list(request.prompt_token_ids) == wanted["input_ids"][0].tolist()
+        sample = clips.train_sample(made, one, request, ())
+        assert np.array_equal(positions.of_trainer(model_dir, sample), positions.of_transformers(model_dir, wanted))
         for kind, pixels in (("image", "pixel_values"), ("video", "pixel_values_videos")):
             patches = [medium.patches for medium in request.media if medium.kind == kind]
             if patches:
@@ -66,15 +81,22 @@ def check_against_processor(model_dir: Path, made: clips.Clips, requests: Sequen
 
 
 def check_against_trainer(
-    ranks: RankPool, model_dir: Path, made: clips.Clips, requests: Sequence[Any], groups: Sequence[Any]
+    ranks: RankPool,
+    model_dir: Path,
+    made: clips.Clips,
+    asked: Sequence[Asked],
+    requests: Sequence[GenerateRequest],
+    groups: Sequence[Any],
+    *,
+    logprobs_of: Callable[..., Any] = jobs.logprobs_of,
 ) -> None:
     """Check that the trainer gives the sampled tokens the same probabilities as the engine."""
     samples = [
-        clips.train_sample(made, places, request, sampled.token_ids)
-        for places, request, group in zip(ORDERS, requests, groups, strict=True)
+        clips.train_sample(made, one, request, sampled.token_ids)
+        for one, request, group in zip(asked, requests, groups, strict=True)
         for sampled in group
     ]
-    (found, *_) = ranks.run(1, jobs.logprobs_of, model_dir, Parallel(), samples)
+    (found, *_) = ranks.run(1, logprobs_of, model_dir, Parallel(), samples)
     for logprobs, sampled in zip(found, (sampled for group in groups for sampled in group), strict=True):
         assert sampled.logprobs == pytest.approx(logprobs.tolist(), abs=1e-4)
 
@@ -82,10 +104,15 @@ def check_against_trainer(
 def test_qwen2_5_vl_sees_videos_as_its_processor_and_its_trainer_do(
     engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run, ranks: RankPool
 ) -> None:
-    requests = [clips.request_for(qwen2_5, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS]
-    check_against_processor(tiny_dir, qwen2_5, requests)
+    asked = all_asked(qwen2_5)
+    requests = [clips.request_for(qwen2_5, one, engine.tokenizer, engine.media_tokens, reader) for one in asked]
+    check_against_processor(tiny_dir, qwen2_5, asked, requests)
     groups = run(engine.generate_batch(requests))
-    check_against_trainer(ranks, tiny_dir, qwen2_5, requests, groups)
+    check_against_trainer(ranks, tiny_dir, qwen2_5, asked, requests, groups)
+    with pytest.raises(AssertionError):
+        check_against_trainer(
+            ranks, tiny_dir, qwen2_5, asked, requests, groups, logprobs_of=jobs.logprobs_of_shifted_positions
+        )
     still = dataclasses.replace(requests[0].media[0], digest="still", patches=np.zeros((80, 1176), np.uint8))
     (other,) = run(engine.generate_batch([dataclasses.replace(requests[0], media=(still,))]))
     assert other[0].logprobs != groups[0][0].logprobs
@@ -96,33 +123,33 @@ def test_qwen3_vl_sees_each_frame_with_its_time_before_it(
 ) -> None:
     folder = build_served_folder(tmp_path / "model", 0)
     made = clips.make_clips(client, folder, tmp_path)
+    asked = all_asked(made)
 
     async def answers() -> tuple[list[Any], list[Any]]:
         engine = await VllmEngine.start(engine_config(folder, name="qwen3"))
         try:
-            requests = [
-                clips.request_for(made, places, engine.tokenizer, engine.media_tokens, reader) for places in ORDERS
-            ]
+            requests = [clips.request_for(made, one, engine.tokenizer, engine.media_tokens, reader) for one in asked]
             return requests, await engine.generate_batch(requests)
         finally:
             await engine.shutdown()
 
     requests, groups = run(answers())
-    check_against_processor(folder, made, requests)
-    check_against_trainer(ranks, folder, made, requests, groups)
+    check_against_processor(folder, made, asked, requests)
+    check_against_trainer(ranks, folder, made, asked, requests, groups)
 
 
 def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
     engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path, qwen2_5: clips.Clips, run: Run
 ) -> None:
     refs = tuple(qwen2_5.refs[place] for place in (2, 3, 1))
-    task = PromptTask(slot=0, question=clips.QUESTION, media=refs, num_samples=3, seed=1, name="videos/0")
+    asked = ask(clips.QUESTION, ["video", "image", "video"])
+    task = PromptTask(slot=0, conversation=asked, media=refs, num_samples=3, seed=1, name="videos/0")
     worker = RolloutWorker(engine, client, reader)
     before = engine.num_ipc_bytes
     group = run(worker.generate(task, SamplingSettings(max_tokens=3)))
     (view,) = reader.resolve([group.ref])
-    wanted = clips.of_processor(tiny_dir, qwen2_5, (2, 3, 1))["input_ids"][0].tolist()
-    assert group_record.decode(view).prompt_token_ids.tolist() == wanted
+    wanted = clips.of_processor(tiny_dir, qwen2_5, plain(clips.QUESTION, (2, 3, 1), qwen2_5.kinds))["input_ids"][0]
+    assert group_record.decode(view).prompt_token_ids.tolist() == wanted.tolist()
     assert group.media == refs and group.num_prompt_tokens == len(wanted)
     assert engine.num_ipc_bytes - before == sum(ref.nbytes for ref in refs), "once for all samples"
 
@@ -130,7 +157,8 @@ def test_a_task_with_videos_is_stored_with_the_same_tokens_and_refs(
 def test_videos_that_do_not_fit_are_refused_by_name(
     engine: VllmEngine, reader: Reader, qwen2_5: clips.Clips, run: Run
 ) -> None:
-    request = clips.request_for(qwen2_5, (1,), engine.tokenizer, engine.media_tokens, reader)
+    asked = plain(clips.QUESTION, (1,), qwen2_5.kinds)
+    request = clips.request_for(qwen2_5, asked, engine.tokenizer, engine.media_tokens, reader)
     (medium,) = request.media
     with pytest.raises(ValueError, match=r"has 3 videos and rollout\.max_videos_per_prompt is 2"):
         run(engine.generate(dataclasses.replace(request, media=(medium,) * 3)))

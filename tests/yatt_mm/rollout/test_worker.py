@@ -15,6 +15,7 @@ from dataplane.client.reader import Reader
 from dataplane.core.errors import MissingObjectError
 from dataplane.core.refs import ArraySpec, Ref
 from tests.yatt_mm.rollout.conftest import Prompts, Run, stored, tasks_for
+from yatt_mm.common.conversation import ask
 from yatt_mm.protocol.rollout import GroupRef, SamplingSettings
 from yatt_mm.rollout.continuation import sample_seed
 from yatt_mm.rollout.worker import RolloutWorker
@@ -143,7 +144,7 @@ def test_tasks_that_make_no_sense_are_refused_by_name(
     with pytest.raises(ValueError, match=r"ref no patches \(plain\) has no num_tokens"):
         run(worker.generate(dataclasses.replace(task, media=(plain,)), SAMPLING))
     with pytest.raises(ValueError, match="wrote placeholders for image, image into the prompt"):
-        run(worker.generate(dataclasses.replace(task, question="<|image_pad|>?"), SAMPLING))
+        run(worker.generate(dataclasses.replace(task, conversation=ask("<|image_pad|>?", ["image"])), SAMPLING))
 
 
 def test_seeds_differ_between_samples_and_groups_and_never_change() -> None:

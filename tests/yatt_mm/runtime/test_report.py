@@ -59,7 +59,7 @@ def test_a_run_whose_judge_never_gave_a_verdict_has_failed(tmp_path: Path) -> No
         reporter.take(step(1, 1.0) | {"genrm/a_failed_frac": 1.0, "genrm/b_failed_frac": 1.0, "genrm/num_failed": 8})
         reporter.take(step(2, 1.0) | {"genrm/a_failed_frac": 0.9, "genrm/b_failed_frac": 1.0, "genrm/num_failed": 7})
         assert "failed 8" in (text := written(console))
-        assert "failed 7" in text
+        assert "failed 7" in text and reporter.num_without_score == 15
         with pytest.raises(RewardError, match=r"judge b gave no verdict in 2 steps, so each response scored"):
             reporter.learning.finish()
 

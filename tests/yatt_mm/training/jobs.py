@@ -17,6 +17,7 @@ import torch.distributed as dist
 from models.compat.megatron_core import parallel_state
 from models.freeze import Part
 from models.layout.parallel import Parallel
+from models.sequence.mrope import MediaSpan, mrope_positions
 from tests.yatt_mm.training.tiny import Form, make_samples, with_patches_of
 from yatt_mm.algorithms.losses import LossInputs
 from yatt_mm.protocol.adam_settings import AdamSettings
@@ -417,3 +418,18 @@ def logprobs_of(rank: int, model_dir: Path, parallel: Parallel, samples: Sequenc
     """Return the log-probabilities of each sample's sampled tokens."""
     engine = build_engine(model_dir, parallel)
     return engine.logprobs([samples])[0]
+
+
+def logprobs_of_shifted_positions(
+    rank: int, model_dir: Path, parallel: Parallel, samples: Sequence[TrainSample]
+) -> list[np.ndarray]:
+    """Return the same with the positions behind the first medium of each sample moved by one."""
+
+    def shifted(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
+        positions = mrope_positions(num_tokens, spans)
+        for span in spans[:1]:
+            positions[:, span.begin + int(np.prod(span.grid)) :] += 1
+        return positions
+
+    with mock.patch("models.sequence.packing.mrope_positions", shifted):
+        return logprobs_of(rank, model_dir, parallel, samples)

@@ -1,0 +1,48 @@
+"""Tests of a run's folder: what is said when a run goes on, and where an earlier one is moved."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.yatt_mm import runs
+from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.config.run_config import Config, load_config
+from yatt_mm.runtime import run_dir
+
+
+def config_of(folder: Path, *overrides: str) -> Config:
+    path, *rest = runs.arguments(folder, folder, "one", "train.steps=1", *overrides)
+    return load_config(runs.ROOT / path, rest)
+
+
+def said(config: Config, checkpoint: Path | None, step: int) -> str:
+    run_dir.prepare(config, checkpoint, step, Console(file=(file := io.StringIO()), width=200))
+    return file.getvalue()
+
+
+def test_changes_are_those_since_the_checkpoint_however_often_the_run_was_tried_again(tmp_path: Path) -> None:
+    first, other = config_of(tmp_path), config_of(tmp_path, "run.seed=5", "train.lr=0.5", "eval.every=7")
+    checkpoints = Checkpoints(root=first.run_dir / "checkpoints", keep=1)
+    checkpoints.begin(1)
+    checkpoint = checkpoints.commit(1, {"step": 1, "config": first.model_dump(mode="json")})
+    assert said(first, checkpoint, 1) == ""
+    for _ in range(2):
+        changes = said(other, checkpoint, 1).splitlines()
+        assert changes == [
+            f"changed since the checkpoint: run.seed was {first.run.seed}, is 5",
+            f"changed since the checkpoint: train.lr was {first.train.lr}, is 0.5",
+        ]
+    assert said(first, checkpoint, 1) == "", "the last attempt does not count"
+
+
+def test_an_earlier_run_is_moved_and_the_console_says_where(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    config.run_dir.mkdir(parents=True)
+    (config.run_dir / "metrics.jsonl").write_text("{}")
+    text = said(config, None, 0)
+    (moved,) = config.run_dir.parent.glob("one.*")
+    assert f"{config.run_dir} held an earlier run, which is in {moved} now" in text
+    assert (moved / "metrics.jsonl").is_file() and not (config.run_dir / "metrics.jsonl").exists()

@@ -1,0 +1,138 @@
+"""A conversation: turns whose contents are texts and media, in the order in which a model reads them.
+
+Only the kinds of the media are in it. Their number and order are those of the refs that go with it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from dataplane.media.kinds import MediaKind
+
+PLACEHOLDERS: Mapping[str, MediaKind] = {"<image>": "image", "<video>": "video"}
+"""How a text names a medium that stands at its place."""
+_PLACEHOLDER = re.compile(f"({'|'.join(PLACEHOLDERS)})")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A text, or the place of a medium."""
+
+    kind: MediaKind | Literal["text"]
+    text: str = ""
+
+    @property
+    def is_medium(self) -> bool:
+        """True at the place of a medium."""
+        return self.kind != "text"
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one side says."""
+
+    role: str
+    """`system`, `user`, `assistant` or `tool`."""
+    parts: tuple[Part, ...]
+    more: str = "{}"
+    """Further keys of the turn that a chat template may read, such as `tool_calls`, as JSON."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """The turns that a model reads. If the last one is not the assistant's, the model writes the next."""
+
+    turns: tuple[Turn, ...]
+
+    @property
+    def kinds(self) -> tuple[MediaKind, ...]:
+        """The kinds of the media, in order."""
+        return tuple(part.kind for turn in self.turns for part in turn.parts if part.kind != "text")
+
+    @property
+    def is_answered(self) -> bool:
+        """True if the last turn is the assistant's."""
+        return self.turns[-1].role == "assistant"
+
+    @property
+    def text(self) -> str:
+        """The text for people, judges and rewards: without system turns, and with placeholders only for media that
+        stand behind a text."""
+        media, rest = split_leading_media(self.shown())
+        text = as_text(rest)
+        return text.lstrip() if media else text
+
+    def answered(self, response: str) -> Conversation:
+        """Return the conversation with the assistant's turn at its end."""
+        return Conversation((*self.turns, Turn("assistant", (Part("text", response),))))
+
+    def shown(self) -> list[Part]:
+        """Return what is said in all turns but those of the system, one after another. Several turns are headed by
+        their roles."""
+        turns = [turn for turn in self.turns if turn.role != "system"]
+        if len(turns) == 1:
+            return list(turns[0].parts)
+        media, first = split_leading_media(turns[0].parts)
+        parts = list(media)
+        for place, turn in enumerate([replace(turns[0], parts=tuple(first)), *turns[1:]]):
+            parts += [Part("text", f"{'' if place == 0 else chr(10) * 2}{turn.role}: "), *turn.parts]
+        return joined(parts)
+
+    def messages(self) -> list[dict[str, Any]]:
+        """Return the turns in the form that chat templates take."""
+        return [
+            {
+                "role": turn.role,
+                "content": [
+                    {"type": part.kind} if part.is_medium else {"type": "text", "text": part.text}
+                    for part in turn.parts or (Part("text"),)
+                ],
+                **json.loads(turn.more),
+            }
+            for turn in self.turns
+        ]
+
+
+def ask(text: str, kinds: Iterable[MediaKind] = ()) -> Conversation:
+    """Return a conversation of one turn of the user: media, then a text."""
+    return Conversation((Turn("user", (*map(Part, kinds), Part("text", text))),))
+
+
+def parse(text: str) -> tuple[Part, ...]:
+    """Return a text with placeholders as parts. What stands around a placeholder is kept as it is."""
+    found = (Part(PLACEHOLDERS[piece]) if piece in PLACEHOLDERS else Part("text", piece) for piece in _split(text))
+    return tuple(found)
+
+
+def as_text(parts: Sequence[Part]) -> str:
+    """Return parts as a text with placeholders; `parse` reads it."""
+    return "".join(f"<{part.kind}>" if part.is_medium else part.text for part in parts)
+
+
+def joined(parts: Sequence[Part]) -> list[Part]:
+    """Return the parts with neighbouring texts as one."""
+    merged: list[Part] = []
+    for part in parts:
+        if merged and not part.is_medium and not merged[-1].is_medium:
+            part = Part("text", merged.pop().text + part.text)
+        merged.append(part)
+    return merged
+
+
+def split_leading_media(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
+    """Return the media at the beginning, and the rest. White space between them belongs to neither."""
+    at = place = 0
+    for place, part in enumerate(parts, 1):
+        if part.is_medium:
+            at = place
+        elif part.text.strip():
+            break
+    return [part for part in parts[:at] if part.is_medium], list(parts[at:])
+
+
+def _split(text: str) -> Iterator[str]:
+    return (piece for piece in _PLACEHOLDER.split(text) if piece)
