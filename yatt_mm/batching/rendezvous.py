@@ -11,13 +11,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
+from yatt_mm.common.reasons import Reasons
 from yatt_mm.protocol.control import Slot
 
 
@@ -65,7 +65,7 @@ class Rendezvous:
         self._aborted: str | None = None
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
-        self._reasons: Counter[str] = Counter()
+        self._reasons = Reasons()
         """Why samples are quarantined."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
@@ -162,7 +162,7 @@ class Rendezvous:
     async def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
         if record["kind"] == "quarantine":
-            self._reasons[record["reason"]] += 1
+            self._reasons.add(record["reason"])
         self._records.append(record)
         self._news.set()
 
@@ -184,8 +184,8 @@ class Rendezvous:
     def _why_quarantined(self) -> str:
         if not self._reasons:
             return ""
-        ((reason, count),) = self._reasons.most_common(1)
-        num = self._reasons.total()
+        reason, count = self._reasons.commonest()
+        num = len(self._reasons)
         return f". {num} samples are quarantined (quarantine.jsonl has all), {count} of them because: {reason}"
 
     @contextlib.contextmanager

@@ -3,7 +3,6 @@ prompt. What is wrong with all of them is wrong with the config."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
@@ -15,6 +14,7 @@ from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.media_refs import kind_of
+from yatt_mm.common.reasons import Reasons
 from yatt_mm.common.sample_fields import take_field
 from yatt_mm.config.judge_section import judge_spec
 from yatt_mm.config.run_config import Config
@@ -78,16 +78,13 @@ def _portions(num_samples: int) -> Iterator[range]:
 
 
 def _why(notices: Sequence[Mapping[str, Any]]) -> str:
-    ((kind, count),) = Counter(_kind_of(notice["reason"]) for notice in notices).most_common(1)
-    first = next(notice for notice in notices if _kind_of(notice["reason"]) == kind)
-    reason = first["reason"]
+    reasons = Reasons()
+    for notice in notices:
+        reasons.add(notice["reason"])
+    reason, count = reasons.commonest()
+    first = next(notice for notice in notices if notice["reason"] == reason)
     share = "" if count == len(notices) else f", {count} of them"
     return f"{share} because: {reason} (the first is {first['key']} in {first['shard']})"
-
-
-def _kind_of(reason: str) -> str:
-    """Return a reason without what is the sample's own in it: names in quotes, paths and numbers."""
-    return re.sub(r"'[^']*'|/\S+|\d+", "", reason)
 
 
 def _in_words(media: Mapping[str, int], num_prompts: int) -> str:
