@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from dataplane.media.kinds import MediaKind
@@ -77,9 +77,9 @@ class Conversation:
         if len(turns) == 1:
             return list(turns[0].parts)
         media, first = split_leading_media(turns[0].parts)
-        parts = list(media)
-        for place, turn in enumerate([replace(turns[0], parts=tuple(first)), *turns[1:]]):
-            parts += [Part("text", f"{'' if place == 0 else chr(10) * 2}{turn.role}: "), *turn.parts]
+        parts = [*media, Part("text", f"{turns[0].role}: "), *first]
+        for turn in turns[1:]:
+            parts += [Part("text", f"\n\n{turn.role}: "), *turn.parts]
         return joined(parts)
 
     def messages(self) -> list[dict[str, Any]]:
@@ -104,8 +104,8 @@ def ask(text: str, kinds: Iterable[MediaKind] = ()) -> Conversation:
 
 def parse(text: str) -> tuple[Part, ...]:
     """Return a text with placeholders as parts. What stands around a placeholder is kept as it is."""
-    found = (Part(PLACEHOLDERS[piece]) if piece in PLACEHOLDERS else Part("text", piece) for piece in _split(text))
-    return tuple(found)
+    pieces = filter(None, _PLACEHOLDER.split(text))
+    return tuple(Part(PLACEHOLDERS[piece]) if piece in PLACEHOLDERS else Part("text", piece) for piece in pieces)
 
 
 def as_text(parts: Sequence[Part]) -> str:
@@ -132,7 +132,3 @@ def split_leading_media(parts: Sequence[Part]) -> tuple[list[Part], list[Part]]:
         elif part.text.strip():
             break
     return [part for part in parts[:at] if part.is_medium], list(parts[at:])
-
-
-def _split(text: str) -> Iterator[str]:
-    return (piece for piece in _PLACEHOLDER.split(text) if piece)

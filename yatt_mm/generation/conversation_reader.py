@@ -150,7 +150,7 @@ def _placed(turns: Sequence[_Raw], kinds: Sequence[MediaKind]) -> Conversation:
         read[first] = Turn(turn.role, (*map(Part, kinds), *turn.parts), turn.more)
     elif sorted(named) != sorted(kinds):
         raise ValueError(
-            f"the question {_shown(turns)!r} has placeholders for {', '.join(named)}; the sample's media are "
+            f"the question {turns[-1][1][:80]!r} has placeholders for {', '.join(named)}; the sample's media are "
             f"{', '.join(kinds) or 'none'}"
         )
     if not kinds and not any(part.text.strip() for turn in read if turn.role != "system" for part in turn.parts):
@@ -158,7 +158,3 @@ def _placed(turns: Sequence[_Raw], kinds: Sequence[MediaKind]) -> Conversation:
             "the question is empty, and the sample has no media; write a question, or leave the sample out"
         )
     return Conversation(tuple(read))
-
-
-def _shown(turns: Sequence[_Raw]) -> str:
-    return turns[-1][1][:80]

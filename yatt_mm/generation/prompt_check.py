@@ -26,7 +26,7 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 
 MAX_ORDERS = 1024
 MARK_TOKENS = 64
-"""At least the tokens that a chat template writes around a medium, and around each frame of a video."""
+"""More tokens than a chat template writes around a medium, or around a frame of a video."""
 _GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
 """Tags that only transformers knows. They mark what an assistant says, and change nothing in the text."""
 _SPECIAL = re.compile(r"<\||<[A-Za-z]+_(CONTEXT|PAD)>", re.IGNORECASE)
@@ -71,7 +71,7 @@ class PromptCheck:
 
     @cached_property
     def _template(self) -> PromptTemplate | None:
-        return load_prompt_template(self._folder, self._arguments)
+        return load_prompt_template(self._folder, tuple(self._arguments.items()))
 
     def _rendered(self, roles: tuple[str, ...]) -> tuple[int | None, str]:
         """Return the bytes of the template around the texts of these roles, and why it refuses them: an empty text if
@@ -83,7 +83,8 @@ class PromptCheck:
             text = self._chat_template.render(messages=turns.messages(), add_generation_prompt=True, **self._arguments)
         except _RefusedError as error:
             return None, str(error)
-        except Exception:  # what else a template needs is known to the tokenizer, not here
+        except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            # what else a template needs is known to the tokenizer, not here
             return None, ""
         return _num_bytes(text), ""
 

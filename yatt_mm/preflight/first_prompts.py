@@ -3,10 +3,8 @@ A model whose folder has no tokenizer.json is not checked here."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jinja2 import TemplateError, TemplateSyntaxError
 
@@ -15,7 +13,6 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Prompt
 from yatt_mm.rollout.engine_media import size_of
 from yatt_mm.rollout.folder_tokenizer import load_prompt_template
-from yatt_mm.rollout.prompt_template import PromptTemplate
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
@@ -25,7 +22,7 @@ def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
         ConfigError: one of them cannot be made.
     """
     folder = Path(config.model.path)
-    template = _template_of(folder, tuple(config.data.chat_template_args.items()))
+    template = load_prompt_template(folder, tuple(config.data.chat_template_args.items()))
     if template is None:
         return
     for prompt in prompts:
@@ -36,9 +33,3 @@ def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
             raise ConfigError(f"model.path: the chat template in {folder} is broken: {error}{line}") from error
         except ValueError as error:
             raise ConfigError(f"{key} and model.path ({folder}) do not fit: {error}") from error
-
-
-@functools.cache
-def _template_of(folder: Path, arguments: tuple[tuple[str, Any], ...]) -> PromptTemplate | None:
-    """Return what makes prompts for a model: once for all data sets, because a large tokenizer takes its time."""
-    return load_prompt_template(folder, dict(arguments))

@@ -152,9 +152,10 @@ def check_words(config: Config) -> None:
         ConfigError: a judge could say neither yes nor no.
     """
     for name, section in config.reward.judges.items():
-        verdict = judge_spec(name, section, config.data.video.sampling()).verdict
-        if section.url is not None or not isinstance(verdict, YesNo) or not (Path(section.model) / TOKENIZER).is_file():
+        if section.url is not None or section.verdict != "yes_no" or not (Path(section.model) / TOKENIZER).is_file():
             continue
+        verdict = judge_spec(name, section, config.data.video.sampling()).verdict
+        assert isinstance(verdict, YesNo)
         try:
             verdict.token_ids(FolderTokenizer(Path(section.model)).encode)
         except ValueError as error:

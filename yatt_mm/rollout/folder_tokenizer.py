@@ -5,6 +5,7 @@ It renders with transformers' code for templates and encodes with the `tokenizer
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -47,14 +48,18 @@ class FolderTokenizer:
         return str(rendered[0][0])
 
 
-def load_prompt_template(folder: Path, arguments: dict[str, Any]) -> PromptTemplate | None:
+@functools.cache
+def load_prompt_template(folder: Path, arguments: tuple[tuple[str, Any], ...]) -> PromptTemplate | None:
     """Return what makes the prompts of the model in a folder; None if the folder has no tokenizer.json, or if its
-    config does not name the tokens of media."""
+    config does not name the tokens of media. A process loads it once, because a large tokenizer takes its time.
+
+    `arguments`: further arguments of the chat template, as (name, value).
+    """
     config = read_config(folder)
     if not (folder / TOKENIZER).is_file() or "image_token_id" not in config:
         return None
     tokens = MediaTokens.of_config(config, load_recipe(folder).IMAGE_MARKS)
-    return PromptTemplate(FolderTokenizer(folder), tokens, arguments=arguments)
+    return PromptTemplate(FolderTokenizer(folder), tokens, arguments=dict(arguments))
 
 
 def _content(token: Any) -> Any:

@@ -74,7 +74,7 @@ def test_a_template_that_says_nothing_of_roles_takes_all(folder: Path, template:
 
 def test_the_longest_prompt_that_leaves_room_passes_and_one_more_token_is_set_aside(folder: Path) -> None:
     limits = ("rollout.max_model_len=100", "rollout.max_tokens=20")
-    template = load_prompt_template(folder, {})
+    template = load_prompt_template(folder, ())
     assert template is not None
 
     def num_tokens(conversation: Conversation, *sizes: Any) -> int:
