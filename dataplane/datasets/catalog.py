@@ -20,7 +20,7 @@ from dataplane.core.errors import BadRequestError, DatasetError
 from dataplane.core.refs import BadMedia, Dataset, Lineage, Ref, Sample
 from dataplane.datasets.formats.arrow import ArrowGroups
 from dataplane.datasets.formats.caches import Caches
-from dataplane.datasets.formats.jsonl import JsonLinesShard
+from dataplane.datasets.formats.jsonl import JsonShard
 from dataplane.datasets.formats.media_paths import media_folders
 from dataplane.datasets.formats.parquet import ParquetGroups
 from dataplane.datasets.formats.range_files import RangeFile
@@ -161,7 +161,7 @@ class Catalog:
             return TarShard(item.file, self._caches)
         folders = media_folders(item.file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
-            return JsonLinesShard(item.file, folders, item.root.options, self._caches)
+            return JsonShard(item.file, folders, item.root.options, self._caches)
         groups = ArrowGroups(item.file) if item.format == "arrow" else ParquetGroups(item.file, self._caches)
         return TableShard(groups, folders, item.root.options, self._caches)
 

@@ -1,30 +1,28 @@
-"""JSON lines as a shard: one object per line. A line names its media by path, under image, images, video or videos, or
-in chat turns.
+"""JSON as a shard: one object per line, or an array of objects. An object names its media by path, or holds them as
+`data:` URLs, under image, images, video or videos, or in chat turns.
 
-Indexing finds where lines begin. A line is parsed when a call reads its sample. Empty lines are not rows.
+Indexing finds where the objects are (`json_items.py`). One is parsed when a call reads its sample.
 """
 
 import json
-from array import array
 from collections.abc import Sequence
 from typing import Any
 
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.columns import MEDIA_NAMES, ColumnOptions
-from dataplane.datasets.formats.media_cell import Cell
+from dataplane.datasets.formats.json_items import find_items
+from dataplane.datasets.formats.media_cell import Cell, CellSource
 from dataplane.datasets.formats.media_paths import MediaFolders
-from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
+from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat, without_data
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, MediumLocation, Row
 from dataplane.datasets.formats.table import checked_fields
 
-SCAN_BYTES = 4 << 20
 
-
-class JsonLinesShard:
-    """One file of JSON lines. Thread-safe."""
+class JsonShard:
+    """One file of JSON lines, or of a JSON array. Thread-safe."""
 
     columns = None
     flaws: Sequence[Flaw] = ()
@@ -35,15 +33,12 @@ class JsonLinesShard:
         self._names = [name for name in (*MEDIA_NAMES, *sorted(options.media)) if name not in options.drop]
         self._options = options
         self._caches = caches
-        self._starts, self._ends, self._lines = _find_lines(file)
-        head = file.read(self._starts[0], 1) if self._starts else b""
-        if head == b"[":
-            raise DatasetError(f"{file.path} is a JSON array; wanted one object a line: jq -c '.[]' makes them")
+        self._items = find_items(file)
 
     @property
     def num_samples(self) -> int:
-        """The number of lines that are not empty."""
-        return len(self._starts)
+        """The number of objects."""
+        return len(self._items.starts)
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
         """Return the rows with these numbers."""
@@ -51,31 +46,42 @@ class JsonLinesShard:
         return [self._row(number) for number in numbers]
 
     def locate(self, offset: int, part: str, nbytes: int) -> MediumLocation | None:
-        """Return the file that line number `offset` names at `part`."""
+        """Return the file that object number `offset` names at `part`, or the object itself if it holds the bytes."""
         if not 0 <= offset < self.num_samples:
             return None
-        self._file.check_unchanged()
-        values, _ = self._parse(offset)
-        for cell in self._cells([item for item in self._found(values) if item.part == part]):
-            if cell.file is not None and cell.nbytes == nbytes:
-                return MediumLocation(cell.file, 0, nbytes, f"{self._key(offset)} {part}", cell.formats)
+        for cell in self._cells(self._at(offset, part)):
+            if not cell.reason and cell.nbytes == nbytes:
+                source = cell.file or CellSource(self, self._file.path, offset, part)
+                return MediumLocation(source, 0, nbytes, f"{self._key(offset)} {part}", cell.formats)
         return None
+
+    def read_cell(self, row: int, part: str) -> bytes:
+        """Return the bytes of a medium that an object holds. Raises DatasetError if it holds none there."""
+        for found in self._at(row, part):
+            if found.data is not None:
+                return bytes(found.data)
+        raise DatasetError(f"{self._file.path} has no bytes at {self._key(row)}, {part}; ingest the dataset again")
+
+    def _at(self, number: int, part: str) -> list[MediaValue]:
+        self._file.check_unchanged()
+        values, _ = self._parse(number)
+        return [item for item in self._found(values) if item.part == part]
 
     def _row(self, number: int) -> Row:
         key = self._key(number)
         values, reason = self._parse(number)
         media, flaws = media_and_flaws(number, key, self._cells(self._found(values)))
         kept = {name: value for name, value in values.items() if name not in {*self._names, *self._options.drop}}
-        fields, field_reason = checked_fields(kept)
+        fields, field_reason = checked_fields(without_data(kept))
         reason = reason or field_reason
         return Row(key, fields, media, (*flaws, Flaw(number, key, reason)) if reason else flaws)
 
     def _key(self, number: int) -> str:
-        return f"line {self._lines[number]}"
+        return f"{self._items.noun} {self._items.numbers[number]}"
 
     def _parse(self, number: int) -> tuple[dict[str, Any], str]:
-        start, end = self._starts[number], self._ends[number]
-        where = f"line {self._lines[number]} of {self._file.path}"
+        start, end = self._items.starts[number], self._items.ends[number]
+        where = f"{self._key(number)} of {self._file.path}"
         if end - start > MAX_FIELDS_BYTES:
             return {}, f"{where} has {end - start} bytes; wanted at most {MAX_FIELDS_BYTES}"
         try:
@@ -98,34 +104,3 @@ class JsonLinesShard:
 
     def _cells(self, found: Sequence[MediaValue]) -> list[Cell]:
         return [name_cell(item, self._folders, self._caches) for item in found]
-
-
-def _find_lines(file: RangeFile) -> "tuple[array[int], array[int], Sequence[int]]":
-    """Return the start and end offset of every line that is not empty, and its number from 1."""
-    starts, ends, lines = array("q"), array("q"), array("q")
-    begin, at, line, has_text = 0, 0, 1, False
-    while at < file.nbytes:
-        block = file.read(at, SCAN_BYTES)
-        if not block:
-            raise DatasetError(
-                f"{file.path} ended at {at} of {file.nbytes} bytes while it was indexed; ingest it again"
-            )
-        place = 0
-        while True:
-            newline = block.find(b"\n", place)
-            part = block[place:newline] if newline >= 0 else block[place:]
-            has_text = has_text or bool(part.strip())
-            if newline < 0:
-                break
-            if has_text:
-                starts.append(begin)
-                ends.append(at + newline)
-                lines.append(line)
-            begin, line, has_text, place = at + newline + 1, line + 1, False, newline + 1
-        at += len(block)
-    if has_text:
-        starts.append(begin)
-        ends.append(file.nbytes)
-        lines.append(line)
-    is_plain = not lines or lines[-1] == len(lines)
-    return starts, ends, range(1, len(lines) + 1) if is_plain else lines

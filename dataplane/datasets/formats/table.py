@@ -8,7 +8,7 @@ mostly decoded next.
 import threading
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,9 +19,9 @@ from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.cells import cell_of
 from dataplane.datasets.formats.columns import ColumnOptions, split_columns
 from dataplane.datasets.formats.json_safe import json_safe
-from dataplane.datasets.formats.media_cell import Cell
+from dataplane.datasets.formats.media_cell import Cell, CellSource
 from dataplane.datasets.formats.media_paths import MediaFolders
-from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat
+from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat, without_data
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
@@ -120,8 +120,10 @@ class TableShard:
         start = int(self._groups.starts[group])
         column = part.rpartition("/")[0]
         try:
-            table = self._read(group, self._columns.media)
-            found = {item.part: item.data for item in media_of(column, cell_of(table.column(column), row - start))}
+            is_media = column in self._columns.media
+            table = self._read(group, self._columns.media if is_media else self._columns.fields)
+            read = media_of if is_media else media_of_chat
+            found = {item.part: item.data for item in read(column, cell_of(table.column(column), row - start))}
             data = None if found.get(part) is None else bytes(memoryview(found[part] or b""))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DatasetError(f"{self._groups.file.path}: row group {group} cannot be read: {error}") from error
@@ -136,7 +138,7 @@ class TableShard:
         key = f"{row_key(row)} {cell.part}"
         if cell.file is not None:
             return MediumLocation(cell.file, cell.offset, cell.nbytes, key, cell.formats)
-        return MediumLocation(_CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
+        return MediumLocation(CellSource(self, self._groups.file.path, row, cell.part), 0, cell.nbytes, key, ())
 
     def _rows_of_group(self, group: int, numbers: Sequence[int]) -> dict[int, Row]:
         start = int(self._groups.starts[group])
@@ -170,7 +172,7 @@ class TableShard:
                 found += media_of_chat(name, values.get(name))
             known = self._name(number, found)
         served, flaws = media_and_flaws(number, key, known)
-        fields, reason = checked_fields(values)
+        fields, reason = checked_fields(without_data(values))
         return Row(key, fields, served, (*flaws, Flaw(number, key, reason)) if reason else flaws)
 
     def _name(self, number: int, found: Sequence[MediaValue]) -> tuple[Cell, ...]:
@@ -209,30 +211,6 @@ class TableShard:
                     f"{MAX_GROUP_BYTES}, since a group is read as a whole: write the file with fewer rows per group "
                     "(row_group_size=100)"
                 )
-
-
-@dataclass(frozen=True, slots=True)
-class _CellSource:
-    """One cell as a source of bytes. The node reads it, not the workers."""
-
-    shard: TableShard
-    path: str
-    row: int
-    part: str
-
-    @property
-    def is_local(self) -> bool:
-        """False: workers cannot read a table."""
-        return False
-
-    @property
-    def no_links(self) -> bool:
-        """False: the path of the table may lead through symbolic links, because the owner of the node registered it."""
-        return False
-
-    def read(self, offset: int, nbytes: int) -> bytes:
-        """Return a range of the cell."""
-        return self.shard.read_cell(self.row, self.part)[offset : offset + nbytes]
 
 
 def row_key(row: int) -> str:

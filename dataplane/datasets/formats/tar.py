@@ -1,13 +1,13 @@
-"""WebDataset tars as shards: members that share a key are a row, and the `.json` member holds its fields."""
+"""WebDataset tars as shards: members that share a key are a row. `member_fields.py` reads those that hold fields."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from dataplane.core.digests import SOURCE_HEX, content_digest
 from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.member_fields import JSON, holds_fields, read_member
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import (
     MAX_FIELDS_BYTES,
@@ -55,17 +55,24 @@ class TarShard:
 
     def _row(self, number: int) -> Row:
         members = self._index.sample(number)
-        fields: Mapping[str, Any] = {}
+        fields: dict[str, Any] = {}
         media, flaws = [], []
         for at, member in members:
             formats = formats_of(member)
             if formats is not None:
                 media.append(Medium(member.offset, "", member.nbytes, self._digest(at, member), kind_of(formats)))
-            elif member.extension == "json":
-                fields, reason = _read_fields(self._file, member)
-                if reason:
-                    flaws.append(Flaw(member.offset, member.key, reason))
+            elif holds_fields(member.extension):
+                try:
+                    more = self._fields_of(member)
+                    fields = fields | more if member.extension == JSON else more | fields
+                except ValueError as error:
+                    flaws.append(Flaw(member.offset, member.key, f"{member.path} {error}"))
         return Row(members[0][1].key, fields, tuple(media), tuple(flaws))
+
+    def _fields_of(self, member: TarMember) -> dict[str, Any]:
+        if member.nbytes > MAX_FIELDS_BYTES:
+            raise ValueError(f"has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of fields")
+        return read_member(member.extension, self._file.read(member.offset, member.nbytes))
 
     def _digest(self, at: int, member: TarMember) -> str:
         known = self._digests[at].tobytes()
@@ -88,15 +95,3 @@ def _refuse(member: TarMember) -> str:
     if member.nbytes <= MAX_MEDIUM_BYTES or formats_of(member) is None:
         return ""
     return f"{member.nbytes} encoded bytes; wanted at most {MAX_MEDIUM_BYTES}"
-
-
-def _read_fields(file: RangeFile, member: TarMember) -> tuple[Mapping[str, Any], str | None]:
-    if member.nbytes > MAX_FIELDS_BYTES:
-        return {}, f"{member.path} has {member.nbytes} bytes; wanted at most {MAX_FIELDS_BYTES} of JSON"
-    try:
-        fields = json.loads(file.read(member.offset, member.nbytes))
-    except (ValueError, RecursionError) as error:
-        return {}, f"{member.path} is not JSON: {error}"
-    if not isinstance(fields, dict):
-        return {}, f"{member.path} holds a JSON {type(fields).__name__}; wanted an object"
-    return fields, None

@@ -8,8 +8,10 @@ import tarfile
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
 from dataplane.client.client import Client
@@ -44,7 +46,7 @@ def test_samples_come_in_shard_and_tar_order_with_fields_and_media(tmp_path: Pat
 
 def test_several_images_of_a_sample_keep_their_order_and_other_members_are_left_alone(tmp_path: Path) -> None:
     images = [encode(noise(at)) for at in range(2)]
-    members = {"k.1.png": images[1], "k.0.png": images[0], "k.txt": b"no", "k.json": b'{"a": 1}'}
+    members = {"k.1.png": images[1], "k.0.png": images[0], "k.md": b"no", "k.json": b'{"a": 1}'}
     write_tar(tmp_path / "a.tar", members)
     sample = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", [0])[0]
     assert [ref.name for ref in sample.media] == [f"s/{content_digest(images[at])}" for at in (1, 0)]
@@ -57,6 +59,44 @@ def test_fields_that_are_not_json_are_reported_with_the_sample(tmp_path: Path) -
     assert [bad.key for sample in samples for bad in sample.bad] == ["k", "l"]
     assert "is not JSON" in samples[0].bad[0].reason
     assert "wanted an object" in samples[1].bad[0].reason
+
+
+def npy(values: object, **options: Any) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, np.array(values, **options))
+    return buffer.getvalue()
+
+
+def test_members_of_webdataset_are_fields(tmp_path: Path) -> None:
+    boxes = np.asfortranarray([[1, 2.5, np.nan], [4, 5, 6]])
+    members = {
+        "k.cls": b" 7\n",
+        "k.txt": "Wélche?".encode(),
+        "k.answer.txt": b"seven",
+        "k.boxes.npy": npy(boxes, order="F"),
+        "k.npy": npy(["a", "bc"]),
+        "k.json": b'{"txt": "of the object", "a": 1}',
+        "l.cls": b"seven",
+        "m.txt": b"\xff",
+        "n.npy": b"\x93NUMPY",
+        "o.npy": npy([{}]),
+        "p.npy": npy([1])[:-1],
+        "q.npy": npy([1]).replace(b"(1,)", b"(9**9,)"),
+    }
+    write_tar(tmp_path / "a.tar", members)
+    good, *bad = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", range(7))
+    assert good.fields == {
+        "cls": 7,
+        "txt": "of the object",
+        "answer": "seven",
+        "boxes": [[1, 2.5, None], [4, 5, 6]],
+        "npy": ["a", "bc"],
+        "a": 1,
+    }
+    reasons = [sample.bad[0].reason for sample in bad]
+    assert reasons[0] == "l.cls holds 'seven'; wanted a whole number"
+    assert reasons[1].startswith("m.txt is no text in UTF-8")
+    assert all(f"{key}.npy is no array of numbers or texts: " in reason for key, reason in zip("nopq", reasons[2:]))
 
 
 def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

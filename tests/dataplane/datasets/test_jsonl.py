@@ -1,5 +1,6 @@
 """Tests of JSON lines with paths as a dataset, and of the files to which these paths may lead."""
 
+import base64
 import json
 import os
 from pathlib import Path
@@ -101,9 +102,9 @@ def test_lines_that_cannot_be_used_are_named_by_their_number_and_the_others_serv
         ("../outside/secret.png", "outside of"),
         ("link.png", "outside of"),
         ("/etc/passwd", "outside of"),
-        ("file:///etc/passwd", "is a URL; a node follows none"),
+        ("file:///etc/passwd", "outside of"),
         ("http://127.0.0.1/x.png", "is a URL; a node follows none"),
-        ("data:image/png;base64,AAAA", "is a URL; a node follows none"),
+        ("data:image/png,AAAA", "is no data: URL in base64"),
         ("a\0b", "zero byte"),
         ("", "an empty path"),
         (None, "null"),
@@ -177,22 +178,81 @@ def test_paths_may_leave_the_files_folder_within_the_root_or_an_extra_one(folder
         assert datasets.locate(sample.media[0].lineage).file.path == str(folder / "images" / "0.png")
 
 
-def test_a_json_array_and_an_empty_file_are_no_dataset(folder: Path) -> None:
-    (folder / "a.json").write_text("[{}, {}]")
-    with pytest.raises(DatasetError, match=r"is a JSON array; wanted one object a line: jq -c"):
+@pytest.mark.parametrize("block", [1, 7, 4 << 20])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_elements_of_an_array_are_samples(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, block: int, indent: int | None
+) -> None:
+    monkeypatch.setattr("dataplane.datasets.formats.json_items.SCAN_BYTES", block)
+    rows = [{"n": at, "text": '} ], [ {"é\\' + "x" * at, "in": [{"a": [at]}]} for at in range(9)]
+    (folder / "a.json").write_text(json.dumps([*rows, 12, "text"], indent=indent, ensure_ascii=False))
+    datasets = datasets_of(folder / "a.json")
+    assert datasets.ingest("d").num_samples == 11
+    samples = datasets.samples("d", range(11))
+    assert [sample.fields for sample in samples[:9]] == rows
+    assert [sample.key for sample in samples[:2]] == ["element 1", "element 2"]
+    reasons = [sample.bad[0].reason for sample in samples[9:]]
+    assert "element 10" in reasons[0] and "holds a JSON int; wanted an object" in reasons[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"a": 1}, {"a": ', "at byte 11 it cannot be read: "),
+        ('[{"a": 1}', "ends inside its JSON array: torn"),
+        ('[{"a": 1} {"a": 2}]', "at byte 10 it cannot be read: b'{' stands where b',' is wanted"),
+        ('[{"a": 1}]\n[{"a": 2}]', "at byte 11 it cannot be read: b'\\[' follows the array"),
+        ("[" * 100_000, "inside each other too deeply"),
+        ("[]", "no sample in 1 shard"),
+        ("\n\n", "no sample in 1 shard"),
+    ],
+)
+def test_a_damaged_array_and_an_empty_file_are_no_dataset(folder: Path, text: str, message: str) -> None:
+    (folder / "a.json").write_text(text)
+    with pytest.raises(DatasetError, match=message):
         datasets_of(folder / "a.json").ingest("d")
-    (folder / "b.jsonl").write_text("\n\n")
-    with pytest.raises(DatasetError, match="no sample in 1 shard"):
-        datasets_of(folder / "b.jsonl").ingest("d")
 
 
 def test_lines_across_blocks_and_without_a_last_newline_are_found(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dataplane.datasets.formats.jsonl.SCAN_BYTES", 7)
+    monkeypatch.setattr("dataplane.datasets.formats.json_items.SCAN_BYTES", 7)
     (folder / "a.jsonl").write_text("\n".join(json.dumps({"n": at, "pad": "x" * at}) for at in range(20)))
     samples = datasets_of(folder / "a.jsonl").samples("d", range(20))
     assert [sample.fields["n"] for sample in samples] == list(range(20))
+
+
+def test_media_inside_an_object_are_served_and_leave_its_fields(folder: Path) -> None:
+    url = "data:image/png;base64," + base64.b64encode(IMAGES[0]).decode()
+    said = [
+        {"type": "text", "text": "Which?"},
+        {"type": "image_url", "image_url": {"url": url}},
+        {"type": "image_url", "image_url": {"url": f"file://{folder}/images/1.png"}},
+        {"type": "input_image", "image_url": url},
+    ]
+    rows = [
+        {"messages": [{"role": "system", "content": "Look."}, {"role": "user", "content": said}]},
+        {"images": [{"path": "images/2.png"}, {"url": url}]},
+        {"image": "data:image/png,abc"},
+        {"image": "data:image/png;base64,???"},
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/a.png"}}]}]},
+    ]
+    with EmbeddedNode(memory_bytes=8 << 20, roots={"d": [str(write_lines(folder / "a.jsonl", rows))]}) as node:
+        with Client(node.uri, timeout_s=30) as client:
+            client.ingest("d")
+            turns, listed, *bad = client.samples("d", range(5))
+            assert [ref.name for ref in turns.media] == [name(0), name(1), name(0)]
+            assert [ref.name for ref in listed.media] == [name(2), name(0)]
+            assert turns.fields["messages"][1]["content"] == [said[0], {"type": "image"}, said[2], {"type": "image"}]
+            assert turns.fields["messages"][0] == rows[0]["messages"][0]
+            reasons = [sample.bad[0].reason for sample in bad]
+            assert "is no data: URL in base64" in reasons[0] and "not in base64: " in reasons[1]
+            assert "is a URL; a node follows none" in reasons[2]
+            assert all(isinstance(ref, Ref) for ref in client.derive([*turns.media, *listed.media], RECIPE))
+            lineage = turns.media[0].lineage
+    assert lineage is not None
+    place = datasets_of(folder / "a.jsonl").locate(lineage)
+    assert (place.file.is_local, place.file.read(0, 1 << 20)) == (False, IMAGES[0])
 
 
 def test_remote_lines_name_files_of_their_own_store(folder: Path) -> None:

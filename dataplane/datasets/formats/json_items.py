@@ -1,0 +1,169 @@
+"""Where the items of a JSON file begin and end: the lines of JSON lines, or the elements of one JSON array.
+
+Nothing but places is kept: an item is parsed when a call reads its sample.
+"""
+
+import json
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dataplane.core.errors import DatasetError
+from dataplane.datasets.formats.range_files import RangeFile
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES
+
+SCAN_BYTES = 4 << 20
+SPACE = b" \t\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class JsonItems:
+    """The places of the items of one file."""
+
+    starts: Sequence[int]
+    """[num_items] the offset of the first byte of each item."""
+    ends: Sequence[int]
+    """[num_items] the offset behind its last byte."""
+    numbers: Sequence[int]
+    """[num_items] the number of its line, or of the element, from 1."""
+    noun: str
+    """What an item is called in messages: `line`, or `element`."""
+
+
+def find_items(file: RangeFile) -> JsonItems:
+    """Return the items of a file: the elements of the array if it holds one, otherwise the lines that are not empty.
+
+    Raises DatasetError if the array is damaged, or the file becomes shorter meanwhile.
+    """
+    head = file.read(0, SCAN_BYTES).lstrip(SPACE)
+    return _find_elements(file) if head.startswith(b"[") else _find_lines(file)
+
+
+def _find_lines(file: RangeFile) -> JsonItems:
+    starts, ends, lines = array("q"), array("q"), array("q")
+    begin, at, line, has_text = 0, 0, 1, False
+    while at < file.nbytes:
+        block = _block(file, at)
+        place = 0
+        while True:
+            newline = block.find(b"\n", place)
+            part = block[place:newline] if newline >= 0 else block[place:]
+            has_text = has_text or bool(part.strip())
+            if newline < 0:
+                break
+            if has_text:
+                starts.append(begin)
+                ends.append(at + newline)
+                lines.append(line)
+            begin, line, has_text, place = at + newline + 1, line + 1, False, newline + 1
+        at += len(block)
+    if has_text:
+        starts.append(begin)
+        ends.append(file.nbytes)
+        lines.append(line)
+    is_plain = not lines or lines[-1] == len(lines)
+    return JsonItems(starts, ends, range(1, len(lines) + 1) if is_plain else lines, "line")
+
+
+def _find_elements(file: RangeFile) -> JsonItems:
+    scan = _ArrayScan(file)
+    starts, ends = array("q"), array("q")
+    scan.take(b"[")
+    while scan.next_byte() != b"]":
+        if starts:
+            scan.take(b",")
+        start, end = scan.take_value()
+        starts.append(start)
+        ends.append(end)
+    scan.take(b"]")
+    scan.check_end()
+    return JsonItems(starts, ends, range(1, len(starts) + 1), "element")
+
+
+class _ArrayScan:
+    """Reads the values of a JSON array one after another, a block of the file at a time.
+
+    A block is read as Latin-1, so that a character is a byte. What JSON is made of is ASCII, and a value's place does
+    not depend on what its texts mean.
+    """
+
+    def __init__(self, file: RangeFile) -> None:
+        self._file = file
+        self._text = ""
+        self._begin = 0
+        """The offset of the first character of the text."""
+        self._at = 0
+        """The place in the text."""
+        self._decoder = json.JSONDecoder(strict=False)
+
+    def next_byte(self) -> bytes:
+        """Return the next byte that is no white space, without passing it."""
+        if found := self._skip_space():
+            return found
+        raise DatasetError(f"{self._file.path} ends inside its JSON array: torn, or still being written")
+
+    def check_end(self) -> None:
+        """Raises DatasetError unless only white space is left."""
+        if found := self._skip_space():
+            raise self._damaged(f"{found!r} follows the array")
+
+    def _skip_space(self) -> bytes:
+        """Pass white space, and return the next byte without passing it; nothing at the end of the file."""
+        while True:
+            while self._at < len(self._text) and self._text[self._at] in " \t\r\n":
+                self._at += 1
+            if self._at < len(self._text):
+                return self._text[self._at].encode("latin-1")
+            if not self._read_on():
+                return b""
+
+    def take(self, wanted: bytes) -> None:
+        """Pass one byte. Raises DatasetError if it is another one."""
+        if (found := self.next_byte()) != wanted:
+            raise self._damaged(f"{found!r} stands where {wanted!r} is wanted")
+        self._at += 1
+
+    def take_value(self) -> tuple[int, int]:
+        """Pass one value, and return the offsets of its begin and its end."""
+        self.next_byte()
+        while True:
+            try:
+                _, end = self._decoder.raw_decode(self._text, self._at)
+            except RecursionError as error:
+                raise self._damaged("values inside each other too deeply") from error
+            except ValueError as error:
+                if len(self._text) - self._at <= MAX_FIELDS_BYTES and self._read_on():
+                    continue
+                raise self._damaged(str(error)) from error
+            if end == len(self._text) and self._read_on():
+                continue  # a number may go on in the next block
+            start, self._at = self._at, end
+            return self._begin + start, self._begin + end
+
+    def _read_on(self) -> bool:
+        """Add the next block to what is left of the text. Return False at the end of the file.
+
+        A value that is longer than a block is read again with twice as much each time.
+        """
+        left = self._text[self._at :]
+        offset = self._begin + len(self._text)
+        if offset >= self._file.nbytes:
+            return False
+        block = _block(self._file, offset, max(SCAN_BYTES, len(left)))
+        self._begin += self._at
+        self._text, self._at = left + block.decode("latin-1"), 0
+        return True
+
+    def _damaged(self, what: str) -> DatasetError:
+        place = self._begin + self._at
+        return DatasetError(
+            f"{self._file.path} begins as a JSON array, but at byte {place} it cannot be read: {what}; repair it, or "
+            "write one object a line"
+        )
+
+
+def _block(file: RangeFile, at: int, nbytes: int = SCAN_BYTES) -> bytes:
+    block = file.read(at, nbytes)
+    if not block:
+        raise DatasetError(f"{file.path} ended at {at} of {file.nbytes} bytes while it was indexed; ingest it again")
+    return block
