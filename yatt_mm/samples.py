@@ -17,6 +17,7 @@ from rich.text import Text
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.keeper.table import FOLDER, Row, about, best_first, by_prompt, kept_steps, read_rows, table_path, verdicts
+from yatt_mm.protocol.control import HELD_OUT, TRAIN
 from yatt_mm.protocol.kept import SPLITS
 
 EXAMPLES = """examples:
@@ -73,7 +74,8 @@ def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Na
         prompts = by_prompt(rows, split)
         for number, responses in enumerate(prompts[: options.prompts], 1):
             first = responses[0]
-            console.rule(f"step {step}, {split}, sample {first['index']}")
+            of_set = "" if first.get("set") in (None, TRAIN, HELD_OUT) else f" of {first['set']}"
+            console.rule(f"step {step}, {split}, sample {first['index']}{of_set}")
             _put(console, "question", first["question"])
             _put(console, "answer", first["answer"])
             for place, medium in enumerate(first["media"]):

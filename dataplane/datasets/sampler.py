@@ -74,6 +74,7 @@ class Sampler:
         self._tail: Tail = tail
         self._weights = whole_weights([source.weight for source in sources])
         self._counts = [0] * len(sources)
+        self._num_unused = [0] * len(sources)
 
     @property
     def num_drawn(self) -> int:
@@ -86,11 +87,17 @@ class Sampler:
             raise BadRequestError(f"rank is {rank} of world_size {world_size}; wanted 0 to world_size - 1")
         draws = []
         for at in range(self._batch_size):
-            source = next_source(self._counts, self._weights)
+            used = [count - unused for count, unused in zip(self._counts, self._num_unused, strict=True)]
+            source = next_source(used, self._weights)
             if at % world_size == rank:
                 draws.append(self._draw(source))
             self._counts[source] += 1
         return draws
+
+    def leave_out(self, dataset: str) -> None:
+        """Note that one drawn sample of a data set is not used, so that the set gives another one in its place: shares
+        are those of the samples that are used. Every controller must note the same."""
+        self._num_unused[[source.dataset for source in self._sources].index(dataset)] += 1
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint as JSON-safe values: a few numbers per source."""
@@ -106,8 +113,9 @@ class Sampler:
                     "weight": source.weight,
                     "epoch": count // self._epoch_size(source),
                     "cursor": count % self._epoch_size(source),
+                    "num_unused": unused,
                 }
-                for source, count in zip(self._sources, self._counts, strict=True)
+                for source, count, unused in zip(self._sources, self._counts, self._num_unused, strict=True)
             ],
         }
 
@@ -130,12 +138,13 @@ class Sampler:
             )
             for at, entry in enumerate(entries):
                 sampler._counts[at] = entry["epoch"] * sampler._epoch_size(then[at]) + entry["cursor"]
+                sampler._num_unused[at] = entry.get("num_unused", 0)
         except (KeyError, TypeError) as error:
             raise BadRequestError(f"that is no state of a sampler: {error!r}") from error
         if sources is not None and list(sources) != then:
             raise BadRequestError(
                 f"the state was taken with {_describe(then)}, now there is {_describe(sources)}; the order would not "
-                "go on: use the same data and weights, or start a new sampler"
+                "go on: use the same data and weights, or start afresh"
             )
         return sampler
 

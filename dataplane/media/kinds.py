@@ -8,6 +8,16 @@ from typing import Literal
 
 MediaKind = Literal["image", "video"]
 
+PART_KINDS: Mapping[str, MediaKind] = {
+    "image": "image",
+    "image_url": "image",
+    "input_image": "image",
+    "video": "video",
+    "video_url": "video",
+    "input_video": "video",
+}
+"""The kind of medium of each type of part in a chat turn, as transformers and OpenAI write them."""
+
 MEDIA_FORMATS: Mapping[str, tuple[str, ...]] = {
     "png": ("PNG",),
     "jpg": ("JPEG", "MPO"),

@@ -2,45 +2,53 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dataplane.datasets.sampler import Sampler, Source
 from yatt_mm.common.errors import DataError
-from yatt_mm.protocol.control import Slot
-
-TRAIN = "train"
-"""The name under which the sampler knows the training set. It is the same whatever the set's files or root are called,
-because the order depends on it."""
+from yatt_mm.protocol.control import TRAIN, Slot
 
 
 class PromptOrder:
-    """Deals out the samples of the training set in an order that depends on the seed alone.
+    """Deals out the samples of the training sets in an order that depends on the seed alone, mixed by their weights.
 
-    The state is a few numbers and the samples that are set aside.
+    The state is a few numbers per set and the samples that are set aside.
     """
 
-    def __init__(self, *, num_samples: int, seed: int) -> None:
-        self.num_samples = num_samples
-        self.skipped: set[int] = set()
-        """The samples whose media could not be decoded."""
-        self._sampler = Sampler([Source(dataset=TRAIN, num_samples=num_samples)], seed=seed, batch_size=1)
+    def __init__(self, sources: Sequence[Source], *, seed: int) -> None:
+        """`sources`: the training sets by their names in the config, which the order depends on; what the sets' files
+        or roots are called does not matter."""
+        self.sources = tuple(sources)
+        self.skipped: dict[str, set[int]] = {source.dataset: set() for source in sources}
+        """[set] the samples that cannot be used."""
+        self._sampler = Sampler(sources, seed=seed, batch_size=1)
         self._num_dealt = 0
 
     def take(self, count: int) -> list[Slot]:
         """Return the next `count` prompts, across the end of an epoch if necessary.
 
         Raises:
-            DataError: every sample of the training set is set aside.
+            DataError: every sample of a training set is set aside.
         """
-        if len(self.skipped) >= self.num_samples:
-            raise DataError(f"all {self.num_samples} training samples are quarantined; check data.train")
+        for source in self.sources:
+            if len(self.skipped[source.dataset]) >= source.num_samples:
+                which = "training samples" if len(self.sources) == 1 else f"samples of the set {source.dataset}"
+                raise DataError(f"all {source.num_samples} {which} are quarantined; check data.train")
         slots: list[Slot] = []
         while len(slots) < count:
             for draw in self._sampler.next_batch():
-                if draw.index not in self.skipped:
-                    slots.append(Slot(position=self._num_dealt, epoch=draw.epoch, index=draw.index))
-                    self._num_dealt += 1
+                if draw.index in self.skipped[draw.dataset]:
+                    self._sampler.leave_out(draw.dataset)
+                    continue
+                slots.append(Slot(position=self._num_dealt, epoch=draw.epoch, index=draw.index, set_name=draw.dataset))
+                self._num_dealt += 1
         return slots
+
+    def set_aside(self, slot: Slot) -> None:
+        """Leave the sample of a dealt prompt out from now on. Its set gives another prompt in its place."""
+        self.skipped[slot.set_name].add(slot.index)
+        self._sampler.leave_out(slot.set_name)
 
     def peek(self, count: int) -> list[Slot]:
         """Return what `take` would return now, without taking it."""
@@ -48,13 +56,22 @@ class PromptOrder:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint (JSON)."""
-        return {"sampler": self._sampler.state(), "num_dealt": self._num_dealt, "skipped": sorted(self.skipped)}
+        skipped = {name: sorted(indices) for name, indices in self.skipped.items()}
+        return {"sampler": self._sampler.state(), "num_dealt": self._num_dealt, "skipped": skipped}
 
     @classmethod
-    def from_state(cls, state: dict[str, Any]) -> PromptOrder:
-        """Return the order that goes on where `state` was taken."""
-        sampler = Sampler.from_state(state["sampler"])
-        (source,) = state["sampler"]["sources"]
-        order = cls(num_samples=source["num_samples"], seed=state["sampler"]["seed"])
-        order.skipped, order._sampler, order._num_dealt = set(state["skipped"]), sampler, state["num_dealt"]
+    def from_state(cls, state: Mapping[str, Any], sources: Sequence[Source] | None = None) -> PromptOrder:
+        """Return the order that goes on where `state` was taken. Raises BadRequestError if the present `sources`
+        differ."""
+        sampler = Sampler.from_state(state["sampler"], sources)
+        then = [
+            Source(dataset=entry["dataset"], num_samples=entry["num_samples"], weight=entry["weight"])
+            for entry in state["sampler"]["sources"]
+        ]
+        order = cls(then, seed=state["sampler"]["seed"])
+        skipped = state["skipped"]
+        if isinstance(skipped, list):  # of a version with one training set
+            skipped = {TRAIN: skipped}
+        order.skipped.update({name: set(indices) for name, indices in skipped.items()})
+        order._sampler, order._num_dealt = sampler, state["num_dealt"]
         return order

@@ -80,7 +80,7 @@ class Rendezvous:
 
     async def draw(self, key: MeetingKey, controller: int, bad: list[int]) -> list[Slot]:
         """Return further prompts for this controller: as many as its share of the round still needs. `bad` has the
-        sample numbers of its last share whose media failed; they are skipped from now on.
+        positions of those of its last share that cannot be used; their samples are left out from now on.
 
         Prompts are dealt to the controllers one after another, so a prompt's position does not depend on which
         controller asks first.

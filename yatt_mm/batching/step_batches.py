@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from dataplane.datasets.sampler import Source
 from yatt_mm.batching.dynamic_sampling import SamplingRule, StepSampling, Tail
 from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.common.errors import CheckpointError
@@ -58,15 +59,15 @@ class StepBatches:
         self._step: StepSampling | None = None
         """The batch of the present step, which several rounds fill; None between steps."""
         self._stream: StepSampling | None = None
-        self._round: dict[int, int] = {}
-        """[position] the sample number of each prompt of this round."""
+        self._round: dict[int, Slot] = {}
+        """[position] the prompts of this round."""
         self._dealt: dict[int, tuple[Slot, int | None]] = {}
         """[position] the prompt and its controller, in a stream. Between streams: the prompts that the last stream
         carried over."""
 
     def deal(self, bad: Sequence[Sequence[int]]) -> list[list[Slot]]:
-        """Return for each controller its further prompts. `bad`: for each controller, sample numbers of its last share
-        to skip for good.
+        """Return for each controller its further prompts. `bad`: for each controller, the positions of those prompts of
+        its last share whose samples are left out for good.
 
         Prompts carried over from a stream before a checkpoint come first.
 
@@ -78,12 +79,11 @@ class StepBatches:
         else:
             num_wanted = self._open_step().num_wanted
             wanted = [len(range(c, num_wanted, len(bad))) for c in range(len(bad))]
-        left_out = {index for share in bad for index in share}
-        self.order.skipped.update(left_out)
-        self._round = {position: index for position, index in self._round.items() if index not in left_out}
+        for position in (position for share in bad for position in share):
+            self.order.set_aside(self._round.pop(position))
         carried = [self._dealt.pop(position)[0] for position in sorted(self._dealt)[: sum(wanted)]]
         slots = carried + self.order.take(sum(wanted) - len(carried))
-        self._round.update({slot.position: slot.index for slot in slots})
+        self._round.update({slot.position: slot for slot in slots})
         return _dealt_one_by_one(slots, wanted)
 
     def finish_round(self, landed: Sequence[Sequence[tuple[int, bool]]]) -> RoundOutcome:
@@ -127,7 +127,7 @@ class StepBatches:
         if self._stream is None:
             return []  # the group comes too late: the batch is full
         if has_signal is None:
-            self.order.skipped.add(self._dealt[position][0].index)
+            self.order.set_aside(self._dealt[position][0])
             self._stream.lose(position)
         else:
             self._stream.finish(position, has_signal=has_signal)
@@ -156,7 +156,7 @@ class StepBatches:
         self._stream = None
         outcome = self._outcome_of(stream)
         if self._in_turns:
-            self._round = {position: self._dealt[position][0].index for position in outcome.kept}
+            self._round = {position: self._dealt[position][0] for position in outcome.kept}
             self._open_step().spend(outcome.num_prompts_used - len(outcome.kept) - len(outcome.carried))
         self._dealt = {position: self._dealt[position] for position in outcome.carried}
         return outcome
@@ -179,18 +179,26 @@ class StepBatches:
         return {"order": self.order.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
     @classmethod
-    def from_state(cls, rule: SamplingRule, state: dict[str, Any], *, in_turns: bool = False) -> StepBatches:
+    def from_state(
+        cls,
+        rule: SamplingRule,
+        state: dict[str, Any],
+        sources: Sequence[Source] | None = None,
+        *,
+        in_turns: bool = False,
+    ) -> StepBatches:
         """Return the batches that `state` describes. Prompts that were carried over start again from their
         beginning.
 
         Raises:
+            BadRequestError: the present `sources` are not those of the state.
             CheckpointError: an earlier version wrote the state. Its prompts came in another order.
         """
         if "order" not in state:
             raise CheckpointError(
                 "the checkpoint is of an earlier version, whose order of prompts cannot be continued; start a new run"
             )
-        order = PromptOrder.from_state(state["order"])
+        order = PromptOrder.from_state(state["order"], sources)
         expected_signal_frac = float(state.get("expected_signal_frac", 1.0))
         batches = cls(rule, order, in_turns=in_turns, expected_signal_frac=expected_signal_frac)
         slots = [Slot(**slot) for slot in state.get("carried", ())]

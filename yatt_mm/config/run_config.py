@@ -15,12 +15,12 @@ from pydantic import ValidationError
 from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.data_section import DataSection
 from yatt_mm.config.sections import (
     AlgorithmSection,
     CheckpointSection,
     ControllersSection,
     DataplaneSection,
-    DataSection,
     EvalSection,
     ModelSection,
     PlacementSection,

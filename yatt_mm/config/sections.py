@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator
 
-from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config.judge_section import JudgeSection
 from yatt_mm.config.values import Count, Seconds, Section, Size
 from yatt_mm.config.wanted import JUDGE_NAME, NAME
@@ -31,56 +30,6 @@ class ModelSection(Section):
     """A Hugging Face folder: config.json, safetensors, tokenizer, processor."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """The dtype of weights and activations, in engines and trainers; optimizer states are float32."""
-
-
-class VideoSection(Section):
-    """Which frames of videos are used, and their size. The model's folder decides what is not set here."""
-
-    fps: Annotated[float, Field(gt=0, le=1000)] | None = None
-    """Frames per second of video."""
-    min_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """The fewest frames of a video; a shorter video gives all its frames."""
-    max_frames: Annotated[int, Field(ge=1, le=16384)] | None = None
-    """The most frames; a longer video is sampled with a lower rate."""
-    min_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
-    """Smaller frames are scaled up to this area: of each frame (Qwen2.5-VL), or of all frames together (Qwen3-VL)."""
-    max_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
-    """Larger frames are scaled down to this area, counted in the same way."""
-
-    def sampling(self) -> VideoSampling:
-        """Return the same values in the form that recipes take."""
-        return VideoSampling(**self.model_dump())
-
-
-class DataSection(Section):
-    train: str
-    """Glob of WebDataset tars, Parquet or JSON lines, or a Hugging Face `datasets` folder; with `dataplane.uri`, the
-    name under which its node registered them."""
-    eval: str
-    """The same for the held-out samples."""
-    question_field: str = "question"
-    """The field with a sample's question: text, or a list of chat turns (`prompt` in verl's Parquet). `<image>` and
-    `<video>` in its texts are the places of the sample's media; without any, media come before the first turn of the
-    user."""
-    system_prompt: str = ""
-    """The system's turn of samples whose question has none."""
-    prompt_template: str = ""
-    """A Jinja template for the text of the user's last turn, which it names `{{ question }}`: for example
-    `{{ question }} Think first, then answer.` It may also name `{{ fields.NAME }}`. Judges see the question without
-    it."""
-    chat_template_args: dict[str, bool | int | float | str] = {}
-    """Further arguments of the model's chat template, for example `{enable_thinking: false}`."""
-    answer_field: str = "answer"
-    """The field with its answer; `a.b` looks into nested fields (`reward_model.ground_truth` in verl's Parquet)."""
-    media_roots: list[str] = []
-    """Further folders in which tables and JSON lines may name media; those beside their files they may name anyway."""
-    shuffle_answers: bool = False
-    """True gives the answers to other prompts at random: a control run in which nothing can be learnt."""
-    on_bad_media: Literal["quarantine", "fail"] = "quarantine"
-    """What happens if a medium cannot be decoded: skip the sample and continue, or end the run."""
-    num_eval_samples: Annotated[int, Field(ge=0)] = 0
-    """Held-out samples per evaluation; 0 takes all of them."""
-    video: VideoSection = VideoSection()
 
 
 class DataplaneSection(Section):
@@ -169,8 +118,9 @@ class RolloutSection(Section):
 
 
 class RewardSection(Section):
-    function: str = "yatt_mm.rewards.functions:exact_match"
-    """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float."""
+    function: str | None = None
+    """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float. By
+    default the one that fits the layout of the set; the start names it."""
     num_workers: Count = 1
     """The number of reward processes."""
     deadline_s: Seconds = 60.0

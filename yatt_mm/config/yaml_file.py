@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 import yaml
 
@@ -84,7 +84,8 @@ def explain(problem: Any, root: type[Section]) -> str:
         if leaves:
             names = " and ".join(f"{key}.{leaf}" for leaf in leaves)
             return f"{names} {'is' if len(leaves) == 1 else 'are'} missing; add to the config or give as KEY=VALUE"
-        return f"{key} is missing; add it to the config or give {key}=VALUE"
+        is_in_a_list = any(part.isdigit() for part in location)
+        return f"{key} is missing; add it to the config{'' if is_in_a_list else f' or give {key}=VALUE'}"
     words = wanted(problem)
     if not location:
         return words
@@ -93,12 +94,12 @@ def explain(problem: Any, root: type[Section]) -> str:
 
 
 def section_inside(annotation: Any) -> tuple[type[Section], str] | None:
-    """Return the class of the section that a field holds, or that each value of a field's mapping is; and the text that
-    joins the field's key with the section's keys in dotted keys. None if the field holds no section."""
+    """Return the class of the section that a field holds, or that each value of a field's mapping or list is; and the
+    text that joins the field's key with the section's keys in dotted keys. None if the field holds no section."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation, "."
     inside = [kind for kind in get_args(annotation) if isinstance(kind, type) and issubclass(kind, Section)]
-    return (inside[0], ".<name>.") if inside else None
+    return (inside[0], "[*]." if get_origin(annotation) is tuple else ".<name>.") if inside else None
 
 
 def _required_below(root: type[Section], location: list[str]) -> list[str]:

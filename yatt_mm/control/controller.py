@@ -82,7 +82,7 @@ class Controller:
             tell=self._tell,
         )
         self._kept = KeptRollouts(team.keeper, self._client, config)
-        self._failures = FailureWatch(self._rendezvous, config.reward, before_end=self._kept.finish)
+        self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -205,7 +205,7 @@ class Controller:
             sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
             answered = partial(answer, prompts, sampling, num_samples=1)
             groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
-            self._kept.keep_evaluation(groups, step=self.step, among=self._start.num_eval)
+            self._kept.keep_evaluation(groups, step=self.step, among=self._start.eval_set.num_samples)
         self._failures.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
         self._meter.add_sum("eval/num_errors", sum(group.num_failed(FUNCTION) for group in groups))
         self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))

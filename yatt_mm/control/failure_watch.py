@@ -21,11 +21,20 @@ Kind = tuple[str, tuple[str, str]]
 class FailureWatch:
     """The failures of a run. Every controller calls `check` at the same moments."""
 
-    def __init__(self, rendezvous: RendezvousClient, section: RewardSection, *, before_end: Callable[[], None]) -> None:
-        """`before_end` is called before an error that ends the run."""
+    def __init__(
+        self,
+        rendezvous: RendezvousClient,
+        section: RewardSection,
+        functions: Sequence[str],
+        *,
+        before_end: Callable[[], None],
+    ) -> None:
+        """`functions`: the paths of the run's reward functions. `before_end` is called before an error that ends the
+        run."""
         self._rendezvous = rendezvous
         self._before_end = before_end
         self._section = section
+        self._functions = " and ".join(functions)
         self._told: set[Kind] = set()
 
     def check(self, groups: Sequence[ScoredGroup], *, among: str, tells: bool) -> None:
@@ -47,7 +56,7 @@ class FailureWatch:
             record = {"kind": "failure", **self._about(source), **counts, **asdict(faults[source, kind])}
             self._rendezvous.put_record(record)
         self._told |= faults.keys()
-        num, function = num_failed[FUNCTION], self._section.function
+        num, function = num_failed[FUNCTION], self._functions
         if num and num >= self._section.max_error_frac * num_responses:
             with contextlib.suppress(YattError):  # the rewards are the reason of the end
                 self._before_end()
@@ -62,7 +71,7 @@ class FailureWatch:
     def _about(self, source: str) -> dict[str, str]:
         """Return who failed, and what the responses score instead."""
         if source == FUNCTION:
-            return {"who": f"{source} {self._section.function}", "score": "0"}
+            return {"who": f"{source} {self._functions}", "score": "0"}
         score = self._section.judges[source.rpartition(".")[2]].score_on_failure
         return {"who": source, "score": f"{score:g} ({source}.score_on_failure)"}
 

@@ -202,7 +202,7 @@ class BatchFiller:
             share = self._rendezvous.draw(bad)
             found, notices = self._load(share)
             prompts += found
-            bad = [notice["index"] for notice in notices]
+            bad = [notice["position"] for notice in notices]
             if not any(self._rendezvous.gather(len(bad))):
                 return prompts
 

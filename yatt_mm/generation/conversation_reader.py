@@ -11,11 +11,22 @@ from jinja2 import StrictUndefined, Template, TemplateError, TemplateSyntaxError
 from jinja2.meta import find_undeclared_variables
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from dataplane.media.kinds import MediaKind
+from dataplane.media.kinds import PART_KINDS, MediaKind
 from yatt_mm.common.conversation import PLACEHOLDERS, Conversation, Part, Turn, parse
 from yatt_mm.common.errors import ConfigError
 
 ROLES = ("system", "user", "assistant", "tool")
+OTHER_NAMES = {
+    "human": "user",
+    "gpt": "assistant",
+    "model": "assistant",
+    "function_call": "assistant",
+    "observation": "tool",
+    "developer": "system",
+}
+"""What other data sets call the roles."""
+TURN_KEYS = ("role", "content", "from", "value")
+TEXT_PARTS = ("text", "input_text", "output_text")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +121,13 @@ def _list_of(value: Any) -> list[Any]:
 
 def _turn(turn: Any) -> _Raw:
     """Return a turn with its contents as text."""
-    role = turn.get("role") if isinstance(turn, Mapping) else None
+    role = turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
+    role = OTHER_NAMES.get(str(role), role)
     if role not in ROLES:
         found = sorted(map(str, turn)) if isinstance(turn, Mapping) else f"a {type(turn).__name__}"
         raise ValueError(f"a turn has the role {role!r} ({found}); wanted one of {', '.join(ROLES)}")
-    more = {key: item for key, item in turn.items() if key not in ("role", "content") and item is not None}
-    content = turn.get("content")
+    more = {key: item for key, item in turn.items() if key not in TURN_KEYS and item is not None}
+    content = turn.get("content", turn.get("value"))
     if content is None and more:
         content = ""  # a call of a tool says nothing
     return role, content if isinstance(content, str) else _text_of(content, role), json.dumps(more, sort_keys=True)
@@ -130,11 +142,11 @@ def _text_of(content: Any, role: str) -> str:
     placeholder_of = {kind: placeholder for placeholder, kind in PLACEHOLDERS.items()}
     text = ""
     for part in content:
-        kind = part.get("type") if isinstance(part, Mapping) else None
-        if kind == "text" and isinstance(part.get("text"), str):
+        kind = str(part.get("type")) if isinstance(part, Mapping) else ""
+        if kind in TEXT_PARTS and isinstance(part.get("text"), str):
             text += part["text"]
-        elif kind in placeholder_of:
-            text += placeholder_of[kind]
+        elif kind in PART_KINDS:
+            text += placeholder_of[PART_KINDS[kind]]
         else:
             raise ValueError(f"a turn of {role} has the part {str(part)[:80]}; wanted text, image or video")
     return text

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass, field
 
-from yatt_mm.protocol.control import Prompt, ScoredGroup
+from yatt_mm.protocol.control import HELD_OUT, TRAIN, Prompt, ScoredGroup
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
@@ -45,6 +45,9 @@ class GroupWork:
 
 
 def prompt_seed(run_seed: int, prompt: Prompt, *, purpose: str = "") -> int:
-    """Return 31 bits that depend on the run's seed, the prompt's place in the run, and the purpose."""
-    text = f"{run_seed} {prompt.slot.epoch} {prompt.slot.index} {purpose}".strip()
+    """Return 31 bits that depend on the run's seed, the prompt's sample, set and epoch, and the purpose."""
+    slot = prompt.slot
+    text = f"{run_seed} {slot.epoch} {slot.index} {purpose}".strip()
+    if slot.set_name not in (TRAIN, HELD_OUT):
+        text = f"{slot.set_name} {text}"
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF

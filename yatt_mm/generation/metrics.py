@@ -11,7 +11,7 @@ from pathlib import Path
 
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.step_batches import RoundOutcome
-from yatt_mm.protocol.control import ScoredGroup
+from yatt_mm.protocol.control import TRAIN, ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.training import MovedMemory, UpdateReport
 
@@ -79,6 +79,7 @@ def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
 
 def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, min_reward_range: float) -> None:
     """Add the metrics of one step's responses. `min_reward_range`: see `yatt_mm.algorithms.advantages.has_signal`."""
+    several = {group.prompt.slot.set_name for group in groups} - {TRAIN}
     for group in groups:
         rewards, lengths = group.rewards, group.group.lengths
         meter.add_mean("reward/mean", sum(rewards), len(rewards))
@@ -88,6 +89,11 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, mi
         meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
         meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
         meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
+        if (name := group.prompt.slot.set_name) in several:
+            meter.add_sum(f"sets/{name}/num_prompts", 1)
+            meter.add_mean(f"sets/{name}/reward_mean", sum(rewards), len(rewards))
+            meter.add_mean(f"sets/{name}/has_signal_frac", float(has_signal(rewards, min_range=min_reward_range)), 1)
+            meter.add_mean(f"sets/{name}/length_mean", sum(lengths), len(lengths))
 
 
 def add_sampling(meter: StepMeter, outcome: RoundOutcome, num_rounds: int) -> None:

@@ -4,7 +4,7 @@ samples whose media cannot be decoded."""
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataplane.client.client import Client
@@ -13,11 +13,10 @@ from dataplane.core.refs import Ref, Sample
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.errors import DataError
 from yatt_mm.common.media_refs import kind_of
-from yatt_mm.common.sample_fields import read_answer, take_field, with_field
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.conversation_reader import ConversationReader
 from yatt_mm.generation.prompt_check import PromptCheck
-from yatt_mm.protocol.control import Prompt, RunStart, Slot
+from yatt_mm.protocol.control import TRAIN, Prompt, RunSet, RunStart, Slot
 
 CALL_SAMPLES = 256
 """The largest number of samples of one call to the node, so that each call stays well within its deadline."""
@@ -34,47 +33,56 @@ class PromptSource:
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
         self._limits = config.rollout
-        self._question_field, self._answer_field = config.data.question_field, config.data.answer_field
+        self._sets = {one.name: one for one in (*start.train_sets, start.eval_set)}
         self._conversations = ConversationReader(
             system_prompt=config.data.system_prompt, prompt_template=config.data.prompt_template
         )
         self._check = PromptCheck(config)
-        self._answer_of: list[int] | None = None
+        self._donors: dict[str, list[int]] = {}
+        """[set] for each sample the number of the one whose answer it gets, if answers are shuffled."""
         if config.data.shuffle_answers:
-            self._answer_of = list(range(start.num_train))
-            random.Random(f"answers {config.run.seed}").shuffle(self._answer_of)
-        self._eval_indices = range(controller, start.num_eval, config.controllers.num)
+            self._donors = {one.name: _shuffled(one, config.run.seed) for one in start.train_sets}
+        self._eval_indices = range(controller, start.eval_set.num_samples, config.controllers.num)
         self._eval_prompts: list[Prompt] | None = None
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return the training prompts of the slots, and a notice for each one that was left out."""
-        samples = self._prepared(self._start.train_set, [slot.index for slot in slots])
-        donors = samples
-        if self._answer_of is not None:
-            answers = [self._answer_of[slot.index] for slot in slots]
-            donors = self._client.samples(self._start.train_set, answers)
+        samples = self._by_set(slots, self._prepared)
+        donors = self._by_set(slots, self._donors_of) if self._donors else samples
         return self._prompts(slots, samples, donors)
 
     def prefetch(self, slots: Sequence[Slot]) -> None:
         """Let the node begin with the patches of slots that will be loaded later. Waits for no patch."""
-        self._client.prefetch(self._start.train_set, [slot.index for slot in slots], self._recipes.by_kind())
+        for name, indices in _indices_by_set(slots).items():
+            self._client.prefetch(self._sets[name].dataset, indices, self._recipes.by_kind())
 
     def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return this controller's share of the held-out prompts. The notices say which samples cannot be used; only
         the first call of a fresh run has any."""
         if self._eval_prompts is not None:
             return self._eval_prompts, []
-        slots = [Slot(position=index, epoch=0, index=index) for index in self._eval_indices]
-        samples = self._prepared(self._start.eval_set, list(self._eval_indices))
+        held_out = self._start.eval_set
+        slots = [Slot(position=at, epoch=0, index=at, set_name=held_out.name) for at in self._eval_indices]
+        samples = self._prepared(held_out, list(self._eval_indices))
         self._eval_prompts, notices = self._prompts(slots, samples, samples)
         return self._eval_prompts, notices if self._start.checkpoint is None else []
 
-    def _prepared(self, dataset: str, indices: Sequence[int]) -> list[Sample]:
+    def _by_set(self, slots: Sequence[Slot], load: Callable[[RunSet, Sequence[int]], list[Sample]]) -> list[Sample]:
+        """Return the samples of the slots, in their order; `load` is called once per set."""
+        by_set = _indices_by_set(slots)
+        loaded = {name: iter(load(self._sets[name], indices)) for name, indices in by_set.items()}
+        return [next(loaded[slot.set_name]) for slot in slots]
+
+    def _donors_of(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
+        donors = self._donors[of.name]
+        return self._client.samples(of.dataset, [donors[index] for index in indices])
+
+    def _prepared(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
         """Return the samples with their patches made: one call to the node for up to `CALL_SAMPLES` samples."""
         recipes = self._recipes.by_kind()
         calls = [indices[start : start + CALL_SAMPLES] for start in range(0, len(indices), CALL_SAMPLES)]
         try:
-            return [sample for some in calls for sample in self._client.prepare(dataset, some, recipes)]
+            return [sample for some in calls for sample in self._client.prepare(of.dataset, some, recipes)]
         except DatasetError as error:
             raise DataError(
                 f"{error}. A run needs its files as they were at its start: put them back and go on with --resume, or "
@@ -91,7 +99,8 @@ class PromptSource:
             except ValueError as fault:
                 if self._fail_on_bad:
                     raise bad_media_error(sample.shard, sample.key, str(fault)) from fault
-                where = {"position": slot.position, "index": slot.index, "shard": sample.shard, "key": sample.key}
+                where = {"position": slot.position, "set": slot.set_name, "index": slot.index}
+                where |= {"shard": sample.shard, "key": sample.key}
                 notices.append({**where, "reason": str(fault)})
         return prompts, notices
 
@@ -100,11 +109,11 @@ class PromptSource:
         run. Raises ValueError with the reason why a sample cannot be used."""
         for bad in (*sample.bad, *donor.bad):
             raise ValueError(bad.reason)
-        media = sample.media
-        value = take_field(sample.fields, self._question_field)
+        media, own = sample.media, self._sets[slot.set_name]
+        value = own.layout.question_of(sample.fields)
         asked = self._conversations.read(value, [kind_of(ref) for ref in media], sample.fields)
-        read_answer(take_field(sample.fields, self._answer_field), self._answer_field)
-        answer = read_answer(take_field(donor.fields, self._answer_field), self._answer_field)
+        own.layout.answer_of(sample.fields)
+        answer = own.layout.answer_of(donor.fields)
         self._check_limits(media)
         media = tuple(media[place] for place in asked.order)
         self._check.check(asked.given, media)
@@ -113,7 +122,8 @@ class PromptSource:
             conversation=asked.given,
             question=asked.question,
             answer=answer,
-            fields=with_field(sample.fields, self._answer_field, answer),
+            fields=own.layout.with_answer(sample.fields, answer),
+            reward=own.reward,
             media=media,
         )
 
@@ -130,6 +140,20 @@ class PromptSource:
                 f"its media make {num_tokens} tokens; rollout.max_model_len ({limits.max_model_len}) less "
                 f"rollout.max_tokens ({limits.max_tokens}) leaves {room} for the whole prompt"
             )
+
+
+def _shuffled(of: RunSet, seed: int) -> list[int]:
+    """Return the numbers of a set's samples in a random order."""
+    numbers = list(range(of.num_samples))
+    random.Random(f"answers {seed}" if of.name == TRAIN else f"answers {seed} {of.name}").shuffle(numbers)
+    return numbers
+
+
+def _indices_by_set(slots: Sequence[Slot]) -> dict[str, list[int]]:
+    by_set: dict[str, list[int]] = {}
+    for slot in slots:
+        by_set.setdefault(slot.set_name, []).append(slot.index)
+    return by_set
 
 
 def bad_media_error(shard: str, key: str, reason: str) -> DataError:

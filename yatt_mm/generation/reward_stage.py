@@ -41,7 +41,8 @@ class RewardStage:
     async def score(self, work: GroupWork) -> None:
         """Give all responses of a group the scores of the reward function."""
         assert work.group is not None
-        task = RewardTask(group=work.group, answer=work.prompt.answer, fields=work.prompt.fields)
+        prompt = work.prompt
+        task = RewardTask(group=work.group, function=prompt.reward, answer=prompt.answer, fields=prompt.fields)
         got = await self._scored.add(None, task)
         work.rewards, work.failures = list(got.rewards), []
         work.scores = [Scores(source=FUNCTION, values=got.rewards)]

@@ -89,6 +89,7 @@ class Keeper:
             {
                 "position": prompt.slot.position,
                 "epoch": prompt.slot.epoch,
+                "set": prompt.slot.set_name,
                 "index": prompt.slot.index,
                 "place": place,
                 "question": _clean(prompt.question.text),

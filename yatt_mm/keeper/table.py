@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         ("split", pa.string()),
         ("position", pa.int64()),  # of the prompt in the run's order; of the sample in the held-out set
         ("epoch", pa.int32()),
+        ("set", pa.string()),  # the name of the data set in the config
         ("index", pa.int64()),  # of the sample in its data set
         ("place", pa.int32()),  # of the response in its group
         ("question", pa.string()),

@@ -20,7 +20,8 @@ from yatt_mm.config.judge_section import judge_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.preflight.first_prompts import check_prompts
-from yatt_mm.protocol.control import Prompt, RunStart, Slot
+from yatt_mm.preflight.run_sets import FoundSet
+from yatt_mm.protocol.control import HELD_OUT, Prompt, RunStart, Slot
 
 NUM_FIRST = 8
 """The number of samples whose media are made, if one of them can be used."""
@@ -32,25 +33,22 @@ SUFFIXES = {
 }
 
 
-def check_first_samples(
-    client: Client, config: Config, recipes: MediaRecipes, key: str, name: str, num_samples: int
-) -> str:
-    """Check the first samples of the data set `name`, which the config's `key` names. Return in words which media they
-    have.
+def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> str:
+    """Check the first samples of a data set. Return in words which media they have.
 
     Raises:
         ConfigError: none of them can be used, a field is missing, or a field holds paths of media that are not read.
     """
-    _check_fields(client.samples(name, [0])[0], config, key)
-    start = RunStart(
-        step=0, checkpoint=None, train_set=name, eval_set=name, num_train=num_samples, num_eval=num_samples
-    )
+    key, run_set = found.key, found.run_set
+    _check_fields(client.samples(run_set.dataset, [0])[0], config, found)
+    start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_set=run_set)
     source = PromptSource(client, config, recipes, start, controller=0)
     prompts: list[Prompt] = []
     notices: list[dict[str, Any]] = []
-    for numbers in _portions(num_samples):
-        found, left_out = source.load([Slot(position=number, epoch=0, index=number) for number in numbers])
-        prompts += found
+    for numbers in _portions(run_set.num_samples):
+        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in numbers]
+        loaded, left_out = source.load(slots)
+        prompts += loaded
         notices += left_out
         if prompts:
             break
@@ -59,7 +57,7 @@ def check_first_samples(
     check_prompts(config, prompts, key)
     media: Counter[str] = Counter(kind_of(ref) for prompt in prompts for ref in prompt.media)
     if not media:
-        _check_no_paths(prompts[0].fields, config, key)
+        _check_no_paths(prompts[0].fields, config, found)
     words = _in_words(media, len(prompts))
     if num_without := sum(not prompt.question.text.strip() for prompt in prompts):
         words += f"; without text in the question: {num_without} of the first {len(prompts)} usable samples"
@@ -95,25 +93,23 @@ def _in_words(media: Mapping[str, int], num_prompts: int) -> str:
     return ", ".join(f"{mean:.3g} {kind}{'' if mean == 1 else 's'}" for kind, mean in means.items()) + " each"
 
 
-def _check_fields(sample: Sample, config: Config, key: str) -> None:
-    """Check question and answer, and in `data.train` the fields that judges' templates name."""
+def _check_fields(sample: Sample, config: Config, found: FoundSet) -> None:
+    """Check question and answer, and in training sets the fields that judges' templates name."""
     if sample.bad:
         return
-    where = f"{key}, first sample ({sample.shard} {sample.key})"
-    for option, field in (
-        ("data.question_field", config.data.question_field),
-        ("data.answer_field", config.data.answer_field),
-    ):
+    where, layout = f"{found.key}, first sample ({sample.shard} {sample.key})", found.run_set.layout
+    for option, field in (("data.question_field", layout.question), ("data.answer_field", layout.answer)):
         try:
-            take_field(sample.fields, field)
+            take_field(sample.fields, field) if field else None
         except ValueError as error:
             if not sample.fields and sample.shard.endswith(".tar"):
                 raise ConfigError(
-                    f"{where}: the sample has no .json member. The members of a sample must stand one after another in "
-                    "the tar, with the same name before the first dot (tar --sort=name)"
+                    f"{where}: the sample has no members with fields (.json, .txt, .cls, .npy). The members of a "
+                    "sample must stand one after another in the tar, with the same name before the first dot "
+                    "(tar --sort=name)"
                 ) from error
             raise ConfigError(f"{where}: {error}; set {option}") from error
-    if key != "data.train":
+    if found.run_set.name == HELD_OUT:
         return
     for judge, section in config.reward.judges.items():
         template = judge_spec(judge, section, config.data.video.sampling()).template
@@ -123,20 +119,22 @@ def _check_fields(sample: Sample, config: Config, key: str) -> None:
             raise ConfigError(f"{where}: {error}; change reward.judges.{judge}.template") from error
 
 
-def _check_no_paths(fields: Mapping[str, Any], config: Config, key: str) -> None:
+def _check_no_paths(fields: Mapping[str, Any], config: Config, found: FoundSet) -> None:
     """Check that no field of a sample without media looks like the path of a medium."""
+    key = found.key
     for name, value in fields.items():
         first = value[0] if isinstance(value, list) and value else value
         suffix = PurePosixPath(first).suffix.lower() if isinstance(first, str) else ""
         kinds = [kind for kind, suffixes in SUFFIXES.items() if suffix in suffixes]
         if not kinds:
             continue
-        if config.dataplane.uri is None:
-            remedy = f"{key}='{getattr(config.data, key.rpartition('.')[2])}#media={name}'"
-            other = f"#drop={name}"
-        else:
+        if config.dataplane.uri is not None:
             remedy = f"#media={name} at the end of the root with which the node was started"
             other = f"#drop={name} there"
+        elif "[" in key:
+            remedy, other = f"fields: {{media: [{name}]}} of the set", f"#drop={name} at the end of its path"
+        else:
+            remedy, other = f"{key}='{found.pattern}#media={name}'", f"#drop={name}"
         raise ConfigError(
             f"{key}: the samples have no media, but {name} holds paths of {kinds[0]} ({str(first)[:80]!r}). Name it "
             f"with {remedy} (in a tar, put each file beside its .json instead), or leave the column out with {other}"

@@ -20,6 +20,7 @@ from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
+from yatt_mm.preflight.run_sets import key_of
 from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
@@ -38,9 +39,11 @@ def check_run(config: Config) -> None:
     check_run_folder(config)
     check_media(config, "model.path", config.model.path)
     if config.dataplane.uri is None:
-        for key, pattern in (("data.train", config.data.train), ("data.eval", config.data.eval)):
-            check_shards(key, pattern)
-    load_reward_function(config.reward.function)
+        for one in config.data.train:
+            check_shards(key_of(one), one.path)
+        check_shards("data.eval", config.data.eval)
+    for path in filter(None, (config.reward.function, *(one.reward for one in config.data.train))):
+        load_reward_function(path)
     check_judges(config)
     check_placement(config)
     check_words(config)

@@ -12,10 +12,16 @@ from models.layout.parallel import Parallel
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.conversation import Conversation
+from yatt_mm.common.sample_layouts import Layout
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.placement_model import Placement
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
+
+TRAIN = "train"
+"""The name of the training set of a run that has one."""
+HELD_OUT = "eval"
+"""The name of the held-out set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +33,8 @@ class Slot:
     epoch: int
     index: int
     """The sample number within the data set."""
+    set_name: str = TRAIN
+    """The name of the data set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +48,8 @@ class Prompt:
     """The sample's own turns, which judges and people read."""
     answer: str
     fields: Mapping[str, Any]
+    reward: str
+    """The path of the reward function."""
     media: tuple[Ref, ...]
     """Derived refs (uint8 patches), in the order of the prompt."""
 
@@ -63,6 +73,21 @@ class ScoredGroup:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RunSet:
+    """One data set of a run, as it was found at the start."""
+
+    name: str
+    """Its name in the config."""
+    dataset: str
+    """Its name at the data plane."""
+    num_samples: int
+    layout: Layout
+    """Where its samples have question and answer."""
+    reward: str
+    """The path of its reward function; that of a file is absolute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """What the controllers begin with: the step, the checkpoint, and the data sets."""
 
@@ -70,13 +95,16 @@ class RunStart:
     """The number of finished steps."""
     checkpoint: str | None
     """The folder with the training ranks' state to load, or None for a fresh run."""
-    train_set: str
-    """The name of the training set at the data plane."""
-    eval_set: str
-    num_train: int
-    num_eval: int
+    train_sets: tuple[RunSet, ...]
+    eval_set: RunSet
+    """The held-out set; its number of samples is that of an evaluation."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read)."""
+
+    @property
+    def rewards(self) -> tuple[str, ...]:
+        """The paths of all reward functions, each once."""
+        return tuple(dict.fromkeys(one.reward for one in (*self.train_sets, self.eval_set)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

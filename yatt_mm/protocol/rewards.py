@@ -15,6 +15,8 @@ class RewardTask:
     """A finished group, with what the reward function needs to score its responses."""
 
     group: GroupRef
+    function: str
+    """The path of the reward function."""
     answer: str
     fields: Mapping[str, Any]
     """The sample's JSON member."""

@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 class RewardActor:
     """The body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
 
-    def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
+    def __init__(self, *, functions: tuple[str, ...], dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
         from yatt_mm.rewards.worker import RewardWorker
 
         self._worker: RewardWorker = RewardWorker(
-            function=function, dataplane_uri=dataplane_uri, timeout_s=timeout_s, deadline_s=deadline_s
+            functions=functions, dataplane_uri=dataplane_uri, timeout_s=timeout_s, deadline_s=deadline_s
         )
 
     def ready(self) -> None:

@@ -33,7 +33,11 @@ def load_reward_function(path: str) -> RewardFunction:
     module = _load_file(path, Path(source)) if source.endswith(".py") else _import(path, source)
     function = vars(module).get(name)
     if not callable(function):
-        found = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
+        found = sorted(
+            key
+            for key, value in vars(module).items()
+            if inspect.isfunction(value) and value.__module__ == module.__name__
+        )
         raise ConfigError(f"reward.function is {path!r}: {source} has no function {name}; it has {found}")
     if inspect.iscoroutinefunction(function):
         raise ConfigError(f"reward.function is {path!r}: it is a coroutine (async def); wanted a plain function")

@@ -15,12 +15,15 @@ logger = logging.getLogger(__name__)
 
 
 class RewardWorker:
-    """A worker that scores groups with the run's reward function. It handles one call at a time, for any number of
+    """A worker that scores groups with the run's reward functions. It handles one call at a time, for any number of
     groups."""
 
-    def __init__(self, *, function: str, dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
-        """`timeout_s` is for calls to the data plane, `deadline_s` for the function, per response."""
-        self._call = RewardCall(load_reward_function(function), name=function, deadline_s=deadline_s)
+    def __init__(self, *, functions: tuple[str, ...], dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
+        """`functions`: their paths. `timeout_s` is for calls to the data plane, `deadline_s` for a function, per
+        response."""
+        self._calls = {
+            path: RewardCall(load_reward_function(path), name=path, deadline_s=deadline_s) for path in functions
+        }
         self._reader = Reader(dataplane_uri, timeout_s=timeout_s)
 
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
@@ -33,10 +36,11 @@ class RewardWorker:
         return [self._score_group(task, group_record.decode(view)) for task, view in zip(tasks, views)]
 
     def _score_group(self, task: RewardTask, group: group_record.GroupRecord) -> GroupRewards:
-        scored = [self._call(sample.text, task.answer, task.fields) for sample in group.samples]
+        call = self._calls[task.function]
+        scored = [call(sample.text, task.answer, task.fields) for sample in group.samples]
         faults = [fault for fault in scored if isinstance(fault, Fault)]
         for fault in faults:
-            logger.warning("%s on the response %r: %s; scored 0", self._call.name, fault.response, fault.what)
+            logger.warning("%s on the response %r: %s; scored 0", call.name, fault.response, fault.what)
         return GroupRewards(
             rewards=tuple(0.0 if isinstance(reward, Fault) else reward for reward in scored),
             num_errors=len(faults),

@@ -6,6 +6,6 @@
 `learning_watch.py` sees whether there is anything to learn, `run_dir.py` guards the run's folder, `signals.py` handles
 Ctrl-C and SIGTERM.
 
-May import: batching, common, config, control, dataplane.client, dataplane.core, generation, genrm, keeper, models,
-models.recipes, placement, preflight, protocol, rewards, rollout, training.
+May import: batching, common, config, control, dataplane.client, dataplane.core, dataplane.datasets, generation, genrm,
+keeper, models, models.recipes, placement, preflight, protocol, rewards, rollout, training.
 """

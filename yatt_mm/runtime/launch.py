@@ -124,6 +124,7 @@ def _run(
             config,
             run_id=run_id,
             node=node,
+            start=start,
             batches=point.batches,
             weights_dir=scratch.weights,
             tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
@@ -203,12 +204,14 @@ def _env(scratch: Scratch) -> dict[str, str]:
 
 
 def _plan_of(config: Config, point: StartPoint) -> str:
-    parallel, start = config.parallel(), point.start
+    parallel, start, held_out = config.parallel(), point.start, point.start.eval_set
     pools = {"vLLM engines": config.engines} | {f"of judge {name}": judge for name, judge in config.judges.items()}
     engines = ", ".join(f"{pool.num} {name}{f' (tp {pool.tp})' if pool.tp > 1 else ''}" for name, pool in pools.items())
+    num_train = sum(one.num_samples for one in start.train_sets)
+    sets = "".join(f"  {escape(line)}\n" for line in point.sets)
     return (
-        f"[bold]{config.run.name}[/]: {config.model.path}; {start.num_train} training samples ({point.train_media}) "
-        f"and {start.num_eval} held-out samples ({point.eval_media})\n"
+        f"[bold]{config.run.name}[/]: {config.model.path}; {num_train} training samples and {held_out.num_samples} "
+        f"held-out samples\n{sets}"
         f"  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
         f"{config.placement.mode}: {engines} and {parallel.world_size} Megatron ranks "
         f"(tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp})\n"

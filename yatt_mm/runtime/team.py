@@ -29,7 +29,6 @@ from yatt_mm.protocol.placement_model import Placement, Role, State, Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.protocol.training import TrainSpec
 from yatt_mm.rewards.actor import RewardActor
-from yatt_mm.rewards.loading import absolute
 from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.cluster import reserved_devices
@@ -48,6 +47,7 @@ def build_team(
     *,
     run_id: str,
     node: RunNode,
+    start: RunStart,
     batches: StepBatches,
     weights_dir: Path,
     tell: Callable[[str], None],
@@ -66,7 +66,8 @@ def build_team(
         devices=stack.enter_context(reserved),
     )
     engines, ranks, judges = _create_engines(site), _create_ranks(site), create_judges(site)
-    rewards, keeper = _create_reward_workers(stack, config, node.uri), _create_keeper(stack, config, node.uri)
+    rewards = _create_reward_workers(stack, config, start.rewards, node.uri)
+    keeper = _create_keeper(stack, config, node.uri)
     rendezvous = create(
         stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
     )(num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches)
@@ -234,10 +235,12 @@ def _create_ranks(site: Site) -> list[Any]:
     ]
 
 
-def _create_reward_workers(stack: ExitStack, config: Config, dataplane_uri: str) -> list[Any]:
+def _create_reward_workers(
+    stack: ExitStack, config: Config, functions: tuple[str, ...], dataplane_uri: str
+) -> list[Any]:
     return [
         create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
-            function=absolute(config.reward.function),
+            functions=functions,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,

@@ -7,17 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dataplane.media.kinds import PART_KINDS
+
 CHAT_NAMES = ("messages", "prompt", "conversations")
 """The keys whose values may be chat turns with media among their contents."""
-CHAT_KINDS = {
-    "image": "image",
-    "image_url": "image",
-    "input_image": "image",
-    "video": "video",
-    "video_url": "video",
-    "input_video": "video",
-}
-"""The kind of medium of each type of part in a chat turn."""
 DATA = "data:"
 
 
@@ -70,7 +63,7 @@ def _holds_data(part: Any) -> bool:
 
 
 def _place_of(part: Mapping[str, Any]) -> dict[str, str]:
-    return {"type": CHAT_KINDS[part["type"]]}
+    return {"type": PART_KINDS[part["type"]]}
 
 
 def _chat_parts(turns: Any) -> Iterator[Any]:
@@ -81,7 +74,7 @@ def _chat_parts(turns: Any) -> Iterator[Any]:
 
 def _chat_value(part: Any) -> Any:
     """Return what a part of a turn says of a medium; None if it says nothing."""
-    kind = CHAT_KINDS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
+    kind = PART_KINDS.get(str(part.get("type"))) if isinstance(part, Mapping) else None
     if kind is None:
         return None
     named = [part[key] for key in (kind, f"{kind}_url") if part.get(key) is not None]

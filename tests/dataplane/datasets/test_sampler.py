@@ -129,7 +129,7 @@ def test_the_state_is_a_few_numbers_that_do_not_grow() -> None:
         one.next_batch()
     state = one.state()
     assert state["sources"] == [
-        {"dataset": "big", "num_samples": 10**12, "weight": 1.0, "epoch": 0, "cursor": 6400},
+        {"dataset": "big", "num_samples": 10**12, "weight": 1.0, "epoch": 0, "cursor": 6400, "num_unused": 0},
     ]
     assert len(json.dumps(state)) < 200
 

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from tests.yatt_mm.batching.orders import order_of
 from yatt_mm.batching.dynamic_sampling import SamplingRule
-from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
@@ -18,7 +18,7 @@ def key(step: int = 1, phase: str = "train", sequence: int = 0, restart_count: i
 
 
 def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
-    batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), PromptOrder(num_samples=100, seed=0))
+    batches = StepBatches(SamplingRule(num_groups=6, max_prompts=6), order_of(100, seed=0))
     return Rendezvous(num_controllers=num, deadline_s=deadline_s, batches=batches)
 
 
@@ -32,7 +32,7 @@ def test_a_gather_gives_every_controller_all_values_in_controller_order() -> Non
 
 def test_a_set_of_which_no_sample_can_be_used_is_told_with_the_commonest_reason() -> None:
     async def run() -> None:
-        batches = StepBatches(SamplingRule(num_groups=2, max_prompts=20), PromptOrder(num_samples=3, seed=0))
+        batches = StepBatches(SamplingRule(num_groups=2, max_prompts=20), order_of(3, seed=0))
         meeting = Rendezvous(num_controllers=1, deadline_s=5.0, batches=batches)
         assert await meeting.why_quarantined() == ""
         slots = await meeting.open_stream(key(), 0)

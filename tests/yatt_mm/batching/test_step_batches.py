@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.yatt_mm.batching.orders import mixed_order, order_of
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
-from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.protocol.control import Slot
@@ -20,7 +20,7 @@ RULE = SamplingRule(num_groups=8, replaces_groups=True, max_prompts=32)
 
 
 def batches(rule: SamplingRule = RULE, num_samples: int = 100) -> StepBatches:
-    return StepBatches(rule, PromptOrder(num_samples=num_samples, seed=3))
+    return StepBatches(rule, order_of(num_samples, seed=3))
 
 
 def has_signal(slot: Slot) -> bool:
@@ -39,7 +39,7 @@ def fill(
         while True:
             for share, dealt in zip(shares, batches.deal(faults)):
                 share += dealt
-            faults = [[slot.index for slot in share if slot.index in bad] for share in shares]
+            faults = [[slot.position for slot in share if slot.index in bad] for share in shares]
             shares = [[slot for slot in share if slot.index not in bad] for share in shares]
             if not any(faults):
                 break
@@ -58,6 +58,21 @@ def test_any_number_of_controllers_uses_the_same_prompts_in_the_same_order(num_c
         assert fill(one, 1) == fill(many, num_controllers)
 
 
+def test_mixed_sets_are_the_same_for_any_number_of_controllers_also_after_a_resume() -> None:
+    weights, bad = {"a": 5.0, "b": 3.0, "c": 2.0}, frozenset({3, 8})
+    rule = SamplingRule(num_groups=10, max_prompts=10)
+    straight = StepBatches(rule, mixed_order(weights, num_samples=12))
+    other = StepBatches(rule, mixed_order(weights, num_samples=12))
+    seen: list[Slot] = []
+    for step in range(8):
+        used = fill(straight, 1, bad)[1]
+        assert fill(other, 1 + step % 4, bad)[1] == used
+        seen += used
+        for name, weight in weights.items():
+            assert abs(sum(slot.set_name == name for slot in seen) - weight * (step + 1)) < 1
+        other = StepBatches.from_state(rule, json.loads(json.dumps(other.state())))
+
+
 def test_the_batch_is_full_of_groups_with_signal() -> None:
     filling = batches()
     for _ in range(5):
@@ -71,7 +86,7 @@ def test_the_batch_is_full_of_groups_with_signal() -> None:
 
 
 def test_a_set_without_any_signal_ends_at_the_bound_with_a_batch_of_its_size() -> None:
-    filling = StepBatches(RULE, PromptOrder(num_samples=100, seed=3))
+    filling = StepBatches(RULE, order_of(100, seed=3))
     while True:
         shares = filling.deal([[], []])
         outcome = filling.finish_round([[(slot.position, False) for slot in share] for share in shares])
@@ -92,7 +107,7 @@ def test_prompts_with_bad_media_are_replaced_within_their_round_and_never_drawn_
 def test_a_round_in_which_every_prompt_is_bad_is_dealt_again() -> None:
     filling = batches(SamplingRule(num_groups=2, max_prompts=2))
     first = [slot for share in filling.deal([[], []]) for slot in share]
-    again = [slot for share in filling.deal([[slot.index] for slot in first]) for slot in share]
+    again = [slot for share in filling.deal([[slot.position] for slot in first]) for slot in share]
     assert len(again) == 2
     assert not {slot.index for slot in first} & {slot.index for slot in again}
 
@@ -191,7 +206,7 @@ class Turns:
 
 
 def turns(rule: SamplingRule = STREAM) -> StepBatches:
-    return StepBatches(rule, PromptOrder(num_samples=100, seed=3), in_turns=True)
+    return StepBatches(rule, order_of(100, seed=3), in_turns=True)
 
 
 @pytest.mark.parametrize("tail", Tail)
@@ -249,7 +264,7 @@ def test_in_turns_bad_media_are_replaced_while_others_are_answered() -> None:
     for _ in range(8):
         steps = Turns(filling, 2)
         assert len(steps.fill(bad).kept) == 8
-    assert filling.order.skipped and filling.order.skipped <= bad
+    assert filling.order.skipped["train"] and filling.order.skipped["train"] <= bad
 
 
 def test_what_lands_after_the_batch_is_full_changes_nothing() -> None:
@@ -269,7 +284,7 @@ def test_a_bad_medium_in_a_stream_is_replaced_and_left_out_from_then_on() -> Non
         outcome = stream.fill(bad)
         assert len(outcome.kept) == 8
         assert not bad & {stream.begun[position][1].index for position in outcome.kept}
-    assert filling.order.skipped and filling.order.skipped <= bad
+    assert filling.order.skipped["train"] and filling.order.skipped["train"] <= bad
 
 
 def test_a_checkpoint_whose_prompts_came_in_another_order_is_refused() -> None:

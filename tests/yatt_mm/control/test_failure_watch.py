@@ -50,7 +50,9 @@ def function(num: int, what: str, line: int = 3) -> Failures:
 def watch_of(meeting: OneMeeting, **settings: Any) -> FailureWatch:
     judges = {"away": JudgeSection(model="m", url="http://host:8000/v1", score_on_failure=0.5)}
     section = RewardSection(function="my.py:f", judges=judges, **settings)
-    return FailureWatch(cast(RendezvousClient, meeting), section, before_end=lambda: meeting.events.append("end"))
+    return FailureWatch(
+        cast(RendezvousClient, meeting), section, ["my.py:f"], before_end=lambda: meeting.events.append("end")
+    )
 
 
 def brought(num: int, *failures: Failures) -> Any:

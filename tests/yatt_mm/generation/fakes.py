@@ -13,7 +13,7 @@ from typing import Any, cast
 
 from dataplane.core.refs import Ref
 from tests.yatt_mm import runs
-from yatt_mm.batching.prompt_order import PromptOrder
+from tests.yatt_mm.batching.orders import order_of
 from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import StepBatches
@@ -222,7 +222,7 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
         division=config.division(),
         deadline_s=DEADLINE_S,
     )
-    batches = StepBatches(config.sampling_rule(), PromptOrder(num_samples=1000, seed=0))
+    batches = StepBatches(config.sampling_rule(), order_of(1000, seed=0))
     rendezvous = Rendezvous(num_controllers=1, deadline_s=DEADLINE_S, batches=batches)
     workers, records = [RewardWorker() for _ in range(num_workers)], Records()
     team = Team(
@@ -265,7 +265,7 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
 
 def prompt(slot: Slot) -> Prompt:
     """Return a prompt without media."""
-    return Prompt(slot=slot, conversation=ask("?"), question=ask("?"), answer="!", fields={}, media=())
+    return Prompt(slot=slot, conversation=ask("?"), question=ask("?"), answer="!", fields={}, reward="m:f", media=())
 
 
 def group(task: PromptTask, reason: str) -> GroupRef:

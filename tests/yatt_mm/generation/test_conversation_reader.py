@@ -102,7 +102,7 @@ def test_the_config_adds_to_what_the_policy_reads_and_not_to_the_question() -> N
         (EXAMPLE[:3], "i", "ends with a turn of assistant; wanted one of user or tool"),
         ([{"role": "tool", "content": "x"}], "", "turns of tool; wanted one of the user"),
         ([{"role": "boss", "content": "x"}], "", "a turn has the role 'boss' .*; wanted one of system, user"),
-        ([{"from": "human", "value": "x"}], "", r"the role None \(\['from', 'value'\]\)"),
+        ([{"from": "boss", "value": "x"}], "", r"the role 'boss' \(\['from', 'value'\]\)"),
         (["x"], "", "the role None"),
         ([{"role": "user", "content": 7}], "", "content of a turn of user is a int; wanted text or a list"),
         ([{"role": "user", "content": [{"type": "audio"}]}], "", "has the part .*audio.*; wanted text, image or video"),

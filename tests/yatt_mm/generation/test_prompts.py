@@ -17,6 +17,7 @@ from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import load_config
 from yatt_mm.generation.prompts import PromptSource
+from yatt_mm.preflight.run_sets import find_held_out_set, find_train_sets
 from yatt_mm.protocol.control import RunStart, Slot
 
 CORRUPT = 2
@@ -39,18 +40,15 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
 def source(
     node: EmbeddedNode, model: Path, *overrides: str, checkpoint: str | None = None, train: str = "train"
 ) -> PromptSource:
-    config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1", *overrides)
-    client = Client(node.uri)
-    sets = {name: client.ingest(name).num_samples for name in (train, "eval")}
+    config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1")
+    sets = (f"dataplane.uri={node.uri}", f"data.train={train}", "data.eval=eval")
+    client, loaded = Client(node.uri), load_config(runs.ROOT / config, [*rest, *sets, *overrides])
     start = RunStart(
         step=0,
         checkpoint=checkpoint,
-        train_set=train,
-        eval_set="eval",
-        num_train=sets[train],
-        num_eval=sets["eval"],
+        train_sets=tuple(found.run_set for found in find_train_sets(client, loaded)),
+        eval_set=find_held_out_set(client, loaded).run_set,
     )
-    loaded = load_config(runs.ROOT / config, rest)
     return PromptSource(client, loaded, load_recipes(model), start, controller=0)
 
 
@@ -126,8 +124,9 @@ def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: Embed
 VERL = ("data.question_field=prompt", "data.answer_field=reward_model.ground_truth")
 
 
-def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path) -> None:
-    prompts, notices = source(node, tiny_dir, *VERL, train="verl").load(slots(1, 2, 3))
+@pytest.mark.parametrize("named", [(), VERL[:1], VERL])
+def test_verls_parquet_becomes_prompts(node: EmbeddedNode, tiny_dir: Path, named: tuple[str, ...]) -> None:
+    prompts, notices = source(node, tiny_dir, *named, train="verl").load(slots(1, 2, 3))
     assert [(prompt.question.text, prompt.answer, len(prompt.media)) for prompt in prompts] == [
         ("What is in picture 1?", "1", 1),
         ("What is in picture 2?", "2", 1),
@@ -142,7 +141,7 @@ def test_shuffled_answers_replace_nested_ones_too(node: EmbeddedNode, tiny_dir: 
 
 
 def test_a_field_that_is_not_there_is_named_beside_those_that_are(node: EmbeddedNode, tiny_dir: Path) -> None:
-    _, notices = source(node, tiny_dir, *VERL[:1], train="verl").load(slots(0))
+    _, notices = source(node, tiny_dir, "data.answer_field=answer", train="verl").load(slots(0))
     assert "the sample lacks answer; it has ['data_source', 'extra_info', 'prompt'" in notices[0]["reason"]
 
 

@@ -86,6 +86,7 @@ def kept(
         question=ask(f"what is {position}?"),
         answer=str(position),
         fields={},
+        reward="m:f",
         media=media,
     )
     scored = ScoredGroup(prompt=prompt, group=group, rewards=(0.0, 1.25), scores=scores)

@@ -32,7 +32,9 @@ def prompt(question: str, *, num_images: int = 1, num_tokens: int = 4) -> Prompt
     ref = Ref(name="d/x", kind="derived", dtype="uint8", shape=(1,), nbytes=1, node="n", lineage=lineage, meta=meta)
     slot = Slot(position=0, epoch=0, index=0)
     asked = ask(question, ["image"] * num_images)
-    return Prompt(slot=slot, conversation=asked, question=asked, answer="7", fields={}, media=(ref,) * num_images)
+    return Prompt(
+        slot=slot, conversation=asked, question=asked, answer="7", fields={}, reward="m:f", media=(ref,) * num_images
+    )
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ import re
 import shutil
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,10 @@ from models.recipes.media_recipes import VideoSampling, load_recipes
 from tests.dataplane.tables import write_lines
 from tests.yatt_mm import runs
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.config.run_config import load_config
+from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.preflight import reward_trial
 from yatt_mm.preflight.first_samples import check_first_samples
+from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +70,29 @@ def client(folder: Path) -> Iterator[Client]:
 
 
 def check(client: Client, model: Path, *overrides: str, key: str = "data.train", name: str = "train.tar") -> str:
+    config = config_of(model, *overrides)
+    return check_first_samples(
+        client, config, load_recipes(model, VideoSampling()), found(client, config, name, key=key)
+    )
+
+
+def config_of(model: Path, *overrides: str) -> Config:
     config, *rest = runs.arguments(Path("unused"), model, "first", "train.steps=1", *overrides)
-    num_samples = client.ingest(name).num_samples
-    loaded = load_config(runs.ROOT / config, rest)
-    return check_first_samples(client, loaded, load_recipes(model, VideoSampling()), key, name, num_samples)
+    return load_config(runs.ROOT / config, rest)
+
+
+def found(client: Client, config: Config, name: str, *, key: str = "data.train") -> FoundSet:
+    """Return what a run of this config finds under a name of the node."""
+    at_the_node = config.model_copy(
+        update={
+            "dataplane": config.dataplane.model_copy(update={"uri": client.uri}),
+            "data": config.data.model_copy(update={"eval": name}),
+        }
+    )
+    held_out = find_held_out_set(client, at_the_node)
+    is_train = key == "data.train"
+    run_set = replace(held_out.run_set, name="train" if is_train else "eval")
+    return replace(held_out, key=key, pattern=config.data.train[0].path, run_set=run_set)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +148,7 @@ def test_empty_answers_and_a_reason_with_many_names_are_counted(client: Client, 
 
 
 def test_a_tar_whose_members_are_apart_is_told(client: Client, tiny_dir: Path) -> None:
-    with pytest.raises(ConfigError, match=r"has no \.json member. The members of a sample must stand one after"):
+    with pytest.raises(ConfigError, match=r"has no members with fields .*The members of a sample must stand one after"):
         check(client, tiny_dir, name="apart.tar")
 
 
@@ -183,9 +204,8 @@ def test_a_reward_function_that_fails_on_a_right_answer_is_told_and_a_slow_one_i
     monkeypatch.setattr(reward_trial, "LONGEST_S", 0.2)
     (tmp_path / "mine.py").write_text(f"def score(response, answer, fields):\n    {line}\n")
     reward = f"reward.function={tmp_path / 'mine.py'}:score"
-    config, *rest = runs.arguments(Path("unused"), tiny_dir, "first", "train.steps=1", reward)
-    client.ingest("train.tar")
-    found = list(reward_trial.failure_on_a_sample(client, load_config(runs.ROOT / config, rest), "train.tar"))
-    assert len(found) == len(wanted)
-    for warning, message in zip(found, wanted):
-        assert re.search(f"fails on the first training sample, with its own answer .*{message}", warning)
+    tried = found(client, config_of(tiny_dir, reward), "train.tar")
+    told = list(reward_trial.failure_on_a_sample(client, tried))
+    assert len(told) == len(wanted)
+    for warning, message in zip(told, wanted):
+        assert re.search(f"fails on the first sample of data.train, with its own answer .*{message}", warning)

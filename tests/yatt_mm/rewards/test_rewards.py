@@ -15,7 +15,7 @@ from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.group_record import GroupRecord, SampleRecord
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.call import RewardCall
-from yatt_mm.rewards.functions import exact_match, regex_match
+from yatt_mm.rewards.functions import exact_match, mathematics, regex_match
 from yatt_mm.rewards.loading import absolute, load_reward_function
 from yatt_mm.rewards.worker import RewardWorker
 
@@ -40,6 +40,37 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
 
 
 @pytest.mark.parametrize(
+    ("response", "answer", "reward"),
+    [
+        # of math-verify's README
+        (r"${1,3} \\cup {2,4}$", "${1,2,3,4}$", 1.0),
+        ("Let's solve: 1/2 + 1/3 is $5/6$.", r"$\\frac{5}{6}$", 1.0),
+        # of verl's and EasyR1's sets: geometry3k, gsm8k, MATH
+        (r"<think>3-4-5</think> \boxed{2\sqrt{13}}", r"\sqrt{52}", 1.0),
+        (r"first \boxed{3}, no, \boxed{ 4 }", "4", 1.0),
+        (r"first \boxed{4}, no, \boxed{3}", "4", 0.0),
+        (r"\boxed{\frac{1}{2}}", "0.5", 1.0),
+        (r"\boxed{1,234}", "1234", 1.0),
+        (r"\boxed{12\text{ cm}}", "12", 1.0),
+        (r"\boxed{\{1, 2\}}", r"\{2, 1\}", 1.0),
+        (r"\boxed{(1, 2)}", "[1, 2)", 0.0),
+        ("so 42.", "42", 1.0),
+        ("so 42.", "43", 0.0),
+        # of Open-R1's: tags around both
+        ("<think>2 + 1</think><answer> 3 </answer>", "<answer> 3 </answer>", 1.0),
+        ("<answer>3</answer>", "<answer> .3 </answer>", 0.0),
+        (r"<answer>\boxed{B}</answer>", "B", 1.0),
+        ("(b).", "B", 1.0),
+        (r"\boxed{\text{A}}", "B", 0.0),
+        (r"\boxed{", "4", 0.0),
+        ("", "4", 0.0),
+    ],
+)
+def test_mathematics_compares_what_answers_mean(response: str, answer: str, reward: float) -> None:
+    assert mathematics(response.replace(r"\\", "\\"), answer.replace(r"\\", "\\"), {}) == reward
+
+
+@pytest.mark.parametrize(
     ("path", "message"),
     [
         ("exact_match", r"wanted path/to/file.py:name, or module:name"),
@@ -48,7 +79,10 @@ def test_regex_match_takes_the_last_match(response: str, answer: str, fields: di
             "cannot import no_such_module.* looked for in .* and in PYTHONPATH; wanted path/to/",
         ),
         ("no/such/file.py:f", "there is no file /.*/no/such/file.py"),
-        ("yatt_mm.rewards.functions:nope", r"has no function nope; it has \['exact_match', 'regex_match'\]"),
+        (
+            "yatt_mm.rewards.functions:nope",
+            r"has no function nope; it has \['exact_match', 'mathematics', 'regex_match'\]",
+        ),
         ("math:sqrt", "must take"),
         (
             "tests.yatt_mm.any_reward:of_verl",
@@ -65,7 +99,7 @@ def test_a_reward_function_that_cannot_be_used_is_refused(path: str, message: st
 def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
     """Return a worker's rewards of one group, without a data plane."""
     worker = object.__new__(RewardWorker)
-    worker._call = RewardCall(load_reward_function(function), name=function, deadline_s=deadline_s)
+    worker._calls = {function: RewardCall(load_reward_function(function), name=function, deadline_s=deadline_s)}
     samples = tuple(
         SampleRecord(
             token_ids=np.zeros(1),
@@ -76,7 +110,7 @@ def score(function: str, *texts: str, deadline_s: float = 5.0) -> GroupRewards:
         )
         for text in texts
     )
-    task = RewardTask(group=None, answer="7", fields={"hint": 1})  # type: ignore[arg-type]
+    task = RewardTask(group=None, function=function, answer="7", fields={"hint": 1})  # type: ignore[arg-type]
     return worker._score_group(task, GroupRecord(prompt_token_ids=np.zeros(1), samples=samples))
 
 
