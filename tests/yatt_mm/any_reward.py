@@ -32,11 +32,6 @@ def endless(response: str, answer: str, fields: Mapping[str, Any]) -> float:
         time.sleep(0.01)
 
 
-async def later(response: str, answer: str, fields: dict[str, Any]) -> float:
-    """Give a score that nothing waits for."""
-    return 1.0
-
-
 def gives_a_pair(response: str, answer: str, fields: Mapping[str, Any]) -> Any:
     return 1.0, "right"
 
@@ -51,6 +46,10 @@ def gives_a_dict(response: str, answer: str, fields: Mapping[str, Any]) -> Any:
 
 def takes_a_field_away(response: str, answer: str, fields: dict[str, Any]) -> float:
     return float(fields.pop("hint"))
+
+
+def takes_a_secret(response: str, answer: str, fields: dict[str, Any], secret: str) -> float:
+    return 1.0
 
 
 def of_verl(data_source: str, solution_str: str, ground_truth: str, extra_info: Any = None) -> float:

@@ -119,12 +119,17 @@ class RolloutSection(Section):
 
 class RewardSection(Section):
     function: str | None = None
-    """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float. By
-    default the one that fits the layout of the set; the start names it."""
+    """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float; see
+    docs/own-reward.md for what else it may take and return. By default the one that fits the layout of the set; the
+    start names it."""
+    part_weights: dict[str, float] = {}
+    """The weights of the named parts that a function returns, for example `{format: 0.5}`; 1 for parts that are not
+    named here."""
     num_workers: Count = 1
     """The number of reward processes."""
     deadline_s: Seconds = 60.0
-    """The longest time that the function may take for one response before it is interrupted and scored 0."""
+    """The longest time that the function may take for one response before it is interrupted and scored 0; for a batch,
+    as many times this as it has responses."""
     max_error_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The run ends when the function fails on this share of a step's responses, or of the held-out ones: raises, is
     late, or gives no finite number."""

@@ -89,6 +89,9 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, mi
         meter.add_mean("rollout/length_mean", sum(lengths), len(lengths))
         meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
         meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
+        for name, values in group.parts.items():
+            given = [value for value in values if value is not None]
+            meter.add_mean(f"reward/{name}/mean", sum(given), len(given))
         if (name := group.prompt.slot.set_name) in several:
             meter.add_sum(f"sets/{name}/num_prompts", 1)
             meter.add_mean(f"sets/{name}/reward_mean", sum(rewards), len(rewards))

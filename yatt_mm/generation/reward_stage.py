@@ -42,10 +42,18 @@ class RewardStage:
         """Give all responses of a group the scores of the reward function."""
         assert work.group is not None
         prompt = work.prompt
-        task = RewardTask(group=work.group, function=prompt.reward, answer=prompt.answer, fields=prompt.fields)
+        task = RewardTask(
+            group=work.group,
+            function=prompt.reward,
+            answer=prompt.answer,
+            fields=prompt.fields,
+            conversation=prompt.conversation,
+            media=prompt.media,
+            max_tokens=self._context.config.rollout.max_tokens,
+        )
         got = await self._scored.add(None, task)
         work.rewards, work.failures = list(got.rewards), []
-        work.scores = [Scores(source=FUNCTION, values=got.rewards)]
+        work.scores = [Scores(source=FUNCTION, values=got.rewards, parts=got.parts, answers=got.answers)]
         if got.fault is not None:
             work.failures.append(Failures(source=FUNCTION, num=got.num_errors, fault=got.fault))
 

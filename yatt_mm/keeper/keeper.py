@@ -22,6 +22,7 @@ from yatt_mm.common.media_refs import kind_of
 from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import Row, table_path, write_rows
 from yatt_mm.protocol import group_record
+from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.kept import KeptGroup, Split
 
 THUMBNAILS = {
@@ -106,6 +107,12 @@ class Keeper:
                     }
                     for scores in scored.scores
                 ],
+                "parts": [
+                    {"name": name, "value": values[place]}
+                    for name, values in scored.parts.items()
+                    if values[place] is not None
+                ],
+                "read_answer": _read_answer(scored, place),
                 "finish_reason": sample.finish_reason,
                 "num_tokens": len(sample.token_ids),
                 "token_ids": sample.token_ids,
@@ -129,6 +136,11 @@ class Keeper:
             except DataPlaneError as error:
                 logger.warning("no pictures of %d media of kind %s: %s", len(of_kind), kind, error)
         return pictures
+
+
+def _read_answer(scored: ScoredGroup, place: int) -> str | None:
+    answer = scored.answers[place] if scored.answers else None
+    return None if answer is None else _clean(answer)
 
 
 def _clean(text: str) -> str:

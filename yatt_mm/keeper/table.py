@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.kept import SPLITS, Split
 
 FOLDER = "rollouts"
@@ -37,6 +38,8 @@ SCHEMA = pa.schema(
         ("reward", pa.float64()),
         ("advantage", pa.float64()),  # null if the step did not train on the group
         ("scores", pa.list_(pa.struct([("source", pa.string()), ("score", pa.float64()), ("words", pa.string())]))),
+        ("parts", pa.list_(pa.struct([("name", pa.string()), ("value", pa.float64())]))),  # of the reward function
+        ("read_answer", pa.string()),  # what the reward function read in the response; null if it does not say
         ("finish_reason", pa.string()),
         ("num_tokens", pa.int32()),
         ("token_ids", pa.list_(pa.int64())),
@@ -125,9 +128,17 @@ def about(row: Row) -> str:
 
 
 def verdicts(row: Row) -> list[tuple[str, str]]:
-    """Return (source and score, what the judge wrote) of each score, if the reward is made of several."""
-    scores = row["scores"] if len(row["scores"]) > 1 else ()
-    return [(f"{scored['source']} {scored['score']:.3f}", scored["words"] or "") for scored in scores]
+    """Return what a reward is made of, if it is of several scores or has parts: (source and score, what the judge wrote
+    or which parts the function gave)."""
+    parts = "  ".join(f"{part['name']} {part['value']:.3f}" for part in row.get("parts") or ())
+    scores = row["scores"] if len(row["scores"]) > 1 or parts else ()
+    return [
+        (
+            f"{scored['source']} {scored['score']:.3f}",
+            scored["words"] or (parts if scored["source"] == FUNCTION else ""),
+        )
+        for scored in scores
+    ]
 
 
 def by_prompt(rows: Sequence[Row], split: Split) -> list[list[Row]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -33,8 +34,18 @@ SUFFIXES = {
 }
 
 
-def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> str:
-    """Check the first samples of a data set. Return in words which media they have.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FirstSamples:
+    """What the first samples of a data set are like."""
+
+    prompt: Prompt
+    """The first one that can be used."""
+    words: str
+    """Which media they have, and what is noticeable."""
+
+
+def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> FirstSamples:
+    """Check the first samples of a data set, and return what they are like.
 
     Raises:
         ConfigError: none of them can be used, a field is missing, or a field holds paths of media that are not read.
@@ -66,7 +77,7 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
     if notices:
         num = len(prompts) + len(notices)
         words += f"; of the first {num} samples {len(notices)} cannot be used{_why(notices)}"
-    return words
+    return FirstSamples(prompt=prompts[0], words=words)
 
 
 def _portions(num_samples: int) -> Iterator[range]:

@@ -13,7 +13,7 @@ from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.conversation import Conversation
 from yatt_mm.common.sample_layouts import Layout
-from yatt_mm.protocol.faults import Failures
+from yatt_mm.protocol.faults import FUNCTION, Failures
 from yatt_mm.protocol.placement_model import Placement
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
@@ -66,6 +66,16 @@ class ScoredGroup:
     """The scores that add up to the rewards: those of the function, then those of each judge."""
     failures: tuple[Failures, ...] = ()
     """Who gave some of the responses no score."""
+
+    @property
+    def parts(self) -> Mapping[str, tuple[float | None, ...]]:
+        """[G] by name the parts of the reward function's scores."""
+        return next((scores.parts for scores in self.scores if scores.source == FUNCTION), {})
+
+    @property
+    def answers(self) -> tuple[str | None, ...]:
+        """[G] the answers that the reward function read in the responses; empty if it does not say."""
+        return next((scores.answers for scores in self.scores if scores.source == FUNCTION), ())
 
     def num_failed(self, source: str) -> int:
         """Return the number of responses to which this source of scores gave none."""

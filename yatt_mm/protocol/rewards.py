@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from dataplane.core.refs import Ref
+from yatt_mm.common.conversation import Conversation
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rollout import GroupRef
 
@@ -19,7 +21,12 @@ class RewardTask:
     """The path of the reward function."""
     answer: str
     fields: Mapping[str, Any]
-    """The sample's JSON member."""
+    conversation: Conversation
+    """The turns that the policy read."""
+    media: tuple[Ref, ...]
+    """The patches of its media, in the order of the conversation."""
+    max_tokens: int
+    """The longest response that the run allows, in tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +39,10 @@ class Scores:
     """[G] one score per response, before its weight."""
     words: tuple[str, ...] | None = None
     """[G] what the judge wrote about each response; None if it is not kept."""
+    parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """[G] by name the parts of the function's scores; see `GroupRewards`."""
+    answers: tuple[str | None, ...] = ()
+    """[G] the answers that the function read; see `GroupRewards`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,3 +55,7 @@ class GroupRewards:
     """The number of responses without a reward, which score 0: the function raised, was late, or gave no number."""
     fault: Fault | None = None
     """Why the first of them has none."""
+    parts: Mapping[str, tuple[float | None, ...]] = field(default_factory=dict)
+    """[G] by name the parts of each reward, before their weights; None for a response without this part."""
+    answers: tuple[str | None, ...] = ()
+    """[G] the answer that the function read in each response; None where it does not say."""

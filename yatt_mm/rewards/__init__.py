@@ -1,4 +1,8 @@
-"""Reward functions (`functions.py`), how the configured one is loaded, and the worker processes that call it.
+"""Reward functions, and the worker processes that call them.
 
-May import: common, dataplane.client, protocol.
+`functions.py` has those of the project (`answers.py`, `boxes.py`, `mathematics.py` read texts for them). `loading.py`
+finds the configured one, `form.py` reads from its parameters what it takes, `response.py` and `medium.py` are what it
+gets, and `reading.py` reads what it returns. `call.py` calls it with a time limit, in the processes of `worker.py`.
+
+May import: common, dataplane.client, dataplane.core, dataplane.media, protocol.
 """

@@ -3,7 +3,7 @@ process."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 
@@ -14,12 +14,11 @@ if TYPE_CHECKING:
 class RewardActor:
     """The body of the Ray actor; `yatt_mm.rewards.worker` does the work."""
 
-    def __init__(self, *, functions: tuple[str, ...], dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
+    def __init__(self, **settings: Any) -> None:
+        """`settings`: those of a `RewardWorker`."""
         from yatt_mm.rewards.worker import RewardWorker
 
-        self._worker: RewardWorker = RewardWorker(
-            functions=functions, dataplane_uri=dataplane_uri, timeout_s=timeout_s, deadline_s=deadline_s
-        )
+        self._worker: RewardWorker = RewardWorker(**settings)
 
     def ready(self) -> None:
         """Return as soon as the worker takes calls."""

@@ -7,15 +7,15 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.rewards.form import form_of
 
-RewardFunction = Callable[[str, str, Mapping[str, Any]], float]
-
+RewardFunction = Callable[..., Any]
 
 WANTED = "wanted path/to/file.py:name, or module:name of a module that can be imported"
 
@@ -25,7 +25,7 @@ def load_reward_function(path: str) -> RewardFunction:
     """Return the function behind `file.py:name` or `module:name`. A file is run once per process.
 
     Raises:
-        ConfigError: it cannot be loaded, is not a function, or does not take three arguments.
+        ConfigError: it cannot be loaded, is not a function, or takes what nothing is known about.
     """
     source, separator, name = path.rpartition(":")
     if not separator or not source or not name:
@@ -36,21 +36,13 @@ def load_reward_function(path: str) -> RewardFunction:
         found = sorted(
             key
             for key, value in vars(module).items()
-            if inspect.isfunction(value) and value.__module__ == module.__name__
+            if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
         )
         raise ConfigError(f"reward.function is {path!r}: {source} has no function {name}; it has {found}")
-    if inspect.iscoroutinefunction(function):
-        raise ConfigError(f"reward.function is {path!r}: it is a coroutine (async def); wanted a plain function")
     try:
-        bound = inspect.signature(function).bind("response", "answer", {})
-    except TypeError as error:
-        raise ConfigError(f"reward.function is {path!r}: it must take (response, answer, fields); {error}") from error
-    if verls := set(bound.arguments) & {"data_source", "solution_str", "ground_truth"}:
-        raise ConfigError(
-            f"reward.function is {path!r}: it takes {', '.join(bound.arguments)}, which is verl's form ({min(verls)}); "
-            f"here it takes (response, answer, fields). Write another one that calls it: return {name}("
-            "fields['data_source'], response, answer, fields.get('extra_info'))"
-        )
+        form_of(function)
+    except ValueError as error:
+        raise ConfigError(f"reward.function is {path!r}: {error}") from error
     return function
 
 

@@ -1,15 +1,20 @@
-"""The body of a reward worker: it resolves finished groups and calls the reward function on their texts."""
+"""The body of a reward worker: it resolves finished groups and calls the reward functions on their responses."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
+from dataplane.client.client import Client
 from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
 from yatt_mm.rewards.call import RewardCall
 from yatt_mm.rewards.loading import load_reward_function
+from yatt_mm.rewards.medium import Medium
+from yatt_mm.rewards.reading import Reward
+from yatt_mm.rewards.response import Response
 
 logger = logging.getLogger(__name__)
 
@@ -18,12 +23,22 @@ class RewardWorker:
     """A worker that scores groups with the run's reward functions. It handles one call at a time, for any number of
     groups."""
 
-    def __init__(self, *, functions: tuple[str, ...], dataplane_uri: str, timeout_s: float, deadline_s: float) -> None:
-        """`functions`: their paths. `timeout_s` is for calls to the data plane, `deadline_s` for a function, per
-        response."""
+    def __init__(
+        self,
+        *,
+        functions: tuple[str, ...],
+        weights: Mapping[str, float],
+        dataplane_uri: str,
+        timeout_s: float,
+        deadline_s: float,
+    ) -> None:
+        """`functions`: their paths. `weights`: those of the named parts of rewards. `timeout_s` is for calls to the
+        data plane, `deadline_s` for a function, per response."""
         self._calls = {
-            path: RewardCall(load_reward_function(path), name=path, deadline_s=deadline_s) for path in functions
+            path: RewardCall(load_reward_function(path), name=path, deadline_s=deadline_s, weights=weights)
+            for path in functions
         }
+        self._client = Client(dataplane_uri, timeout_s=timeout_s)
         self._reader = Reader(dataplane_uri, timeout_s=timeout_s)
 
     def score(self, tasks: list[RewardTask]) -> list[GroupRewards]:
@@ -33,16 +48,47 @@ class RewardWorker:
         number.
         """
         views = self._reader.resolve([task.group.ref for task in tasks])
-        return [self._score_group(task, group_record.decode(view)) for task, view in zip(tasks, views)]
+        groups = [self._responses(task, group_record.decode(view)) for task, view in zip(tasks, views)]
+        return self._score(tasks, groups)
 
-    def _score_group(self, task: RewardTask, group: group_record.GroupRecord) -> GroupRewards:
-        call = self._calls[task.function]
-        scored = [call(sample.text, task.answer, task.fields) for sample in group.samples]
-        faults = [fault for fault in scored if isinstance(fault, Fault)]
-        for fault in faults:
-            logger.warning("%s on the response %r: %s; scored 0", call.name, fault.response, fault.what)
-        return GroupRewards(
-            rewards=tuple(0.0 if isinstance(reward, Fault) else reward for reward in scored),
-            num_errors=len(faults),
-            fault=faults[0] if faults else None,
-        )
+    def _score(self, tasks: Sequence[RewardTask], groups: Sequence[Sequence[Response]]) -> list[GroupRewards]:
+        scored: dict[int, list[Reward | Fault]] = {}
+        for path, call in self._calls.items():
+            places = [place for place, task in enumerate(tasks) if task.function == path]
+            given = iter(call([response for place in places for response in groups[place]]))
+            scored |= {place: [next(given) for _ in groups[place]] for place in places}
+        return [_together(tasks[place], scored[place]) for place in range(len(tasks))]
+
+    def _responses(self, task: RewardTask, group: group_record.GroupRecord) -> list[Response]:
+        texts = tuple(sample.text for sample in group.samples)
+        conversation = task.conversation.messages()
+        media = [Medium(ref, self._client, self._reader) for ref in task.media]
+        return [
+            Response(
+                text=sample.text,
+                answer=task.answer,
+                fields=task.fields,
+                conversation=conversation,
+                group=texts,
+                media=media,
+                num_tokens=len(sample.token_ids),
+                max_tokens=task.max_tokens,
+            )
+            for sample in group.samples
+        ]
+
+
+def _together(task: RewardTask, scored: Sequence[Reward | Fault]) -> GroupRewards:
+    """Return the rewards of one group."""
+    faults = [one for one in scored if isinstance(one, Fault)]
+    rewards = [Reward(value=0.0) if isinstance(one, Fault) else one for one in scored]
+    for fault in faults:
+        logger.warning("%s on the response %r: %s; scored 0", task.function, fault.response, fault.what)
+    names = dict.fromkeys(name for reward in rewards for name in reward.parts)
+    return GroupRewards(
+        rewards=tuple(reward.value for reward in rewards),
+        num_errors=len(faults),
+        fault=faults[0] if faults else None,
+        parts={name: tuple(reward.parts.get(name) for reward in rewards) for name in names},
+        answers=tuple(reward.answer for reward in rewards),
+    )

@@ -20,7 +20,7 @@ from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.judge_servers import unreachable_servers
 from yatt_mm.preflight.overlap import files_in_both
-from yatt_mm.preflight.reward_trial import failure_on_a_sample
+from yatt_mm.preflight.reward_trial import failure_on_a_prompt
 from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set, find_train_sets, key_of, sources_of
 from yatt_mm.protocol.control import RunStart
 
@@ -51,8 +51,12 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for found in every for bad in found.bad]
         if flaws and config.data.on_bad_media == "fail":
             raise bad_media_error(**flaws[0])
-        lines = [_about(found, check_first_samples(client, config, recipes, found)) for found in every]
-        reward = [warning for found in train_sets for warning in failure_on_a_sample(client, found)]
+        firsts = [check_first_samples(client, config, recipes, found) for found in every]
+        reward = [
+            warning
+            for found, first in zip(train_sets, firsts)
+            for warning in failure_on_a_prompt(client, config, found.key, first.prompt)
+        ]
     num_eval = held_out.run_set.num_samples
     if config.data.num_eval_samples:
         num_eval = min(num_eval, config.data.num_eval_samples)
@@ -66,7 +70,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
     return StartPoint(
         start=start,
         batches=_batches(config, sources_of(config, train_sets), state),
-        sets=tuple(lines),
+        sets=tuple(_about(found, first.words) for found, first in zip(every, firsts)),
         warnings=(*reward, *_warnings(config, sum(one.num_samples for one in start.train_sets))),
     )
 

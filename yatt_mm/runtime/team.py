@@ -241,6 +241,7 @@ def _create_reward_workers(
     return [
         create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
             functions=functions,
+            weights=config.reward.part_weights,
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,

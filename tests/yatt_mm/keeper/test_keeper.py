@@ -77,7 +77,14 @@ def kept(
         policy_versions=((0, 0), (0, 0)),
         finish_reasons=("length", "stop"),
     )
-    scores = (Scores(source="reward.function", values=(0.0, 1.0)),)
+    scores = (
+        Scores(
+            source="reward.function",
+            values=(0.0, 1.0),
+            parts={"accuracy": (0.0, 1.0), "format": (None, 0.5)},
+            answers=(None, "\ud83d4"),
+        ),
+    )
     if words:
         scores = (*scores, Scores(source="reward.judges.head", values=(0.5, 0.25), words=words))
     prompt = Prompt(
@@ -112,6 +119,9 @@ def test_a_file_holds_the_groups_of_all_controllers_in_order_as_they_are(client:
     assert (full["response"], full["reward"], full["advantage"], full["num_tokens"]) == ("b", 1.25, 1.0, 1)
     assert (full["token_ids"], full["finish_reason"], full["logprob_mean"]) == ([3], "stop", -1.0)
     assert (full["policy_version_min"], full["policy_version_max"]) == (3, 3)
+    assert full["parts"] == [{"name": "accuracy", "value": 1.0}, {"name": "format", "value": 0.5}]
+    assert (full["set"], full["read_answer"], empty["read_answer"]) == ("train", "?4", None)
+    assert empty["parts"] == [{"name": "accuracy", "value": 0.0}]
     assert (empty["token_ids"], empty["logprob_min"], empty["finish_reason"]) == ([], None, "length")
     assert rows[4]["advantage"] is None
     assert [scored["words"] for row in rows[:2] for scored in row["scores"]] == [None, "no", None, "yes"]

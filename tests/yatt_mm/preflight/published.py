@@ -50,7 +50,7 @@ def _question(number: int) -> str:
 
 
 def _verl(number: int) -> dict[str, Any]:
-    """As verl's examples/data_preprocess/geo3k.py."""
+    """Return a sample as in verl's examples/data_preprocess/geo3k.py."""
     return {
         "data_source": "hiyouga/geometry3k",
         "prompt": [{"role": "user", "content": f"<image>{_question(number)}"}],
@@ -62,7 +62,7 @@ def _verl(number: int) -> dict[str, Any]:
 
 
 def _easyr1(number: int) -> dict[str, Any]:
-    """As the set hiyouga/geometry3k, which EasyR1 trains on."""
+    """Return a sample as in the set hiyouga/geometry3k, which EasyR1 trains on."""
     return {
         "images": [{"bytes": image(number), "path": None}],
         "problem": f"<image>{_question(number)}",
@@ -71,7 +71,7 @@ def _easyr1(number: int) -> dict[str, Any]:
 
 
 def _llava(number: int) -> dict[str, Any]:
-    """As LLaVA's docs/Finetune_Custom_Data.md."""
+    """Return a sample as in LLaVA's docs/Finetune_Custom_Data.md."""
     return {
         "id": f"997bb945-{number}",
         "image": f"pictures/{number}.jpg",
@@ -83,7 +83,7 @@ def _llava(number: int) -> dict[str, Any]:
 
 
 def _sharegpt(number: int) -> dict[str, Any]:
-    """As LLaMA-Factory's data/README.md, with an earlier turn and a system prompt."""
+    """Return a sample as in LLaMA-Factory's data/README.md, with an earlier turn and a system prompt."""
     return {
         "conversations": [
             {"from": "human", "value": "Hello"},
@@ -97,7 +97,7 @@ def _sharegpt(number: int) -> dict[str, Any]:
 
 
 def _openai(number: int) -> dict[str, Any]:
-    """As OpenAI's guide to fine-tuning on images."""
+    """Return a sample as in OpenAI's guide to fine-tuning on images."""
     url = "data:image/jpeg;base64," + base64.b64encode(image(number)).decode()
     return {
         "messages": [
@@ -110,7 +110,7 @@ def _openai(number: int) -> dict[str, Any]:
 
 
 def _swift(number: int) -> dict[str, Any]:
-    """As ms-swift's guide to custom sets, for GRPO."""
+    """Return a sample as in ms-swift's guide to custom sets, for GRPO."""
     return {
         "messages": [
             {"role": "system", "content": "Be brief."},

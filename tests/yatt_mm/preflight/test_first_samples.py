@@ -70,10 +70,10 @@ def client(folder: Path) -> Iterator[Client]:
 
 
 def check(client: Client, model: Path, *overrides: str, key: str = "data.train", name: str = "train.tar") -> str:
+    """Return in words what the first samples of a set are like."""
     config = config_of(model, *overrides)
-    return check_first_samples(
-        client, config, load_recipes(model, VideoSampling()), found(client, config, name, key=key)
-    )
+    recipes = load_recipes(model, VideoSampling())
+    return check_first_samples(client, config, recipes, found(client, config, name, key=key)).words
 
 
 def config_of(model: Path, *overrides: str) -> Config:
@@ -204,8 +204,11 @@ def test_a_reward_function_that_fails_on_a_right_answer_is_told_and_a_slow_one_i
     monkeypatch.setattr(reward_trial, "LONGEST_S", 0.2)
     (tmp_path / "mine.py").write_text(f"def score(response, answer, fields):\n    {line}\n")
     reward = f"reward.function={tmp_path / 'mine.py'}:score"
-    tried = found(client, config_of(tiny_dir, reward), "train.tar")
-    told = list(reward_trial.failure_on_a_sample(client, tried))
+    config = config_of(tiny_dir, reward)
+    first = check_first_samples(
+        client, config, load_recipes(tiny_dir, VideoSampling()), found(client, config, "train.tar")
+    )
+    told = list(reward_trial.failure_on_a_prompt(client, config, "data.train", first.prompt))
     assert len(told) == len(wanted)
     for warning, message in zip(told, wanted):
         assert re.search(f"fails on the first sample of data.train, with its own answer .*{message}", warning)

@@ -77,7 +77,7 @@ def test_a_set_of_another_project_needs_nothing_but_its_path(client: Client, tin
     recipes, (found,) = load_recipes(tiny_dir), find_train_sets(client, config)
     layout, reward, turns = WANTED[name]
     assert (found.run_set.layout.name, found.run_set.reward) == (layout, reward)
-    assert check_first_samples(client, config, recipes, found) == "1 image each"
+    assert check_first_samples(client, config, recipes, found).words == "1 image each"
     start = RunStart(step=0, checkpoint=None, train_sets=(found.run_set,), eval_set=found.run_set)
     slots = [Slot(position=at, epoch=0, index=at) for at in range(published.NUM_SAMPLES)]
     prompts, notices = PromptSource(client, config, recipes, start, controller=0).load(slots)

@@ -1,0 +1,58 @@
+"""Tests of the metrics of a step's responses: of all, of the parts of rewards, and of each training set."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from dataplane.core.refs import Ref
+from tests.yatt_mm.generation.fakes import prompt
+from yatt_mm.generation.metrics import StepMeter, add_groups, merge
+from yatt_mm.protocol.control import ScoredGroup, Slot
+from yatt_mm.protocol.rewards import Scores
+from yatt_mm.protocol.rollout import GroupRef
+
+
+def group(position: int, set_name: str, rewards: tuple[float, ...], **parts: Any) -> ScoredGroup:
+    ref = Ref(name=str(position), kind="plain", dtype="uint8", shape=(1,), nbytes=1, node="n", lineage=None)
+    sampled = GroupRef(
+        slot=position,
+        ref=ref,
+        media=(),
+        num_prompt_tokens=1,
+        lengths=(3, 5),
+        policy_versions=((0, 0),) * 2,
+        finish_reasons=("stop", "length"),
+    )
+    scores = (Scores(source="reward.function", values=rewards, parts=parts),)
+    slot = Slot(position=position, epoch=0, index=position, set_name=set_name)
+    return ScoredGroup(prompt=prompt(slot), group=sampled, rewards=rewards, scores=scores)
+
+
+def metrics(*shares: list[ScoredGroup]) -> dict[str, float]:
+    """Return the record of a step, of which each controller has a share."""
+    meters = []
+    for share in shares:
+        meter = StepMeter()
+        add_groups(meter, share, step=1, min_reward_range=0.001)
+        meters.append(meter)
+    return merge(meters)
+
+
+def test_each_set_and_each_part_has_its_mean_over_all_controllers() -> None:
+    record = metrics(
+        [group(0, "a", (0.0, 1.0), accuracy=(0.0, 1.0)), group(1, "b", (1.0, 1.0), accuracy=(1.0, 1.0))],
+        [group(2, "a", (0.0, 0.5), accuracy=(0.0, None), format=(0.0, 0.5))],
+    )
+    assert record["reward/mean"] == pytest.approx(3.5 / 6)
+    assert record["reward/accuracy/mean"] == pytest.approx(3 / 5), "a response without this part does not count"
+    assert record["reward/format/mean"] == 0.25
+    assert (record["sets/a/num_prompts"], record["sets/b/num_prompts"]) == (2, 1)
+    assert (record["sets/a/reward_mean"], record["sets/b/reward_mean"]) == (0.375, 1.0)
+    assert (record["sets/a/has_signal_frac"], record["sets/b/has_signal_frac"]) == (1.0, 0.0)
+    assert record["sets/a/length_mean"] == 4.0
+
+
+def test_a_run_with_one_set_has_no_metrics_of_its_own_for_it() -> None:
+    assert not [name for name in metrics([group(0, "train", (0.0, 1.0))]) if name.startswith("sets/")]
