@@ -1,17 +1,18 @@
-"""The command `yatt-mm`: `yatt-mm train CONFIG`, `yatt-mm samples RUN` and `yatt-mm simulate CONFIG`, also as
-`python -m yatt_mm`.
+"""The command `yatt-mm`: `yatt-mm train CONFIG`, `yatt-mm evaluate CONFIG`, `yatt-mm samples RUN` and
+`yatt-mm simulate CONFIG`, also as `python -m yatt_mm`.
 
 Each command is the module of its name, so `python -m yatt_mm.train` does the same as `yatt-mm train`.
 """
 
 import sys
 
-HELP = """usage: yatt-mm {train,samples,simulate} ...
+HELP = """usage: yatt-mm {train,evaluate,samples,simulate} ...
 
 Reinforcement learning of vision-language models, with an Arrow Flight data plane.
 
 commands:
   train      train a model; the same as python -m yatt_mm.train
+  evaluate   measure a model on held-out sets; the same as python -m yatt_mm.evaluate
   samples    show what the model said in a run; the same as python -m yatt_mm.samples
   simulate   compare layouts of devices before paying for them; the same as python -m yatt_mm.simulate
 
@@ -20,6 +21,7 @@ commands:
 examples:
   yatt-mm train configs/digits_cpu.yaml
   yatt-mm train configs/digits_cpu.yaml --resume
+  yatt-mm evaluate configs/digits_cpu.yaml model.path=runs/digits_cpu/hf
   yatt-mm samples runs/digits_cpu
   yatt-mm simulate configs/simulate/yatt_paper.yaml
 """
@@ -33,6 +35,10 @@ def main(arguments: list[str] | None = None) -> int:
         from yatt_mm.train import main as train
 
         return train(rest, prog="yatt-mm train")
+    if command == "evaluate":
+        from yatt_mm.evaluate import main as evaluate
+
+        return evaluate(rest, prog="yatt-mm evaluate")
     if command == "samples":
         from yatt_mm.samples import main as samples
 
@@ -45,7 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(HELP, end="")
         return 0
     found = f"unknown command {command!r}" if command else "no command"
-    print(f"{HELP}\nerror: {found}; wanted train, samples or simulate", file=sys.stderr)
+    print(f"{HELP}\nerror: {found}; wanted train, evaluate, samples or simulate", file=sys.stderr)
     return 2
 
 

@@ -20,7 +20,7 @@ from examples.preparing import STAMP_NAME
 from models.recipes.media_recipes import load_recipes
 from yatt_mm.config.run_config import load_config
 from yatt_mm.generation.prompts import PromptSource
-from yatt_mm.preflight.run_sets import find_held_out_set, find_train_sets
+from yatt_mm.preflight.run_sets import find_held_out_sets, find_train_sets
 from yatt_mm.protocol.control import RunStart, Slot
 
 CONFIG = Path(__file__).parents[2] / "configs" / "motion_cpu.yaml"
@@ -61,8 +61,8 @@ def test_a_run_gets_the_clips_as_patches_of_all_their_frames(split: Split, model
     config = load_config(CONFIG, [f"model.path={model_dir}", "controllers.num=1"])
     roots = {name: [str(tmp_path / f"{name}-*.tar")] for name in ("train", "eval")}
     with EmbeddedNode(memory_bytes=32 * 2**20, roots=roots) as node, Client(node.uri) as client:
-        (train,), held_out = find_train_sets(client, config), find_held_out_set(client, config)
-        start = RunStart(step=0, checkpoint=None, train_sets=(train.run_set,), eval_set=held_out.run_set)
+        (train,), (held_out,) = find_train_sets(client, config), find_held_out_sets(client, config)
+        start = RunStart(step=0, checkpoint=None, train_sets=(train.run_set,), eval_sets=(held_out.run_set,))
         recipes = load_recipes(model_dir, config.data.video.sampling())
         prompts, notices = PromptSource(client, config, recipes, start, controller=0).load(
             [Slot(position=place, epoch=0, index=place) for place in range(train.run_set.num_samples)]

@@ -94,16 +94,18 @@ def judge(model: Path) -> tuple[str, ...]:
 
 
 @contextmanager
-def started(command: list[str], *, temporary: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """Run `python -m yatt_mm.train` in a session of its own during a `with` block, with a mark that all its children
-    have.
+def started(
+    command: list[str], *, temporary: Path, module: str = "yatt_mm.train"
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Run `python -m yatt_mm.train`, or another module, in a session of its own during a `with` block, with a mark that
+    all its children have.
 
     Processes that still run when the block ends, because a test failed in it, are killed.
     """
     mark = f"YATT_TEST_MARK={uuid.uuid4().hex}"
     env = {**os.environ, "TMPDIR": str(temporary), "YATT_TEST_MARK": mark.split("=")[1]}
     process = subprocess.Popen(
-        [sys.executable, "-m", "yatt_mm.train", *command],
+        [sys.executable, "-m", module, *command],
         cwd=ROOT,
         env=env,
         stdout=subprocess.PIPE,
@@ -133,11 +135,11 @@ def finish(process: subprocess.Popen[str], mark: str, before: set[str], temporar
     return Finished(status=process.returncode, output=output, left_behind=left)
 
 
-def run(command: list[str]) -> Finished:
+def run(command: list[str], *, module: str = "yatt_mm.train") -> Finished:
     """Run the command to its end and return the result."""
     before = shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        with started(command, temporary=Path(temporary)) as (process, mark):
+        with started(command, temporary=Path(temporary), module=module) as (process, mark):
             return finish(process, mark, before, Path(temporary))
 
 

@@ -55,11 +55,12 @@ class Rendezvous:
     """
 
     def __init__(
-        self, *, num_controllers: int, deadline_s: float, batches: StepBatches, restart_count: int = 0
+        self, *, num_controllers: int, deadline_s: float, batches: StepBatches | None, restart_count: int = 0
     ) -> None:
+        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps."""
         self._num = num_controllers
         self._deadline_s = deadline_s
-        self._batches = batches
+        self._given_batches = batches
         self._restart_count = restart_count
         self._rooms: dict[int, _Meeting] = {}
         self._aborted: str | None = None
@@ -69,6 +70,11 @@ class Rendezvous:
         """Why samples are quarantined."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
+
+    @property
+    def _batches(self) -> StepBatches:
+        assert self._given_batches is not None, "an evaluation draws no prompts"
+        return self._given_batches
 
     async def gather(self, key: MeetingKey, controller: int, value: Any) -> list[Any]:
         """Return the values of all controllers, [C] in controller order.

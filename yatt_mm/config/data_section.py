@@ -63,9 +63,8 @@ def _one_or_several(value: Any) -> Any:
 
 def _as_given(sets: tuple[TrainSetSection, ...]) -> Any:
     """Return a single set that only has a path as that path."""
-    only = sets[0]
-    if len(sets) == 1 and only == TrainSetSection(name=TRAIN, path=only.path):
-        return only.path
+    if len(sets) == 1 and sets[0] == TrainSetSection(name=TRAIN, path=sets[0].path):
+        return sets[0].path
     return [one.model_dump(mode="json") for one in sets]
 
 
@@ -78,8 +77,8 @@ class DataSection(Section):
     train: TrainSets
     """Glob of WebDataset tars, Parquet or JSON, or a Hugging Face `datasets` folder; with `dataplane.uri`, the name
     under which its node registered them. Or a list of several sets, which are mixed by their weights."""
-    eval: str
-    """The same for the held-out samples."""
+    eval: str | None = None
+    """The same for the held-out samples, which are answered greedily; `eval.sets` has more, with names."""
     question_field: str | None = None
     """The field with a sample's question: text, or a list of chat turns. `<image>` and `<video>` in its texts are the
     places of the sample's media; without any, media come before the first turn of the user. By default what the set's

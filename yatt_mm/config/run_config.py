@@ -16,12 +16,12 @@ from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.data_section import DataSection
+from yatt_mm.config.eval_section import EvalSection
 from yatt_mm.config.sections import (
     AlgorithmSection,
     CheckpointSection,
     ControllersSection,
     DataplaneSection,
-    EvalSection,
     ModelSection,
     PlacementSection,
     RaySection,
@@ -37,7 +37,7 @@ from yatt_mm.config.values import Section
 from yatt_mm.config.yaml_file import explain, read_tree
 from yatt_mm.placement.policy import Bounds, Split
 from yatt_mm.placement.rebalancer import CellDivision
-from yatt_mm.protocol.placement_model import Engines, Placement, cell_size, full_colocation, partial_colocation
+from yatt_mm.protocol.placement_model import Engines, Placement, Role, cell_size, full_colocation, partial_colocation
 from yatt_mm.protocol.published import Carrier
 
 
@@ -83,6 +83,24 @@ class Config(Section):
             deterministic=self.rollout.deterministic,
         )
 
+    def for_evaluation(self, folder: Path) -> Config:
+        """Return the config of an evaluation of `model.path` alone, which writes its results to a folder: without
+        training sets, ranks and judges."""
+        return self.model_copy(
+            update={
+                "run": self.run.model_copy(update={"dir": str(folder.parent), "name": folder.name}),
+                "data": self.data.model_copy(update={"train": ()}),
+                "train": self.train.model_copy(update={"steps": 0}),
+                "reward": self.reward.model_copy(update={"judges": {}, "weight": 1.0}),
+                "placement": self.placement.model_copy(update={"mode": "full_colocation"}),
+            }
+        )
+
+    @property
+    def trains(self) -> bool:
+        """False for an evaluation alone."""
+        return bool(self.data.train)
+
     @property
     def is_partial(self) -> bool:
         """True if rollout and judges have separate devices in the generation phase."""
@@ -102,7 +120,8 @@ class Config(Section):
     def make_placement(self) -> Placement:
         """Return which unit uses which device."""
         place = partial_colocation if self.is_partial else full_colocation
-        return place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
+        placement = place(num_devices=self.placement.num_devices, rollout=self.engines, judges=self.judges)
+        return placement if self.trains else placement.without(Role.TRAIN)
 
     @property
     def engines(self) -> Engines:
@@ -151,9 +170,10 @@ class Config(Section):
             is_replacing=self.sampling.replace_groups,
         )
 
-    def requests_per_engine(self) -> dict[str, int]:
-        """The number of groups that an engine gets at once, by pool of engines."""
-        rollout, size = self.rollout, self.rollout.group_size
+    def requests_per_engine(self, group_size: int | None = None) -> dict[str, int]:
+        """The number of groups that an engine gets at once, by pool of engines. `group_size`: the responses of a group,
+        by default those of training."""
+        rollout, size = self.rollout, group_size or self.rollout.group_size
         rooms = {"rollout": rollout.max_groups_per_engine or max(1, rollout.max_num_seqs // size)}
         for name, judge in self.reward.judges.items():
             num_seqs = size * judge.num_votes

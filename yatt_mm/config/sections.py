@@ -97,7 +97,9 @@ class RolloutSection(Section):
     group_size: Annotated[int, Field(ge=2)] = 8
     """Responses per prompt, which GRPO compares with each other."""
     temperature: Annotated[float, Field(gt=0, le=2)] = 1.0
-    """The temperature of training rollouts, up to 2 as in vLLM; evaluation is greedy."""
+    """The temperature of training rollouts, up to 2 as in vLLM; evaluation has its own."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end a response, such as `["</answer>"]`, in training and evaluation; the response keeps the text."""
     max_tokens: Count = 256
     """The longest response, in tokens, the end-of-turn token included."""
     max_model_len: Count = 4096
@@ -260,11 +262,6 @@ class WeightsSection(Section):
     """How trained weights travel to the engines: a segment in shared memory, CUDA IPC between roles that share GPUs, or
     a broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs in full colocation, and
     otherwise shared memory."""
-
-
-class EvalSection(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """The steps between evaluations; 0 evaluates only before and after training."""
 
 
 class CheckpointSection(Section):

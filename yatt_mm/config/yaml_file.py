@@ -12,6 +12,13 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.values import Section
 from yatt_mm.config.wanted import wanted
 
+_ONLY_IN_EVALUATION = (
+    "tokens would be sampled from a part of the distribution, and the trainer's log-probabilities are of the whole; "
+    "evaluation takes it, as eval.sets.<name>."
+)
+REFUSED = {f"rollout.{name}": f"{_ONLY_IN_EVALUATION}{name}" for name in ("top_p", "top_k", "min_p")}
+"""Keys that people look for, and why there are none."""
+
 
 class _UniqueKeys(yaml.SafeLoader):
     """Refuses a mapping that has a key twice, of which YAML would take the last."""
@@ -74,6 +81,8 @@ def explain(problem: Any, root: type[Section]) -> str:
     """Return one line about a validation error of pydantic, with the key and the nearest known one."""
     location = [str(part) for part in problem["loc"]]
     key = ".".join(location)
+    if key in REFUSED:
+        return f"{key} cannot be set: {REFUSED[key]}"
     if problem["type"] == "extra_forbidden":
         known = _all_keys(root)
         near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)

@@ -9,7 +9,7 @@ from pathlib import Path
 from yatt_mm.common.errors import YattError
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.controller import Controller
-from yatt_mm.control.loop import train
+from yatt_mm.control.loop import evaluate, train
 from yatt_mm.protocol.control import RunStart, Team
 
 FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.client.reader")
@@ -24,13 +24,13 @@ class ControllerActor:
         self._controller = Controller(index=index, config=config, team=team, start=start)
 
     def run(self) -> None:
-        """Run the whole loop.
+        """Run the whole loop, or the evaluation of a config that has nothing to train on.
 
         Raises:
             YattError: the error that ended the run early, after the other controllers were told.
         """
         try:
-            train(self._controller)
+            (train if self._controller.config.trains else evaluate)(self._controller)
         # this is the edge of the process, and the other controllers must not wait for this one
         except Exception as error:
             with contextlib.suppress(YattError):  # the rendezvous may be gone; the first error says more

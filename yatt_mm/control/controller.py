@@ -12,14 +12,13 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.rendezvous_client import RendezvousClient
-from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
 from yatt_mm.control.worker_calls import WorkerCalls
@@ -35,14 +34,11 @@ from yatt_mm.generation.metrics import (
     resident_bytes,
 )
 from yatt_mm.generation.prompts import PromptSource
-from yatt_mm.generation.rounds import answer
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
-from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
-from yatt_mm.protocol.rollout import SamplingSettings
 from yatt_mm.training.microbatches import Limits
 from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
 
@@ -83,6 +79,17 @@ class Controller:
         )
         self._kept = KeptRollouts(team.keeper, self._client, config)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
+        self._evaluation = Evaluation(
+            config,
+            start.eval_sets,
+            self._prompts,
+            self._filler,
+            self._rendezvous,
+            self._kept,
+            self._meter,
+            self.phase,
+            self._tell,
+        )
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -93,9 +100,7 @@ class Controller:
     def steps(self) -> Iterator[int]:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
         if self._start.checkpoint is None:
-            self._tell(self._start.flaws if self.index == 0 else ())
-            self.evaluate()
-            self._report()
+            self.begin()
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
@@ -109,17 +114,26 @@ class Controller:
             if is_last or _is_due(self.step, self.config.checkpoint.every):
                 self.checkpoint()
 
+    def begin(self) -> None:
+        """Measure the model as it is, before the first step."""
+        self._tell(self._start.flaws if self.index == 0 else ())
+        self.evaluate()
+        self._report()
+
     @contextmanager
-    def phase(self, phase: Phase, *, clock: str | None = None) -> Iterator[PhaseEntry]:
+    def phase(self, phase: Phase, *, clock: str | None = None, group_size: int | None = None) -> Iterator[PhaseEntry]:
         """Bring every role into its state of `phase` for a block. The block ends when all controllers have finished it.
-        Its time is added to `time/<clock>_s`."""
+        Its time is added to `time/<clock>_s`. `group_size`: see `EnterPhase`."""
         self._rendezvous.phase = name = clock or str(phase)
         started_s = time.time()
         with self._meter.timed(f"time/{name}_s"):
             is_measured = name != "eval"
             mine = None
             if self.index == 0:
-                mine = self._coordinator.enter(phase, step=self.step, is_measured=is_measured)
+                rooms = self.config.requests_per_engine(group_size)
+                mine = self._coordinator.enter(
+                    phase, step=self.step, is_measured=is_measured, requests_per_engine=rooms
+                )
                 add_moves(self._meter, mine.moved)
             entered = self._rendezvous.gather(mine)[0]
             assert entered is not None
@@ -195,21 +209,9 @@ class Controller:
         self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
 
     def evaluate(self) -> None:
-        """Measure the mean reward of greedy responses to the held-out prompts."""
-        with self.phase(Phase.ROLLOUT, clock="eval") as entered:
-            prompts, notices = self._prompts.load_eval()
-            self._tell(notices)
-            if not sum(self._rendezvous.gather(len(prompts))):
-                why = self._rendezvous.why_quarantined()
-                raise DataError(f"all held-out samples are quarantined; check data.eval{why}")
-            sampling = SamplingSettings(max_tokens=self.config.rollout.max_tokens, greedy=True)
-            answered = partial(answer, prompts, sampling, num_samples=1)
-            groups = [work.scored() for work in self._filler.run(entered, f"evaluation {self.step}", answered)]
-            self._kept.keep_evaluation(groups, step=self.step, among=self._start.eval_set.num_samples)
+        """Measure the policy on the held-out sets."""
+        groups = self._evaluation.run(self.step)
         self._failures.check(groups, among=f"the evaluation at step {self.step}", tells=self.index == 0)
-        self._meter.add_sum("eval/num_errors", sum(group.num_failed(FUNCTION) for group in groups))
-        self._meter.add_mean("eval/accuracy", sum(group.rewards[0] for group in groups), len(groups))
-        self._meter.add_sum("eval/num_samples", len(groups))
 
     def checkpoint(self) -> None:
         """Save the run, so that it can continue from exactly here."""

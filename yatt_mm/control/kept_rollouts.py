@@ -40,13 +40,16 @@ class KeptRollouts:
         calls this and `keep_evaluation` at the same moments."""
         trained, carried = filled.outcome.kept, filled.outcome.carried
         finished = [group for group in filled.judged if _position(group) not in carried]
-        self._keep(finished, step, "train", among=self._config.train.prompts_per_step, trained=trained)
+        among = self._config.train.prompts_per_step
+        self._send([group for group in finished if self._is_kept(group, among)], step, "train", trained=trained)
         self.release(filled.dropped)
 
-    def keep_evaluation(self, groups: Sequence[ScoredGroup], *, step: int, among: int) -> None:
-        """Send those groups of an evaluation on `among` samples that are kept, and release their records."""
-        self._keep(groups, step, "eval", among=among)
-        self.release([group.group.ref for group in groups])
+    def keep_evaluation(self, shares: Sequence[tuple[Sequence[ScoredGroup], int]], *, step: int) -> None:
+        """Send those groups of an evaluation that are kept, and release their records. `shares`: for each held-out set
+        its groups and the number of its prompts."""
+        kept = [group for groups, among in shares for group in groups if self._is_kept(group, among)]
+        self._send(kept, step, "eval")
+        self.release([group.group.ref for groups, _ in shares for group in groups])
 
     def release(self, refs: Sequence[Ref]) -> None:
         """Release records: now, or at the next `finish` if the keeper may still have to read them."""
@@ -65,9 +68,10 @@ class KeptRollouts:
         if left:
             self._client.release(left)
 
-    def _keep(
-        self, groups: Sequence[ScoredGroup], step: int, split: Split, *, among: int, trained: Collection[int] = ()
-    ) -> None:
+    def _is_kept(self, group: ScoredGroup, among: int) -> bool:
+        return self._keeper is not None and self._config.rollouts.keeps(_position(group), among)
+
+    def _send(self, groups: Sequence[ScoredGroup], step: int, split: Split, *, trained: Collection[int] = ()) -> None:
         if self._keeper is None:
             return
         algorithm = self._config.algorithm
@@ -77,7 +81,6 @@ class KeptRollouts:
                 advantages=advantages_of(group, algorithm) if _position(group) in trained else None,
             )
             for group in groups
-            if self._config.rollouts.keeps(_position(group), among)
         ]
         portions = [kept[at : at + MAX_GROUPS] for at in range(0, len(kept), MAX_GROUPS)] or [[]]
         for portion in portions:  # so that the deadline is for a portion, and not for all of them together

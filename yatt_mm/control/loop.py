@@ -10,6 +10,11 @@ from yatt_mm.control.controller import Controller
 from yatt_mm.protocol.placement_model import Phase
 
 
+def evaluate(controller: Controller) -> None:
+    """Measure a model on the held-out sets, and do nothing else."""
+    controller.begin()
+
+
 def train(controller: Controller) -> None:
     """Run GRPO (arXiv 2402.03300) from the start, or the checkpoint, to the last step."""
     controller.resume()

@@ -36,8 +36,11 @@ T = TypeVar("T")
 class EnterPhase(Protocol):
     """Brings every role into the state that a phase needs, during a `with` block."""
 
-    def __call__(self, phase: Phase, *, clock: str | None = None) -> AbstractContextManager[PhaseEntry]:
-        """Enter a phase on all devices for a `with` block. `clock` is the metric to which the block's time is added."""
+    def __call__(
+        self, phase: Phase, *, clock: str | None = None, group_size: int | None = None
+    ) -> AbstractContextManager[PhaseEntry]:
+        """Enter a phase on all devices for a `with` block. `clock` is the metric to which the block's time is added.
+        `group_size`: the responses of a group, if they are not those of training."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -219,8 +222,9 @@ class BatchFiller:
 
     @property
     def _sampling(self) -> SamplingSettings:
+        rollout = self._config.rollout
         return SamplingSettings(
-            max_tokens=self._config.rollout.max_tokens, temperature=self._config.rollout.temperature
+            max_tokens=rollout.max_tokens, temperature=rollout.temperature, stop=tuple(rollout.stop)
         )
 
 

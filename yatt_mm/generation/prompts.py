@@ -3,6 +3,7 @@ samples whose media cannot be decoded."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,7 +34,7 @@ class PromptSource:
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
         self._limits = config.rollout
-        self._sets = {one.name: one for one in (*start.train_sets, start.eval_set)}
+        self._sets = {one.name: one for one in (*start.train_sets, *start.eval_sets)}
         self._conversations = ConversationReader(
             system_prompt=config.data.system_prompt, prompt_template=config.data.prompt_template
         )
@@ -42,8 +43,8 @@ class PromptSource:
         """[set] for each sample the number of the one whose answer it gets, if answers are shuffled."""
         if config.data.shuffle_answers:
             self._donors = {one.name: _shuffled(one, config.run.seed) for one in start.train_sets}
-        self._eval_indices = range(controller, start.eval_set.num_samples, config.controllers.num)
-        self._eval_prompts: list[Prompt] | None = None
+        self._controller, self._num_controllers = controller, config.controllers.num
+        self._eval_prompts: dict[str, list[Prompt]] = {}
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return the training prompts of the slots, and a notice for each one that was left out."""
@@ -56,16 +57,20 @@ class PromptSource:
         for name, indices in _indices_by_set(slots).items():
             self._client.prefetch(self._sets[name].dataset, indices, self._recipes.by_kind())
 
-    def load_eval(self) -> tuple[list[Prompt], list[dict[str, Any]]]:
-        """Return this controller's share of the held-out prompts. The notices say which samples cannot be used; only
-        the first call of a fresh run has any."""
-        if self._eval_prompts is not None:
-            return self._eval_prompts, []
-        held_out = self._start.eval_set
-        slots = [Slot(position=at, epoch=0, index=at, set_name=held_out.name) for at in self._eval_indices]
-        samples = self._prepared(held_out, list(self._eval_indices))
-        self._eval_prompts, notices = self._prompts(slots, samples, samples)
-        return self._eval_prompts, notices if self._start.checkpoint is None else []
+    def load_eval(self, held_out: RunSet) -> tuple[list[Prompt], list[dict[str, Any]]]:
+        """Return this controller's share of the prompts of a held-out set. Their positions are those among the prompts
+        of all held-out sets. The notices say which samples cannot be used; only the first call of a fresh run has
+        any."""
+        if held_out.name in self._eval_prompts:
+            return self._eval_prompts[held_out.name], []
+        before = itertools.takewhile(lambda one: one.name != held_out.name, self._start.eval_sets)
+        first = sum(one.num_samples for one in before)
+        indices = range(self._controller, held_out.num_samples, self._num_controllers)
+        slots = [Slot(position=first + at, epoch=0, index=at, set_name=held_out.name) for at in indices]
+        samples = self._prepared(held_out, list(indices))
+        prompts, notices = self._prompts(slots, samples, samples)
+        self._eval_prompts[held_out.name] = prompts
+        return prompts, notices if self._start.checkpoint is None else []
 
     def _by_set(self, slots: Sequence[Slot], load: Callable[[RunSet, Sequence[int]], list[Sample]]) -> list[Sample]:
         """Return the samples of the slots, in their order; `load` is called once per set."""

@@ -53,7 +53,8 @@ class RewardStage:
         )
         got = await self._scored.add(None, task)
         work.rewards, work.failures = list(got.rewards), []
-        work.scores = [Scores(source=FUNCTION, values=got.rewards, parts=got.parts, answers=got.answers)]
+        scores = Scores(source=FUNCTION, values=got.rewards, parts=got.parts, answers=got.answers, votes=got.votes)
+        work.scores = [scores]
         if got.fault is not None:
             work.failures.append(Failures(source=FUNCTION, num=got.num_errors, fault=got.fault))
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.judge_stage import JudgeStage
 from yatt_mm.generation.metrics import StepMeter
-from yatt_mm.generation.phase_context import PhaseContext
+from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.reward_stage import RewardStage
 from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.protocol.control import Prompt
@@ -26,7 +26,10 @@ async def answer(
     Raises:
         WorkerError: an engine or a reward worker failed or was late.
     """
-    rollout, rewards = RolloutStage(context, sampling, num_samples=num_samples), RewardStage(context)
+    # an engine gets as many responses with a call as in training, however few a group has
+    chunk_size = max(CHUNK_SIZE, CHUNK_SIZE * context.config.rollout.group_size // num_samples)
+    rollout = RolloutStage(context, sampling, num_samples=num_samples, chunk_size=chunk_size)
+    rewards = RewardStage(context)
 
     async def follow(work: GroupWork) -> None:
         await rollout.sample(work)

@@ -143,7 +143,7 @@ def verdicts(row: Row) -> list[tuple[str, str]]:
 
 def by_prompt(rows: Sequence[Row], split: Split) -> list[list[Row]]:
     """Return the rows of each prompt of a split, in the order of the file."""
-    groups: dict[int, list[Row]] = {}
+    groups: dict[object, list[Row]] = {}
     for row in rows:
         if row["split"] == split:
             groups.setdefault(row["position"], []).append(row)

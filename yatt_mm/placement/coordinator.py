@@ -57,6 +57,7 @@ class Coordinator:
         time. `division`: how cells may be divided; None in full colocation. `deadline_s`: timeout of one transition.
         """
         self._placement = placement
+        self._requests_per_engine = dict(requests_per_engine)
         self._workers = dict(workers)
         self._deadline_s = deadline_s
         self._clock_s = time.time() - time.monotonic()
@@ -94,11 +95,14 @@ class Coordinator:
         self._is_ending = asyncio.Event()
         self._failure: Exception | None = None
 
-    async def enter(self, phase: Phase, step: int, is_measured: bool) -> PhaseEntry:
+    async def enter(
+        self, phase: Phase, step: int, is_measured: bool, requests_per_engine: Mapping[str, int] | None = None
+    ) -> PhaseEntry:
         """Bring every unit into its state for `phase`, first those that give up memory, then those that take it.
 
         No request that the phase does not allow may be under way. `is_measured`: True if the phase counts in the
-        step's placement metrics.
+        step's placement metrics. `requests_per_engine`: another number of requests that an engine of each pool
+        works on at the same time, for this phase.
 
         Raises:
             PlacementError: two roles would share a device.
@@ -107,6 +111,8 @@ class Coordinator:
         await self._stop_moving()
         self._number += 1
         self._forget_requests()
+        for name, pool in self._pools.items():
+            pool.requests_per_engine = (requests_per_engine or self._requests_per_engine)[name]
         self._usage.begin(phase if is_measured else None, step, now_s=self._now_s)
         if phase is Phase.GENERATION:
             self._divide()

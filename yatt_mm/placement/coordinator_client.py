@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 from yatt_mm.common.ray_calls import ask_actor
@@ -21,9 +21,11 @@ class CoordinatorClient:
         self._controller = controller
         self._deadline_s = deadline_s
 
-    def enter(self, phase: Phase, *, step: int, is_measured: bool) -> PhaseEntry:
+    def enter(
+        self, phase: Phase, *, step: int, is_measured: bool, requests_per_engine: Mapping[str, int] | None
+    ) -> PhaseEntry:
         """Bring every unit into its state for `phase`. Raises WorkerError if that failed or took too long."""
-        return self._ask(Coordinator.enter, phase, step, is_measured)
+        return self._ask(Coordinator.enter, phase, step, is_measured, requests_per_engine)
 
     def acquire(self, number: int, pool: str, count: int, ended: Sequence[Ended]) -> Awaitable[list[int]]:
         """Wait for engines for this controller's `count` requests of phase `number`."""

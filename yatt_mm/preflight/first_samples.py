@@ -22,7 +22,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.preflight.first_prompts import check_prompts
 from yatt_mm.preflight.run_sets import FoundSet
-from yatt_mm.protocol.control import HELD_OUT, Prompt, RunStart, Slot
+from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
 NUM_FIRST = 8
 """The number of samples whose media are made, if one of them can be used."""
@@ -52,7 +52,7 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
     """
     key, run_set = found.key, found.run_set
     _check_fields(client.samples(run_set.dataset, [0])[0], config, found)
-    start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_set=run_set)
+    start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
     source = PromptSource(client, config, recipes, start, controller=0)
     prompts: list[Prompt] = []
     notices: list[dict[str, Any]] = []
@@ -120,7 +120,7 @@ def _check_fields(sample: Sample, config: Config, found: FoundSet) -> None:
                     "(tar --sort=name)"
                 ) from error
             raise ConfigError(f"{where}: {error}; set {option}") from error
-    if found.run_set.name == HELD_OUT:
+    if not found.is_trained:
         return
     for judge, section in config.reward.judges.items():
         template = judge_spec(judge, section, config.data.video.sampling()).template

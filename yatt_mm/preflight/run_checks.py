@@ -20,7 +20,8 @@ from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
-from yatt_mm.preflight.run_sets import key_of
+from yatt_mm.preflight.run_sets import held_out_sections, key_of
+from yatt_mm.protocol.control import HELD_OUT
 from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
@@ -41,8 +42,12 @@ def check_run(config: Config) -> None:
     if config.dataplane.uri is None:
         for one in config.data.train:
             check_shards(key_of(one), one.path)
-        check_shards("data.eval", config.data.eval)
-    for path in filter(None, (config.reward.function, *(one.reward for one in config.data.train))):
+        for name, held_out in held_out_sections(config).items():
+            check_shards("data.eval" if name == HELD_OUT else f"eval.sets.{name}", held_out.path)
+    if not held_out_sections(config):
+        raise ConfigError("data.eval is missing, and eval.sets has no set; add one of them to the config")
+    rewards = [one.reward for one in config.data.train] + [one.reward for one in config.eval.sets.values()]
+    for path in filter(None, (config.reward.function, *rewards)):
         load_reward_function(path)
     check_judges(config)
     check_placement(config)

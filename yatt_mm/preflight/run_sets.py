@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from dataplane.client.client import Client
 from dataplane.core.errors import DatasetError
@@ -12,6 +12,7 @@ from dataplane.datasets.sampler import Source
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.sample_layouts import OWN, Layout, find_layout
 from yatt_mm.config.data_section import FieldsSection, TrainSetSection
+from yatt_mm.config.eval_section import EvalSetSection
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import HELD_OUT, TRAIN, RunSet
 from yatt_mm.rewards.loading import absolute
@@ -32,6 +33,11 @@ class FoundSet:
     bad: Sequence[BadMedia]
     """The shards and members that could not be indexed."""
 
+    @property
+    def is_trained(self) -> bool:
+        """True for a training set."""
+        return self.key.startswith("data.train")
+
 
 def find_train_sets(client: Client, config: Config) -> list[FoundSet]:
     """Index the training sets of a run, and see their layouts.
@@ -45,13 +51,29 @@ def find_train_sets(client: Client, config: Config) -> list[FoundSet]:
     ]
 
 
-def find_held_out_set(client: Client, config: Config) -> FoundSet:
-    """Index the held-out set of a run, and see its layout.
+def find_held_out_sets(client: Client, config: Config) -> list[FoundSet]:
+    """Index the held-out sets of a run, and see their layouts.
 
     Raises:
-        ConfigError: it cannot be used.
+        ConfigError: one of them cannot be used.
     """
-    return _find(client, config, "data.eval", HELD_OUT, HELD_OUT, config.data.eval, FieldsSection(), None)
+    found = []
+    for name, one in held_out_sections(config).items():
+        key = "data.eval" if name == HELD_OUT else f"eval.sets.{name}"
+        root = held_out_root_of(name)
+        indexed = _find(client, config, key, name, root, one.path, one.fields, one.reward)
+        num_samples = indexed.run_set.num_samples
+        run_set = replace(indexed.run_set, num_samples=min(num_samples, one.num_prompts or num_samples))
+        found.append(replace(indexed, run_set=run_set))
+    return found
+
+
+def held_out_sections(config: Config) -> dict[str, EvalSetSection]:
+    """Return the settings of the held-out sets by name: that of `data.eval`, and those of `eval.sets`."""
+    first = {}
+    if config.data.eval is not None:
+        first = {HELD_OUT: EvalSetSection(path=config.data.eval, num_prompts=config.data.num_eval_samples)}
+    return first | config.eval.sets
 
 
 def sources_of(config: Config, found: Sequence[FoundSet]) -> list[Source]:
@@ -72,8 +94,13 @@ def root_of(section: TrainSetSection) -> str:
     return TRAIN if section.name == TRAIN else f"{TRAIN}.{section.name}"
 
 
-def pattern_of(section: TrainSetSection) -> str:
-    """Return the pattern of a training set's files, with the columns of media that the config names."""
+def held_out_root_of(name: str) -> str:
+    """Return the name of a held-out set at the run's own node."""
+    return HELD_OUT if name == HELD_OUT else f"{HELD_OUT}.{name}"
+
+
+def pattern_of(section: TrainSetSection | EvalSetSection) -> str:
+    """Return the pattern of a set's files, with the columns of media that the config names."""
     if not section.fields.media:
         return section.path
     has_options = "=" in section.path.rpartition("#")[2] and "#" in section.path

@@ -21,7 +21,7 @@ from yatt_mm.protocol.rollout import GroupRef
 TRAIN = "train"
 """The name of the training set of a run that has one."""
 HELD_OUT = "eval"
-"""The name of the held-out set."""
+"""The name of the held-out set of `data.eval`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,6 +77,11 @@ class ScoredGroup:
         """[G] the answers that the reward function read in the responses; empty if it does not say."""
         return next((scores.answers for scores in self.scores if scores.source == FUNCTION), ())
 
+    @property
+    def votes(self) -> tuple[str, ...]:
+        """[G] what each response answers, for a vote."""
+        return next((scores.votes for scores in self.scores if scores.source == FUNCTION), ())
+
     def num_failed(self, source: str) -> int:
         """Return the number of responses to which this source of scores gave none."""
         return sum(failures.num for failures in self.failures if failures.source == source)
@@ -106,15 +111,15 @@ class RunStart:
     checkpoint: str | None
     """The folder with the training ranks' state to load, or None for a fresh run."""
     train_sets: tuple[RunSet, ...]
-    eval_set: RunSet
-    """The held-out set; its number of samples is that of an evaluation."""
+    eval_sets: tuple[RunSet, ...]
+    """The held-out sets; their numbers of samples are those of an evaluation."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read)."""
 
     @property
     def rewards(self) -> tuple[str, ...]:
         """The paths of all reward functions, each once."""
-        return tuple(dict.fromkeys(one.reward for one in (*self.train_sets, self.eval_set)))
+        return tuple(dict.fromkeys(one.reward for one in (*self.train_sets, *self.eval_sets)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

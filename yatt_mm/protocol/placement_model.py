@@ -9,7 +9,7 @@ the devices of the largest engine, which hold whole engines of the policy and of
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
 
@@ -87,6 +87,10 @@ class Placement:
     def is_partial(self) -> bool:
         """True when rollout and GenRM work at the same time."""
         return bool(self.cells)
+
+    def without(self, role: Role) -> Placement:
+        """Return the placement without the units of a role."""
+        return replace(self, units=tuple(unit for unit in self.units if unit.role is not role))
 
     def of_role(self, role: Role) -> tuple[Unit, ...]:
         """Return the units of a role."""

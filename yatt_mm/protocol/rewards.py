@@ -43,6 +43,7 @@ class Scores:
     """[G] by name the parts of the function's scores; see `GroupRewards`."""
     answers: tuple[str | None, ...] = ()
     """[G] the answers that the function read; see `GroupRewards`."""
+    votes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,3 +60,5 @@ class GroupRewards:
     """[G] by name the parts of each reward, before their weights; None for a response without this part."""
     answers: tuple[str | None, ...] = ()
     """[G] the answer that the function read in each response; None where it does not say."""
+    votes: tuple[str, ...] = ()
+    """[G] what each response answers, for a vote: the answer that the function read, or else a digest of the text."""

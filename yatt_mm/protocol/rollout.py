@@ -22,7 +22,15 @@ class SamplingSettings:
     temperature: float = 1.0
     """The number by which the logits are divided; the trainer applies the same value."""
     greedy: bool = False
-    """True takes the most likely token (evaluation); seeds and temperature then have no effect."""
+    """True takes the most likely token (evaluation); seeds, temperature and the limits below then have no effect."""
+    top_p: float = 1.0
+    """In evaluation alone: only the most likely tokens are sampled that together have this probability."""
+    top_k: int = 0
+    """In evaluation alone: only this many of the most likely tokens are sampled; 0 sets no limit."""
+    min_p: float = 0.0
+    """In evaluation alone: only tokens are sampled with at least this share of the most likely token's probability."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response, which keeps them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

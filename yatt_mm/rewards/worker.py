@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Mapping, Sequence
 
@@ -57,7 +58,7 @@ class RewardWorker:
             places = [place for place, task in enumerate(tasks) if task.function == path]
             given = iter(call([response for place in places for response in groups[place]]))
             scored |= {place: [next(given) for _ in groups[place]] for place in places}
-        return [_together(tasks[place], scored[place]) for place in range(len(tasks))]
+        return [_together(task, groups[place], scored[place]) for place, task in enumerate(tasks)]
 
     def _responses(self, task: RewardTask, group: group_record.GroupRecord) -> list[Response]:
         texts = tuple(sample.text for sample in group.samples)
@@ -78,7 +79,7 @@ class RewardWorker:
         ]
 
 
-def _together(task: RewardTask, scored: Sequence[Reward | Fault]) -> GroupRewards:
+def _together(task: RewardTask, responses: Sequence[Response], scored: Sequence[Reward | Fault]) -> GroupRewards:
     """Return the rewards of one group."""
     faults = [one for one in scored if isinstance(one, Fault)]
     rewards = [Reward(value=0.0) if isinstance(one, Fault) else one for one in scored]
@@ -91,4 +92,12 @@ def _together(task: RewardTask, scored: Sequence[Reward | Fault]) -> GroupReward
         fault=faults[0] if faults else None,
         parts={name: tuple(reward.parts.get(name) for reward in rewards) for name in names},
         answers=tuple(reward.answer for reward in rewards),
+        votes=tuple(map(_vote, responses, rewards)),
     )
+
+
+def _vote(response: Response, reward: Reward) -> str:
+    """Return what a response answers. A digest stands for its text, which controllers do not hold."""
+    if reward.answer is not None:
+        return reward.answer
+    return hashlib.blake2b(response.text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

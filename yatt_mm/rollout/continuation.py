@@ -52,6 +52,10 @@ class Continuation:
             max_tokens=self.sampling.max_tokens,
             temperature=self.sampling.temperature,
             greedy=self.sampling.greedy,
+            top_p=self.sampling.top_p,
+            top_k=self.sampling.top_k,
+            min_p=self.sampling.min_p,
+            stop=self.sampling.stop,
             begun=tuple(tuple(self.earlier[sample].token_ids.tolist()) for sample in unfinished),
         )
 
@@ -62,7 +66,10 @@ class Continuation:
         """
         new = dict(zip(self.unfinished, sampled, strict=True))
         samples = [
-            _continued(sample, new[i], decode) if i in new else self._closed(i) for i, sample in enumerate(self.earlier)
+            _stopped(_continued(sample, new[i], decode), len(sample.token_ids), self.sampling.stop, decode)
+            if i in new
+            else self._closed(i)
+            for i, sample in enumerate(self.earlier)
         ]
         return GroupRecord(prompt_token_ids=np.array(self.prompt, dtype=np.int64), samples=tuple(samples))
 
@@ -110,6 +117,26 @@ def sample_seed(group_seed: int, sample: int) -> int:
     """Return the seed of one sample, 31 bits. It depends only on the group's seed and the sample's index."""
     digest = hashlib.blake2b(f"{group_seed} {sample}".encode(), digest_size=4).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFF
+
+
+def _stopped(
+    sample: SampleRecord, num_earlier: int, stop: Sequence[str], decode: Callable[[list[int]], str]
+) -> SampleRecord:
+    """Return the sample up to the first text that ends it. The engine itself stops at such a text, but not at one that
+    begins in the `num_earlier` tokens of earlier attempts."""
+    if not num_earlier or not any(text in sample.text for text in stop):
+        return sample
+    for num_tokens in range(num_earlier, len(sample.token_ids) + 1):
+        text = decode(sample.token_ids[:num_tokens].tolist())
+        if any(ending in text for ending in stop):
+            return SampleRecord(
+                token_ids=sample.token_ids[:num_tokens],
+                logprobs=sample.logprobs[:num_tokens],
+                policy_versions=sample.policy_versions[:num_tokens],
+                text=text,
+                finish_reason="stop",
+            )
+    return sample
 
 
 def _continued(earlier: SampleRecord, sampled: Sampled, decode: Callable[[list[int]], str]) -> SampleRecord:

@@ -168,7 +168,15 @@ class GenerateRequest:
     temperature: float = 1.0
     """The temperature by which logits are divided."""
     greedy: bool = False
-    """True: take the most likely token; seed and temperature have no effect."""
+    """True: take the most likely token; seed, temperature and the limits below have no effect."""
+    top_p: float = 1.0
+    """Only the most likely tokens are sampled that together have this probability."""
+    top_k: int = 0
+    """Only this many of the most likely tokens are sampled; 0 sets no limit."""
+    min_p: float = 0.0
+    """Only tokens are sampled with at least this share of the most likely token's probability."""
+    stop: tuple[str, ...] = ()
+    """Texts that end a response, which keeps them."""
     scored_token_ids: tuple[int, ...] = ()
     """The ids of tokens whose log-probability as the first token of the response is returned, sampled or not; at most
     20."""

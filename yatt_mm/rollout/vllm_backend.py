@@ -119,17 +119,22 @@ def params_of(request: GenerateRequest, sample: int) -> SamplingParams | Pooling
 
 
 def _sampling_params(request: GenerateRequest, sample: int) -> SamplingParams:
-    """Return sampling parameters with the distribution that the trainer assumes: a temperature and nothing else."""
+    """Return vLLM's sampling parameters. In training, the distribution is the one that the trainer assumes: a
+    temperature and nothing else."""
+    is_limited = not request.greedy
     return SamplingParams(
         max_tokens=request.max_tokens - len(request.tokens_begun(sample)),
         temperature=0.0 if request.greedy else request.temperature,
-        top_p=1.0,
-        top_k=0,
+        top_p=request.top_p if is_limited else 1.0,
+        top_k=request.top_k if is_limited else 0,
+        min_p=request.min_p if is_limited else 0.0,
+        stop=list(request.stop),
+        include_stop_str_in_output=True,
         seed=None if request.greedy else request.seeds[sample],
         logprobs=len(request.scored_token_ids),  # for the scored tokens; vLLM always adds the sampled token
         logprob_token_ids=list(request.scored_token_ids) or None,
         output_kind=RequestOutputKind.FINAL_ONLY,
-        detokenize=False,
+        detokenize=bool(request.stop),
     )
 
 

@@ -12,15 +12,17 @@ import secrets
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column, Table
 
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
@@ -54,6 +56,25 @@ class Scratch:
     """Published weights, in shared memory."""
 
 
+def evaluate(config: Config, *, console: Console | None = None) -> dict[str, float]:
+    """Measure the model of `model.path` on the held-out sets of `config`, with engines alone; return the metrics.
+
+    Raises:
+        ConfigError: before anything heavy is started.
+        YattError: when a part failed; everything has been stopped by then.
+    """
+    console = console or Console()
+    folder = config.run_dir / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
+    config = config.for_evaluation(folder)
+    check_run(config)
+    reporter = _launched(config, None, None, console)
+    metrics = {name: value for name, value in reporter.last.items() if name.startswith("eval/")}
+    console.print(_table_of(metrics))
+    _tell_left_out(config, reporter, console)
+    console.print(f"metrics and responses in {folder}", highlight=False, soft_wrap=True)
+    return metrics
+
+
 def launch(config: Config, *, resume: str | None = None, console: Console | None = None) -> dict[int, float]:
     """Run `config` to its end; return the held-out accuracy by step.
 
@@ -74,21 +95,27 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         )
         return {}
     started = time.perf_counter()
+    reporter = _launched(config, checkpoint, state, console)
+    _summarise(config, reporter, time.perf_counter() - started, console)
+    reporter.learning.finish()
+    return reporter.accuracies
+
+
+def _launched(config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console) -> Reporter:
+    """Run `config` to its end, and return what it reported."""
     with signals_restored(), ending_with_the_first_error() as stack:
         interrupt_on_signals(console)
         try:
-            reporter = _run(stack, config, checkpoint, state, console)
+            return _run(stack, config, checkpoint, state, console)
         except (YattError, DataPlaneError) as error:
             _note_logs(error, config.log_dir)
             raise
         except KeyboardInterrupt:
-            stack.callback(_tell_what_is_saved, config, console)
+            if config.trains:
+                stack.callback(_tell_what_is_saved, config, console)
             raise
         finally:
             say_on_signals(console)
-    _summarise(config, reporter, time.perf_counter() - started, console)
-    reporter.learning.finish()
-    return reporter.accuracies
 
 
 def _run(
@@ -116,7 +143,7 @@ def _run(
     with signals_held(console):
         stack.enter_context(session)
     judges = " and judges" if config.has_local_judges else ""
-    starting = f"starting {config.engines.num} engines{judges} and training ranks"
+    starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
     with console.status(starting):
         team = build_team(
@@ -204,13 +231,15 @@ def _env(scratch: Scratch) -> dict[str, str]:
 
 
 def _plan_of(config: Config, point: StartPoint) -> str:
-    parallel, start, held_out = config.parallel(), point.start, point.start.eval_set
+    parallel, start = config.parallel(), point.start
     pools = {"vLLM engines": config.engines} | {f"of judge {name}": judge for name, judge in config.judges.items()}
     engines = ", ".join(f"{pool.num} {name}{f' (tp {pool.tp})' if pool.tp > 1 else ''}" for name, pool in pools.items())
-    num_train = sum(one.num_samples for one in start.train_sets)
+    num_train, num_held_out = (sum(one.num_samples for one in sets) for sets in (start.train_sets, start.eval_sets))
     sets = "".join(f"  {escape(line)}\n" for line in point.sets)
+    if not config.trains:
+        return f"{config.model.path}: {num_held_out} held-out samples; {engines}\n{sets}".rstrip()
     return (
-        f"[bold]{config.run.name}[/]: {config.model.path}; {num_train} training samples and {held_out.num_samples} "
+        f"[bold]{config.run.name}[/]: {config.model.path}; {num_train} training samples and {num_held_out} "
         f"held-out samples\n{sets}"
         f"  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
         f"{config.placement.mode}: {engines} and {parallel.world_size} Megatron ranks "
@@ -229,6 +258,25 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
             highlight=False,
             soft_wrap=True,
         )
+    _tell_left_out(config, reporter, console)
+    console.print(
+        f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
+        f"(tensorboard --logdir {config.run_dir})",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table_of(metrics: Mapping[str, float]) -> Table:
+    """Return the metrics of an evaluation, one line each."""
+    table = Table("metric", Column("value", justify="right"), box=box.SIMPLE)
+    for name, value in metrics.items():
+        table.add_row(name, f"{value:.0f}" if name.rpartition("/")[2].startswith("num_") else f"{value:.4f}")
+    return table
+
+
+def _tell_left_out(config: Config, reporter: Reporter, console: Console) -> None:
+    """Say how many samples were left out, and how many responses have no score."""
     if reporter.num_quarantined:
         where = config.run_dir / QUARANTINE_FILE
         console.print(
@@ -243,9 +291,3 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
             highlight=False,
             soft_wrap=True,
         )
-    console.print(
-        f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
-        f"(tensorboard --logdir {config.run_dir})",
-        highlight=False,
-        soft_wrap=True,
-    )

@@ -63,6 +63,8 @@ class Reporter:
             run_dir.mkdir(parents=True, exist_ok=True)
         self.accuracies: dict[int, float] = {}
         """The held-out accuracy by step, so far."""
+        self.last: dict[str, Any] = {}
+        """The metrics of the last step so far."""
         self.num_quarantined = 0
         """The number of samples that were left out, as far as this run has told of them."""
         self.num_without_score = 0
@@ -127,6 +129,7 @@ class Reporter:
             self._warn("no score", _failure(record))
         else:
             self._write(METRICS_FILE, record)
+            self.last = record
             self.num_without_score += _num_failed(record)
             self._plot(record)
             self._show_rollouts(record["step"])

@@ -16,8 +16,7 @@ from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.config.run_config import Config
-from yatt_mm.preflight.run_sets import pattern_of, root_of
-from yatt_mm.protocol.control import HELD_OUT
+from yatt_mm.preflight.run_sets import held_out_root_of, held_out_sections, pattern_of, root_of
 
 NODE_LOG = "node.log"
 SCOPE_TIMEOUT_S = 10.0
@@ -78,7 +77,8 @@ def keep_log(scratch: Path, folder: Path) -> None:
 
 
 def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
-    roots = {root_of(one): [pattern_of(one)] for one in config.data.train} | {HELD_OUT: [config.data.eval]}
+    roots = {root_of(one): [pattern_of(one)] for one in config.data.train}
+    roots |= {held_out_root_of(name): [pattern_of(one)] for name, one in held_out_sections(config).items()}
     spill_in = Path(config.dataplane.spill_dir or scratch)
     spill_in.mkdir(parents=True, exist_ok=True)
     spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))

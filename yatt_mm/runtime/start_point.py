@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,15 @@ from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.judge_servers import unreachable_servers
 from yatt_mm.preflight.overlap import files_in_both
 from yatt_mm.preflight.reward_trial import failure_on_a_prompt
-from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set, find_train_sets, key_of, sources_of
-from yatt_mm.protocol.control import RunStart
+from yatt_mm.preflight.run_sets import (
+    FoundSet,
+    find_held_out_sets,
+    find_train_sets,
+    held_out_sections,
+    key_of,
+    sources_of,
+)
+from yatt_mm.protocol.control import HELD_OUT, RunStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +37,8 @@ class StartPoint:
     """Where a run begins."""
 
     start: RunStart
-    batches: StepBatches
+    batches: StepBatches | None
+    """The prompts of the steps; None in an evaluation alone."""
     sets: tuple[str, ...]
     """A line about each data set: samples, media, layout, reward function."""
     warnings: tuple[str, ...]
@@ -46,8 +54,8 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
     """
     recipes = load_recipes(Path(config.model.path), config.data.video.sampling())
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
-        train_sets, held_out = find_train_sets(client, config), find_held_out_set(client, config)
-        every = [*train_sets, held_out]
+        train_sets, held_out = find_train_sets(client, config), find_held_out_sets(client, config)
+        every = [*train_sets, *held_out]
         flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for found in every for bad in found.bad]
         if flaws and config.data.on_bad_media == "fail":
             raise bad_media_error(**flaws[0])
@@ -57,19 +65,16 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
             for found, first in zip(train_sets, firsts)
             for warning in failure_on_a_prompt(client, config, found.key, first.prompt)
         ]
-    num_eval = held_out.run_set.num_samples
-    if config.data.num_eval_samples:
-        num_eval = min(num_eval, config.data.num_eval_samples)
     start = RunStart(
         step=state["step"] if state else 0,
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
         train_sets=tuple(found.run_set for found in train_sets),
-        eval_set=replace(held_out.run_set, num_samples=num_eval),
+        eval_sets=tuple(found.run_set for found in held_out),
         flaws=tuple(flaws),
     )
     return StartPoint(
         start=start,
-        batches=_batches(config, sources_of(config, train_sets), state),
+        batches=_batches(config, sources_of(config, train_sets), state) if config.trains else None,
         sets=tuple(_about(found, first.words) for found, first in zip(every, firsts)),
         warnings=(*reward, *_warnings(config, sum(one.num_samples for one in start.train_sets))),
     )
@@ -91,15 +96,17 @@ def _about(found: FoundSet, media: str) -> str:
 
 
 def _warnings(config: Config, num_train: int) -> Iterator[str]:
-    if config.train.prompts_per_step > num_train:
+    if config.trains and config.train.prompts_per_step > num_train:
         yield (
             f"train.prompts_per_step is {config.train.prompts_per_step}, more than the {num_train} training samples: "
             "every step uses samples several times"
         )
     yield from unreachable_servers(config)
     for one in config.data.train if config.dataplane.uri is None else ():
-        if both := files_in_both(one.path, config.data.eval):
-            yield (
-                f"{key_of(one)} and data.eval have {len(both)} file(s) in common, such as {both[0]}: the run trains on "
-                "held-out samples, so eval/accuracy says nothing about others"
-            )
+        for name, held_out in held_out_sections(config).items():
+            if both := files_in_both(one.path, held_out.path):
+                key = "data.eval" if name == HELD_OUT else f"eval.sets.{name}"
+                yield (
+                    f"{key_of(one)} and {key} have {len(both)} file(s) in common, such as {both[0]}: the run trains on "
+                    "held-out samples, so their accuracy says nothing about others"
+                )

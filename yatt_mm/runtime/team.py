@@ -48,7 +48,7 @@ def build_team(
     run_id: str,
     node: RunNode,
     start: RunStart,
-    batches: StepBatches,
+    batches: StepBatches | None,
     weights_dir: Path,
     tell: Callable[[str], None],
 ) -> Team:
@@ -113,13 +113,13 @@ def _start(
 ) -> None:
     """Start the actors: on GPUs one after another, because an engine takes its device's memory before it sleeps; on the
     CPU all at once."""
-    address = ("training rank 0", ranks[0].address.remote())
-    (store,) = wait_all([address], what="finding an address", deadline_s=START_DEADLINE_S)
+    addresses = [("training rank 0", rank.address.remote()) for rank in ranks[:1]]
+    store = wait_all(addresses, what="finding an address", deadline_s=START_DEADLINE_S)
     turns: list[list[tuple[str, Any, tuple[str, ...]]]]
     turns = [[(f"engine {number}", engine.start, ()) for number, engine in enumerate(engines)]]
     for name, of_one in judges.items():
         turns += [[(f"engine {number} of judge {name}", judge.start, ()) for number, judge in enumerate(of_one)]]
-    turns += [[(f"training rank {number}", rank.start, (store,)) for number, rank in enumerate(ranks)]]
+    turns += [[(f"training rank {number}", rank.start, tuple(store)) for number, rank in enumerate(ranks)]]
     ready = _tell_when_ready([[name for name, *_ in turn] for turn in turns], tell)
     if not site.devices.gpus:
         turns = [list(chain.from_iterable(turns))]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.reference_page import reference, reference_page
@@ -95,11 +96,44 @@ def test_every_problem_is_told_at_once(config_file: Path) -> None:
     assert "train.steps" in str(caught.value) and "reward.num_workers" in str(caught.value)
 
 
+SETS = "eval.sets={a: {path: x, num_samples: 4, temperature: 1.0, metrics: [pass@4, maj@2]}}"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("rollout.top_p=0.9", r"rollout.top_p cannot be set: tokens would .* takes it, as eval.sets.<name>.top_p"),
+        ("eval.sets={a: {path: x, metrics: [best@4]}}", r"best@4 is no metric; wanted mean@k, pass@k or maj@k"),
+        ("eval.sets={a: {path: x, metrics: [pass@4]}}", r"pass@4 needs num_samples of at least its k; it is 1"),
+        ("eval.sets={a: {path: x, num_samples: 4}}", r"num_samples is 4 and temperature 0, which gives the same"),
+        ("eval.sets={eval: {path: x}}", r"a set is called eval, as that of data.eval is"),
+        ("eval.sets={a: {temperature: 1}}", r"eval.sets.a.path is missing"),
+        ("data.train=[{name: a, path: x}, {name: a, path: y}]", r"two sets are called a; give each a name of its own"),
+        ("data.train=[{path: x}]", r"data.train.0.name is missing; add it to the config$"),
+        ("data.train=[{name: a, path: x, weight: 0}]", r"data.train.0.weight is 0: wanted more than 0"),
+        ("data.train=[]", r"data.train is \[\]: wanted at least 1 entries, not 0"),
+        ("data.train=3", r"data.train is 3: wanted a list"),
+    ],
+)
+def test_sets_that_cannot_be_meant_are_refused(config_file: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_config(config_file, [override])
+
+
+def test_sets_come_back_as_they_were_given(config_file: Path, tmp_path: Path) -> None:
+    train = "data.train=[{name: a, path: x, weight: 2}, {name: b, path: y, fields: {media: [scan]}}]"
+    for overrides in ([train, SETS, "data.eval=null"], []):
+        config = load_config(config_file, overrides)
+        (tmp_path / "config.yaml").write_text(dump_config(config))
+        assert load_config(tmp_path / "config.yaml") == config
+    assert yaml.safe_load(dump_config(config))["data"]["train"] == config.data.train[0].path, "one set is its path"
+
+
 def test_a_missing_file_and_a_missing_key_are_told(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot read the config"):
         load_config(tmp_path / "no.yaml")
     (tmp_path / "part.yaml").write_text("run: {name: x}")
-    with pytest.raises(ConfigError, match=r"model.path is missing; .*\n?data.train and data.eval are missing; add to"):
+    with pytest.raises(ConfigError, match=r"model.path is missing; .*\n?data.train is missing; add to"):
         load_config(tmp_path / "part.yaml")
 
 

@@ -81,10 +81,10 @@ def test_a_few_prompts_of_a_step_are_kept_with_the_advantages_of_those_it_trains
 def test_all_are_kept_where_all_are_wanted_and_none_without_a_keeper() -> None:
     keeper = Keeper()
     kept, _ = rollouts(keeper, "rollouts.keep=all")
-    kept.keep_evaluation([scored(position) for position in range(5)], step=0, among=5)
+    kept.keep_evaluation([([scored(position) for position in range(5)], 5)], step=0)
     assert list(positions(keeper.calls[0])) == [0, 1, 2, 3, 4]
     nothing, records = rollouts(None, "rollouts.keep=none")
-    nothing.keep_evaluation([scored(0)], step=0, among=5)
+    nothing.keep_evaluation([([scored(0)], 5)], step=0)
     assert records.released == ["group/0"]
 
 
@@ -106,8 +106,8 @@ def test_many_groups_go_in_portions_without_the_other_fields_of_their_samples(wa
     keeper = Keeper()
     kept, _ = rollouts(keeper, "rollouts.keep=all")
     large = [replace(group, prompt=replace(group.prompt, fields={"x": 1})) for group in map(scored, range(70))]
-    kept.keep_evaluation(large, step=0, among=70)
-    kept.keep_evaluation([], step=1, among=70)
+    kept.keep_evaluation([(large, 70)], step=0)
+    kept.keep_evaluation([([], 70)], step=1)
     assert [len(groups) for _, _, groups in keeper.calls] == [32, 32, 6, 0]
     assert keeper.last == [False, False, True, True], "a controller without groups says so"
     assert all(group.scored.prompt.fields == {} for _, _, groups in keeper.calls for group in groups)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,8 +18,8 @@ from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import DataError
 from yatt_mm.config.run_config import load_config
 from yatt_mm.generation.prompts import PromptSource
-from yatt_mm.preflight.run_sets import find_held_out_set, find_train_sets
-from yatt_mm.protocol.control import RunStart, Slot
+from yatt_mm.preflight.run_sets import find_held_out_sets, find_train_sets
+from yatt_mm.protocol.control import Prompt, RunStart, Slot
 
 CORRUPT = 2
 NUM_TRAIN = 6
@@ -47,9 +48,14 @@ def source(
         step=0,
         checkpoint=checkpoint,
         train_sets=tuple(found.run_set for found in find_train_sets(client, loaded)),
-        eval_set=find_held_out_set(client, loaded).run_set,
+        eval_sets=tuple(found.run_set for found in find_held_out_sets(client, loaded)),
     )
     return PromptSource(client, loaded, load_recipes(model), start, controller=0)
+
+
+def held_out(source: PromptSource) -> tuple[list[Prompt], list[dict[str, Any]]]:
+    """Return what the source loads of the only held-out set."""
+    return source.load_eval(source._start.eval_sets[0])
 
 
 def slots(*indices: int) -> list[Slot]:
@@ -115,10 +121,10 @@ def test_what_cannot_fit_is_set_aside_before_it_reaches_an_engine(
 
 def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: EmbeddedNode, tiny_dir: Path) -> None:
     fresh = source(node, tiny_dir, "controllers.num=1")
-    prompts, notices = fresh.load_eval()
+    prompts, notices = held_out(fresh)
     assert (len(prompts), len(notices)) == (2, 1)
-    assert fresh.load_eval() == (prompts, [])
-    assert source(node, tiny_dir, "controllers.num=1", checkpoint="somewhere").load_eval()[1] == []
+    assert held_out(fresh) == (prompts, [])
+    assert held_out(source(node, tiny_dir, "controllers.num=1", checkpoint="somewhere"))[1] == []
 
 
 VERL = ("data.question_field=prompt", "data.answer_field=reward_model.ground_truth")

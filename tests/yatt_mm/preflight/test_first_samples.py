@@ -22,7 +22,7 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.preflight import reward_trial
 from yatt_mm.preflight.first_samples import check_first_samples
-from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set
+from yatt_mm.preflight.run_sets import FoundSet, find_held_out_sets
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def found(client: Client, config: Config, name: str, *, key: str = "data.train")
             "data": config.data.model_copy(update={"eval": name}),
         }
     )
-    held_out = find_held_out_set(client, at_the_node)
+    (held_out,) = find_held_out_sets(client, at_the_node)
     is_train = key == "data.train"
     run_set = replace(held_out.run_set, name="train" if is_train else "eval")
     return replace(held_out, key=key, pattern=config.data.train[0].path, run_set=run_set)

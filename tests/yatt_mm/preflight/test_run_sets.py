@@ -22,7 +22,7 @@ from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.run_checks import check_run
-from yatt_mm.preflight.run_sets import find_held_out_set, find_train_sets, pattern_of, sources_of
+from yatt_mm.preflight.run_sets import find_held_out_sets, find_train_sets, pattern_of, sources_of
 from yatt_mm.protocol.control import RunStart, Slot
 
 WANTED = {
@@ -78,7 +78,7 @@ def test_a_set_of_another_project_needs_nothing_but_its_path(client: Client, tin
     layout, reward, turns = WANTED[name]
     assert (found.run_set.layout.name, found.run_set.reward) == (layout, reward)
     assert check_first_samples(client, config, recipes, found).words == "1 image each"
-    start = RunStart(step=0, checkpoint=None, train_sets=(found.run_set,), eval_set=found.run_set)
+    start = RunStart(step=0, checkpoint=None, train_sets=(found.run_set,), eval_sets=())
     slots = [Slot(position=at, epoch=0, index=at) for at in range(published.NUM_SAMPLES)]
     prompts, notices = PromptSource(client, config, recipes, start, controller=0).load(slots)
     assert not notices
@@ -101,8 +101,9 @@ def test_mixed_sets_give_prompts_by_their_weights_each_with_its_reward(client: C
     assert [one.run_set.reward for one in found] == ["math:dist", "math:hypot", "math:dist"]
     assert [one.key for one in found] == ["data.train[geo]", "data.train[chat]", "data.train[swift]"]
     order = PromptOrder(sources_of(config, found), seed=config.run.seed)
-    held_out = find_held_out_set(client, config).run_set
-    start = RunStart(step=0, checkpoint=None, train_sets=tuple(one.run_set for one in found), eval_set=held_out)
+    (held_out,) = find_held_out_sets(client, config)
+    sets = tuple(one.run_set for one in found)
+    start = RunStart(step=0, checkpoint=None, train_sets=sets, eval_sets=(held_out.run_set,))
     source, slots = PromptSource(client, config, recipes, start, controller=0), order.take(20)
     source.prefetch(slots)
     prompts, notices = source.load(slots)

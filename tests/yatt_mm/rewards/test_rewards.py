@@ -80,7 +80,7 @@ def test_a_reward_that_is_no_finite_number_scores_zero_and_is_told() -> None:
     got = score("tests.yatt_mm.any_reward:not_a_number", "7")
     what = "it returned nan, a float; wanted a finite number, or a dictionary of finite numbers"
     fault = Fault(what=what, where="tests.yatt_mm.any_reward:not_a_number", response="7")
-    assert got == GroupRewards(rewards=(0.0,), num_errors=1, fault=fault, answers=(None,))
+    assert (got.rewards, got.num_errors, got.fault, got.answers) == ((0.0,), 1, fault, (None,))
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from tests.yatt_mm.rollout.conftest import Prompts, Run, engine_config
 from yatt_mm.protocol.published import Published
+from yatt_mm.rollout import vllm_environment
 from yatt_mm.rollout.engine_process import EngineProcess
 from yatt_mm.rollout.vllm_engine import EngineError, VllmEngine
 from yatt_mm.weights.segment_writer import write_segment
@@ -100,7 +101,7 @@ def test_a_start_that_fails_says_so_and_leaves_nothing_behind(
 def test_a_start_that_is_cancelled_leaves_nothing_behind(
     after_s: float, tiny_dir: Path, run: Run, leftovers: Callable[[], set[object]]
 ) -> None:
-    environment = dict(os.environ)
+    environment = {**vllm_environment._DEFAULTS, **os.environ}
 
     async def cancelled_start() -> None:
         start = asyncio.create_task(VllmEngine.start(engine_config(tiny_dir, name="cancelled")))

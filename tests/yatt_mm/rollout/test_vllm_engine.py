@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,33 @@ def test_greedy_answers_are_the_most_likely_ones_whatever_the_seed(
 ) -> None:
     group = run(engine.generate(prompts.request(1, greedy=True)))
     assert len({sampled.token_ids for sampled in group}) == 1
+
+
+@pytest.mark.parametrize("limit", [{"top_k": 1}, {"min_p": 1.0}, {"top_p": 1e-6}])
+def test_a_limit_that_leaves_one_token_gives_the_greedy_answer(
+    engine: VllmEngine, prompts: Prompts, run: Run, limit: dict[str, Any]
+) -> None:
+    greedy = run(engine.generate(prompts.request(1, num_samples=1, greedy=True)))[0]
+    free, limited = (prompts.request(1, num_samples=4, **settings) for settings in ({}, limit))
+    assert {sampled.token_ids for sampled in run(engine.generate(limited))} == {greedy.token_ids}
+    assert {sampled.token_ids for sampled in run(engine.generate(free))} != {greedy.token_ids}
+
+
+def test_a_text_that_ends_responses_ends_them_and_stays(engine: VllmEngine, prompts: Prompts, run: Run) -> None:
+    def text_of(token_ids: Sequence[int]) -> str:
+        return str(engine.tokenizer.decode(list(token_ids), skip_special_tokens=True))
+
+    whole = run(engine.generate(prompts.request(1, num_samples=1, greedy=True, max_tokens=24)))[0]
+    texts = [text_of(whole.token_ids[:count]) for count in range(25)]
+    stop = next(text[-1] for text in texts[6:] if text[-1].isascii())  # not a part of a character
+    wanted = next(count for count, text in enumerate(texts) if stop in text)
+    request = prompts.request(1, num_samples=2, greedy=True, max_tokens=24, stop=("never said", stop))
+    for sampled in run(engine.generate(request)):
+        assert (sampled.token_ids, sampled.finish_reason) == (whole.token_ids[:wanted], "stop")
+        assert sampled.text == text_of(sampled.token_ids) and stop in sampled.text
+        assert sampled.logprobs == pytest.approx(whole.logprobs[:wanted], abs=1e-5)
+    (batch,) = run(engine.generate_batch([request]))
+    assert [sampled.token_ids for sampled in batch] == [whole.token_ids[:wanted]] * 2
 
 
 def test_a_medium_crosses_to_the_engine_process_once(engine: VllmEngine, prompts: Prompts, run: Run) -> None:

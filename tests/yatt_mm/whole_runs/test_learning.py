@@ -190,3 +190,18 @@ def test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transfo
     batch = _make_batch(processor, make_split(seed=0).held_out)
     accuracy = measure_accuracy(model, batch, processor.tokenizer.eos_token_id)
     assert accuracy == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
+
+
+def test_evaluating_the_exported_folder_gives_the_last_accuracy_of_the_run(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    assert whole.status == 0, whole.output
+    command = runs.arguments(digits.folder, digits.run("whole") / "hf", "whole", "data.train=not/read")
+    done = runs.run(command, module="yatt_mm.evaluate")
+    assert (done.status, done.left_behind) == (0, []), done.output
+    (folder,) = (digits.run("whole") / "evaluations").iterdir()
+    (record,) = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert record["eval/accuracy"] == pytest.approx(digits.accuracies("whole")[-1], abs=1.5 / digits.num_eval)
+    assert record["eval/num_samples"] == digits.num_eval
+    assert f"{record['eval/accuracy']:.4f}" in done.output
+    assert {row["split"] for row in read_rows(table_path(folder, 0))} == {"eval"}

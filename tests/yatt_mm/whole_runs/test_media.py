@@ -5,6 +5,7 @@ without bfloat16 needs minutes for its gradients."""
 from __future__ import annotations
 
 import io
+import itertools
 import json
 from pathlib import Path
 
@@ -29,6 +30,7 @@ SETS = {"verl": 48, "llava": 32, "swift": 16}
 NUM_EVAL, NUM_STEPS, NUM_PROMPTS = 6, 3, 32
 NUM_MEDIA = {"verl": 2, "llava": 1, "swift": 2, "eval": 1}
 SIDE, NUM_FRAMES = 224, 4
+CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
 MIB = 2**20
 QUESTION = "What is it?"
 
@@ -95,6 +97,8 @@ def run(folder: Path) -> runs.Finished:
     overrides = (
         f"data.train={json.dumps(sets)}",
         f"data.eval={folder}/eval.json",
+        f"eval.sets.clips={json.dumps(CLIPS | {'path': f'{folder}/eval.json'})}",
+        "rollouts.keep=all",
         "model.dtype=bfloat16",
         "train.freeze=[tower]",
         "controllers.num=3",
@@ -155,13 +159,35 @@ def test_kept_rollouts_show_images_and_strips_of_videos(run: runs.Finished, fold
     for step in range(NUM_STEPS + 1):
         for row in read_rows(table_path(folder / "runs" / "media", step)):
             kinds = [medium["kind"] for medium in row["media"]]
-            assert kinds == (["video"] if row["set"] in ("llava", "eval") else ["image", "image"])
+            assert kinds == (["video"] if row["set"] in ("llava", "eval", "clips") else ["image", "image"])
             assert QUESTION in row["question"]
             assert row["conversation"].startswith('[{"role": "system"') == (row["set"] == "swift")
             for medium in row["media"]:
                 assert 0 < len(medium["thumbnail"]) <= 8192
                 width, height = Image.open(io.BytesIO(medium["thumbnail"])).size
                 assert width == height * (1 if medium["kind"] == "image" else NUM_FRAMES)
+
+
+def test_several_samples_of_a_held_out_set_are_measured_as_they_were_kept(run: runs.Finished, folder: Path) -> None:
+    assert run.status == 0, run.output
+    for record in [runs.metrics(folder, "media")[0], runs.metrics(folder, "media")[-1]]:
+        rows = [
+            row for row in read_rows(table_path(folder / "runs" / "media", record["step"])) if row["split"] == "eval"
+        ]
+        assert {row["set"] for row in rows} == {"eval", "clips"}
+        groups = [[row for row in rows if (row["set"], row["index"]) == ("clips", at)] for at in range(NUM_EVAL - 1)]
+        assert [len(group) for group in groups] == [4] * (NUM_EVAL - 1) and record["eval/clips/num_samples"] == 20
+        rewards = [[row["reward"] for row in group] for group in groups]
+        assert record["eval/clips/accuracy"] == pytest.approx(np.mean(rewards))
+        assert record["eval/clips/mean@2"] == pytest.approx(np.mean([group[:2] for group in rewards]))
+        pairs = [np.mean([max(pair) for pair in itertools.combinations(group, 2)]) for group in rewards]
+        assert record["eval/clips/pass@2"] == pytest.approx(np.mean(pairs))
+        texts = [[row["response"].strip() for row in group] for group in groups]
+        chosen = [max(said, key=lambda text: (said.count(text), -said.index(text))) for said in texts]
+        right = [group[said.index(text)] for group, said, text in zip(rewards, texts, chosen)]
+        assert record["eval/clips/maj@4"] == pytest.approx(np.mean(right))
+        greedy = [row["reward"] for row in rows if row["set"] == "eval"]
+        assert (record["eval/accuracy"], len(greedy)) == (pytest.approx(np.mean(greedy)), NUM_EVAL)
 
 
 def test_no_controller_grows_while_the_pixels_pass(run: runs.Finished, folder: Path) -> None:

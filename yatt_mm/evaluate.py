@@ -1,0 +1,70 @@
+"""The command `python -m yatt_mm.evaluate CONFIG [key=value ...]`, which measures a model on held-out sets.
+
+This module only reads the command line. `yatt_mm.runtime.launch` starts the processes and stops them again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+EXAMPLES = """examples:
+  python -m yatt_mm.evaluate configs/digits_cpu.yaml
+  python -m yatt_mm.evaluate configs/digits_cpu.yaml model.path=runs/digits_cpu/hf
+  python -m yatt_mm.evaluate configs/digits_cpu.yaml data.eval=null \\
+      'eval.sets={scans: {path: examples/digits/data/eval-*.tar, num_samples: 8, temperature: 1, metrics: [pass@8]}}'
+
+The config is that of a run; its training sets are not read. Results are in evaluations/ of the run's folder.
+"""
+
+
+def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.evaluate") -> int:
+    """Run the command line and return the exit status.
+
+    0: success; 1: a part failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
+    `sys.argv`. `prog`: the name of the command in its help.
+    """
+    from yatt_mm.runtime.signals import ending_signals_interrupt
+
+    try:
+        with ending_signals_interrupt():
+            return _evaluate(arguments, prog)
+    except KeyboardInterrupt:
+        print("interrupted; everything that was started has been stopped", file=sys.stderr)
+        return 130
+
+
+def _evaluate(arguments: list[str] | None, prog: str) -> int:
+    from yatt_mm.runtime.packages import check_packages_are_ours
+
+    check_packages_are_ours()
+    from dataplane.core.errors import DataPlaneError
+    from yatt_mm.common.errors import ConfigError, YattError
+    from yatt_mm.config.run_config import load_config
+    from yatt_mm.runtime.launch import evaluate
+
+    options = _parser(prog).parse_intermixed_args(arguments)
+    try:
+        evaluate(load_config(options.config, options.overrides))
+    except (YattError, DataPlaneError) as error:
+        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
+        return 2 if isinstance(error, ConfigError) else 1
+    return 0
+
+
+def _parser(prog: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description="Measure a vision-language model on held-out sets.",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
+    parser.add_argument(
+        "overrides", nargs="*", metavar="key=value", help="dotted overrides, for example model.path=runs/mine/hf"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())
