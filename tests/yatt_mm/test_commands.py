@@ -18,7 +18,7 @@ def installed(name: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["train", "samples", "simulate"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "samples", "simulate"])
 def test_yatt_mm_and_python_m_explain_the_same_command(command: str) -> None:
     short, long = (
         run(installed("yatt-mm"), command, "--help"),
@@ -46,7 +46,9 @@ def test_yatt_mm_says_which_commands_there_are(command: tuple[str, ...]) -> None
 def test_a_command_that_is_not_there_is_refused(command: tuple[str, ...], found: str) -> None:
     done = run(installed("yatt-mm"), *command)
     assert (
-        done.returncode == 2 and f"error: {found}; wanted train, samples or simulate" in done.stderr and not done.stdout
+        done.returncode == 2
+        and f"error: {found}; wanted train, evaluate, samples or simulate" in done.stderr
+        and not done.stdout
     )
 
 
