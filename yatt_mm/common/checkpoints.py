@@ -37,8 +37,9 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def commit(self, step: int, state: dict[str, Any]) -> Path:
-        """Mark the checkpoint of `step` as complete, drop all but the `keep` newest, and return its folder."""
+    def commit(self, step: int, state: dict[str, Any], *, best: int | None = None) -> Path:
+        """Mark the checkpoint of `step` as complete, drop all but the `keep` newest and that of the step `best`, and
+        return its folder."""
         partial, final = self._partial(step), self._final(step)
         with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
@@ -48,7 +49,8 @@ class Checkpoints:
             shutil.rmtree(final)
         partial.rename(final)
         for old in self.steps()[: -self.keep]:
-            shutil.rmtree(self._final(old))
+            if old != best:
+                shutil.rmtree(self._final(old))
         return final
 
     def steps(self) -> list[int]:

@@ -64,6 +64,9 @@ class EvalSection(Section):
     """The steps between evaluations; 0 evaluates only before and after training."""
     sets: dict[Annotated[str, Field(pattern=NAME)], EvalSetSection] = {}
     """Held-out sets by name, besides `data.eval` or instead of it."""
+    keep_best: str | None = None
+    """The metric, such as `eval/accuracy` or `eval/charts/pass@8`, whose highest value after training begins keeps its
+    checkpoint, whatever `checkpoint.keep` says, and its model as a Hugging Face folder (`best`)."""
 
     @field_validator("sets")
     @classmethod
@@ -71,3 +74,12 @@ class EvalSection(Section):
         if HELD_OUT in sets:
             raise ValueError(f"a set is called {HELD_OUT}, as that of data.eval is; call it something else")
         return sets
+
+    @model_validator(mode="after")
+    def _check_best(self) -> Self:
+        known = ["eval/accuracy"]
+        for name, section in self.sets.items():
+            known += [f"eval/{name}/{metric}" for metric in ("accuracy", *section.metrics)]
+        if self.keep_best is not None and self.keep_best not in known:
+            raise ValueError(f"keep_best is {self.keep_best}; wanted one of {', '.join(known)}")
+        return self

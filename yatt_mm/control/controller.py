@@ -18,6 +18,7 @@ from dataplane.client.client import Client
 from dataplane.core.process import return_freed_memory
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
+from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
@@ -90,6 +91,9 @@ class Controller:
             self.phase,
             self._tell,
         )
+        self._best = BestModel(config.eval.keep_best, start.best)
+        self._is_best = False
+        """True if the last evaluation was better than all before."""
         self._saving: dict[str, Any] | None = None
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
@@ -111,8 +115,10 @@ class Controller:
                 self.evaluate()
             self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
             self.finish_checkpoint()  # the checkpoint of an earlier step, which was written during this one
-            if is_last or _is_due(self.step, self.config.checkpoint.every):
+            if is_last or _is_due(self.step, self.config.checkpoint.every) or self._is_best:
                 self.checkpoint()
+            if self._is_best:
+                self._export(self._team.best_dir)
 
     def begin(self) -> None:
         """Measure the model as it is, before the first step."""
@@ -220,7 +226,7 @@ class Controller:
             self._workers.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
             self._saving = {"step": self.step}
             if self.index == 0:
-                self._saving |= self._rendezvous.sampling_state()
+                self._saving |= self._rendezvous.sampling_state() | {"best": self._best.state()}
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self.finish_checkpoint()
 
@@ -234,13 +240,13 @@ class Controller:
             self._workers.on_my_ranks("finish_save")
             self._rendezvous.gather(None)
             if self.index == 0:
-                self._team.checkpoints.commit(state["step"], state | {"config": self.config.model_dump(mode="json")})
+                state |= {"config": self.config.model_dump(mode="json")}
+                self._team.checkpoints.commit(state["step"], state, best=self._best.step)
             self._rendezvous.gather(None)
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""
-        with self.phase(Phase.PUBLISH, clock="export"):
-            self._workers.on_my_ranks("save_hf", self._team.export_dir)
+        self._export(self._team.export_dir)
         if self.index == 0:
             self._tell_usage()
 
@@ -259,6 +265,10 @@ class Controller:
         self._rendezvous.abort(reason)
 
     # ------------------------------------------------------------------ helpers
+
+    def _export(self, folder: str) -> None:
+        with self.phase(Phase.PUBLISH, clock="export"):
+            self._workers.on_my_ranks("save_hf", folder)
 
     def _prefetch(self) -> None:
         """Let the node make the next step's patches while the ranks compute."""
@@ -282,9 +292,11 @@ class Controller:
             add_judges(self._meter, self._workers.on_my_judges("metrics"))
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._rendezvous.gather(self._meter.take())
+        record = merge(meters)
+        self._is_best = self._best.take(self.step, record)
         if self.index:
             return
-        record = merge(meters) | self._tell_usage()
+        record |= self._tell_usage() | self._best.metrics()
         stat = self._client.stat()
         for name in ("num_media", "num_processed", "num_recomputed", "num_evicted", "used_bytes", "processed_bytes"):
             record[f"dataplane/{name}"] = stat[name]

@@ -103,6 +103,14 @@ class RunSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Best:
+    """The best evaluation of a run so far, by the metric `eval.keep_best`."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunStart:
     """What the controllers begin with: the step, the checkpoint, and the data sets."""
 
@@ -113,6 +121,8 @@ class RunStart:
     train_sets: tuple[RunSet, ...]
     eval_sets: tuple[RunSet, ...]
     """The held-out sets; their numbers of samples are those of an evaluation."""
+    best: Best | None = None
+    """The best evaluation before the checkpoint; None for a fresh run, and if it is not kept."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read)."""
 
@@ -148,6 +158,8 @@ class Team:
     checkpoints: Checkpoints
     export_dir: str
     """The folder for the trained model in Hugging Face format."""
+    best_dir: str
+    """The folder for the best model, in the same format."""
     restart_count: int
     run_id: str
     """A name that no other run has. The names of the run's objects begin with it, because several runs may share a data

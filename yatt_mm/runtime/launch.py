@@ -258,6 +258,13 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
             highlight=False,
             soft_wrap=True,
         )
+    if reporter.last.get("best/step"):
+        console.print(
+            f"best {config.eval.keep_best}: {reporter.last['best/value']:.3f} at step "
+            f"{reporter.last['best/step']:.0f}; model in {config.run_dir / run_dir.BEST_DIR}",
+            highlight=False,
+            soft_wrap=True,
+        )
     _tell_left_out(config, reporter, console)
     console.print(
         f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ from yatt_mm.config.run_config import Config, dump_config
 from yatt_mm.runtime.report import METRICS_FILE
 
 CONFIG_FILE = "config.yaml"
+BEST_DIR = "best"
+"""The folder with the best model of a run."""
 FREE_TO_CHANGE = (
     "run.dir",
     "run.name",
@@ -75,11 +78,22 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     checkpoints.clear_partial()
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
+        if (folder / BEST_DIR).is_dir() and _best_step(folder) > step:
+            aside = folder / f"{BEST_DIR}.{time.strftime('%Y%m%d-%H%M%S')}"
+            (folder / BEST_DIR).rename(aside)
+            console.print(f"the best model so far is of a later step, and was moved to {aside}", soft_wrap=True)
         aside_checkpoints = checkpoints.set_aside_after(step)
         if aside_checkpoints is not None:
             console.print(f"checkpoints after step {step} moved to {aside_checkpoints}", soft_wrap=True)
     with writing(folder / CONFIG_FILE):
         (folder / CONFIG_FILE).write_text(dump_config(config))
+
+
+def _best_step(folder: Path) -> int:
+    """Return the step of the best model in a run's folder: that of its last record."""
+    lines = (folder / METRICS_FILE).read_text().splitlines() if (folder / METRICS_FILE).exists() else []
+    steps = [json.loads(line).get("best/step", 0) for line in lines if line.endswith("}")]
+    return int(steps[-1]) if steps else 0
 
 
 def _tell_changes(config: Config, checkpoint: Path, console: Console) -> None:

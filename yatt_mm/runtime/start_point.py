@@ -14,6 +14,7 @@ from dataplane.datasets.sampler import Source
 from models.recipes.media_recipes import load_recipes
 from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
+from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
@@ -29,7 +30,7 @@ from yatt_mm.preflight.run_sets import (
     key_of,
     sources_of,
 )
-from yatt_mm.protocol.control import HELD_OUT, RunStart
+from yatt_mm.protocol.control import HELD_OUT, Best, RunStart
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
+        best=_best_of(config, state),
         flaws=tuple(flaws),
     )
     return StartPoint(
@@ -88,6 +90,15 @@ def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | 
         return StepBatches.from_state(rule, state, sources, in_turns=config.judges_in_turn)
     except BadRequestError as error:
         raise ConfigError(f"--resume: data.train is not that of the checkpoint: {error}") from error
+
+
+def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
+    """Return the best evaluation before a checkpoint, if its own checkpoint is still there, and the metric the same."""
+    found = (state or {}).get("best")
+    if state is None or found is None or state["config"]["eval"].get("keep_best") != config.eval.keep_best:
+        return None
+    steps = Checkpoints(root=config.run_dir / "checkpoints", keep=1).steps()
+    return Best(**found) if found["step"] in (0, *steps) else None
 
 
 def _about(found: FoundSet, media: str) -> str:

@@ -30,6 +30,16 @@ def test_the_oldest_are_dropped(tmp_path: Path) -> None:
     assert read_state(find_checkpoint(tmp_path, "auto")) == {"step": 3}
 
 
+def test_the_best_one_stays_until_another_is_better(tmp_path: Path) -> None:
+    checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=1)
+    kept = []
+    for step, best in ((1, None), (2, 2), (3, 2), (4, 2), (5, 5), (6, 5)):
+        checkpoints.begin(step)
+        checkpoints.commit(step, {"step": step}, best=best)
+        kept.append(checkpoints.steps())
+    assert kept == [[1], [2], [2, 3], [2, 4], [5], [5, 6]]
+
+
 def test_what_is_not_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no committed checkpoint"):
         find_checkpoint(tmp_path, "auto")

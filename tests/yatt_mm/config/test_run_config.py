@@ -106,6 +106,7 @@ SETS = "eval.sets={a: {path: x, num_samples: 4, temperature: 1.0, metrics: [pass
         ("eval.sets={a: {path: x, metrics: [best@4]}}", r"best@4 is no metric; wanted mean@k, pass@k or maj@k"),
         ("eval.sets={a: {path: x, metrics: [pass@4]}}", r"pass@4 needs num_samples of at least its k; it is 1"),
         ("eval.sets={a: {path: x, num_samples: 4}}", r"num_samples is 4 and temperature 0, which gives the same"),
+        ("eval.keep_best=eval/a/pass@4", r"keep_best is eval/a/pass@4; wanted one of eval/accuracy$"),
         ("eval.sets={eval: {path: x}}", r"a set is called eval, as that of data.eval is"),
         ("eval.sets={a: {temperature: 1}}", r"eval.sets.a.path is missing"),
         ("data.train=[{name: a, path: x}, {name: a, path: y}]", r"two sets are called a; give each a name of its own"),

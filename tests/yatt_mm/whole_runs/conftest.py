@@ -68,4 +68,4 @@ def digits(prepared_digits: tuple[Path, Prepared], tmp_path_factory: pytest.Temp
 @pytest.fixture(scope="session")
 def whole(digits: Digits) -> runs.Finished:
     """A run without a break, in which every training sample is drawn at least once, and all responses are kept."""
-    return runs.run(digits.arguments("whole", "rollouts.keep=all"))
+    return runs.run(digits.arguments("whole", "rollouts.keep=all", "eval.keep_best=eval/accuracy"))

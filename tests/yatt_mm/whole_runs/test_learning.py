@@ -54,6 +54,17 @@ def test_the_model_learns_to_read_the_held_out_scans(whole: runs.Finished, digit
     assert np.mean(rewards[-2:]) > np.mean(rewards[:2])
 
 
+def test_the_best_model_is_kept_with_its_step(whole: runs.Finished, digits: Digits) -> None:
+    assert whole.status == 0, whole.output
+    folder, last = digits.run("whole"), runs.metrics(digits.folder, "whole")[-1]
+    assert (last["best/step"], last["best/value"]) == (NUM_STEPS, max(digits.accuracies("whole")))
+    kept, exported = ((folder / name / "model.safetensors").read_bytes() for name in ("best", "hf"))
+    assert kept == exported
+    assert f"at step {NUM_STEPS}; model in {folder / 'best'}" in whole.output
+    state = json.loads((folder / "checkpoints" / f"step_{NUM_STEPS:06d}" / "state.json").read_text())
+    assert state["best"] == {"step": NUM_STEPS, "value": last["best/value"]}
+
+
 def test_with_shuffled_answers_it_learns_nothing(digits: Digits) -> None:
     """Test half as many steps, with one controller, one engine and one rank on one device."""
     small = ("placement.num_devices=1", "rollout.num_engines=1", "controllers.num=1", f"train.steps={NUM_STEPS // 2}")
@@ -196,7 +207,7 @@ def test_evaluating_the_exported_folder_gives_the_last_accuracy_of_the_run(
     whole: runs.Finished, digits: Digits
 ) -> None:
     assert whole.status == 0, whole.output
-    command = runs.arguments(digits.folder, digits.run("whole") / "hf", "whole", "data.train=not/read")
+    command = digits.arguments("whole", f"model.path={digits.run('whole') / 'hf'}", "data.train=not/read")
     done = runs.run(command, module="yatt_mm.evaluate")
     assert (done.status, done.left_behind) == (0, []), done.output
     (folder,) = (digits.run("whole") / "evaluations").iterdir()
