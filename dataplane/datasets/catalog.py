@@ -158,7 +158,7 @@ class Catalog:
 
     def _open(self, item: DatasetFiles) -> Shard:
         if item.format == "tar":
-            return TarShard(item.file, self._caches)
+            return TarShard(item.file, self._caches, item.root.options)
         folders = media_folders(item.file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
             return JsonShard(item.file, folders, item.root.options, self._caches)

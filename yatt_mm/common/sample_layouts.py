@@ -36,11 +36,15 @@ class Layout:
         if not self.is_cut:
             return value
         turns = _before_the_answer(value) if isinstance(value, list) else [{"role": "user", "content": value}]
-        for asked, answered in fields.get("history") or () if isinstance(value, str) else ():
-            past = {"role": "user", "content": asked}, {"role": "assistant", "content": answered}
-            turns = [*turns[:-1], *past, turns[-1]]
+        if isinstance(value, str):
+            turns = [*_past_turns(fields.get("history") or []), *turns]
         system = fields.get("system")
-        return [{"role": "system", "content": system}, *turns] if isinstance(system, str) and system else turns
+        has_one = (
+            bool(turns) and isinstance(turns[0], Mapping) and turns[0].get("role", turns[0].get("from")) == "system"
+        )
+        if not isinstance(system, str) or not system or has_one:
+            return turns
+        return [{"role": "system", "content": system}, *turns]
 
     def answer_of(self, fields: Mapping[str, Any]) -> str:
         """Return the answer as text. ValueError says what is there instead."""
@@ -131,8 +135,21 @@ def _unknown(fields: Mapping[str, Any]) -> str:
     )
 
 
+def _role_of(turn: Any) -> Any:
+    return turn.get("role", turn.get("from")) if isinstance(turn, Mapping) else None
+
+
 def _is_answer(turn: Any) -> bool:
-    return isinstance(turn, Mapping) and turn.get("role", turn.get("from")) in ASSISTANT
+    return _role_of(turn) in ASSISTANT
+
+
+def _past_turns(history: Any) -> list[dict[str, str]]:
+    """Return the turns of pairs of question and answer. ValueError if they are something else."""
+    is_pairs = isinstance(history, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in history)
+    if not is_pairs:
+        raise ValueError(f"history is {str(history)[:80]}; wanted pairs of question and answer")
+    roles = ("user", "assistant")
+    return [{"role": role, "content": text} for pair in history for role, text in zip(roles, pair)]
 
 
 def _before_the_answer(turns: Sequence[Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config.values import Section
 from yatt_mm.config.wanted import NAME
-from yatt_mm.protocol.control import HELD_OUT, TRAIN
+from yatt_mm.protocol.control import TRAIN
 
 
 class VideoSection(Section):
@@ -107,8 +107,8 @@ class DataSection(Section):
     @classmethod
     def _check_names(cls, train: tuple[TrainSetSection, ...]) -> tuple[TrainSetSection, ...]:
         names = [one.name for one in train]
+        if len(names) > 1 and TRAIN in names:
+            raise ValueError(f"one of several sets is called {TRAIN}; call it what it has")
         if twice := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"two sets are called {min(twice)}; give each a name of its own")
-        if HELD_OUT in names:
-            raise ValueError(f"a training set is called {HELD_OUT}, as the held-out set is; call it something else")
         return train

@@ -83,3 +83,8 @@ class EvalSection(Section):
         if self.keep_best is not None and self.keep_best not in known:
             raise ValueError(f"keep_best is {self.keep_best}; wanted one of {', '.join(known)}")
         return self
+
+
+def held_out_key_of(name: str) -> str:
+    """Return the key of the config that names a held-out set."""
+    return "data.eval" if name == HELD_OUT else f"eval.sets.{name}"

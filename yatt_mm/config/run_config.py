@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Self
 
 import yaml
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from models.layout.parallel import Parallel
 from yatt_mm.batching.dynamic_sampling import SamplingRule, Tail
@@ -23,6 +24,7 @@ from yatt_mm.config.sections import (
     ControllersSection,
     DataplaneSection,
     ModelSection,
+    ParallelSection,
     PlacementSection,
     RaySection,
     RewardSection,
@@ -37,8 +39,17 @@ from yatt_mm.config.values import Section
 from yatt_mm.config.yaml_file import explain, read_tree
 from yatt_mm.placement.policy import Bounds, Split
 from yatt_mm.placement.rebalancer import CellDivision
+from yatt_mm.protocol.control import HELD_OUT
 from yatt_mm.protocol.placement_model import Engines, Placement, Role, cell_size, full_colocation, partial_colocation
 from yatt_mm.protocol.published import Carrier
+
+WITHOUT_CELLS = {
+    "mode": "full_colocation",
+    "rollout_devices": None,
+    "min_rollout_devices": 0,
+    "min_genrm_devices": 0,
+}
+"""What becomes of `placement` in an evaluation, where only engines of the policy work."""
 
 
 class Config(Section):
@@ -60,6 +71,14 @@ class Config(Section):
     weights: WeightsSection = WeightsSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        if both := {one.name for one in self.data.train} & {HELD_OUT, *self.eval.sets}:
+            raise ValueError(
+                f"data.train and eval.sets both have a set called {min(both)}; give each set a name of its own"
+            )
+        return self
 
     @property
     def run_dir(self) -> Path:
@@ -90,9 +109,9 @@ class Config(Section):
             update={
                 "run": self.run.model_copy(update={"dir": str(folder.parent), "name": folder.name}),
                 "data": self.data.model_copy(update={"train": ()}),
-                "train": self.train.model_copy(update={"steps": 0}),
+                "train": self.train.model_copy(update={"steps": 0, "parallel": ParallelSection()}),
                 "reward": self.reward.model_copy(update={"judges": {}, "weight": 1.0}),
-                "placement": self.placement.model_copy(update={"mode": "full_colocation"}),
+                "placement": self.placement.model_copy(update=WITHOUT_CELLS),
             }
         )
 

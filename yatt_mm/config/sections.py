@@ -131,7 +131,7 @@ class RewardSection(Section):
     """The number of reward processes."""
     deadline_s: Seconds = 60.0
     """The longest time that the function may take for one response before it is interrupted and scored 0; for a batch,
-    as many times this as it has responses."""
+    and for all responses of an async function, as many times this, up to a third of `controllers.deadline_s`."""
     max_error_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
     """The run ends when the function fails on this share of a step's responses, or of the held-out ones: raises, is
     late, or gives no finite number."""

@@ -9,7 +9,7 @@ from typing import Any
 from yatt_mm.algorithms.eval_metrics import measure
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import DataError
-from yatt_mm.config.eval_section import EvalSetSection
+from yatt_mm.config.eval_section import EvalSetSection, held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.generation.batch_filler import BatchFiller, EnterPhase
@@ -22,7 +22,10 @@ from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.rollout import SamplingSettings
 
 ACCURACY = "accuracy"
-"""The part of a reward that says whether a response is right; without it the reward itself does."""
+ACCURACIES = (ACCURACY, "acc")
+"""The part of a reward that says whether a response is right (`acc` is verl's); without it the reward itself does."""
+MAX_SOURCES = 50
+"""The most sources of a set that are measured apart."""
 SOURCE = "data_source"
 """The field of a sample that says where it comes from, as verl calls it."""
 GREEDY = EvalSetSection(path="")
@@ -62,24 +65,23 @@ class Evaluation:
             DataError: no sample of a set can be used.
             WorkerError: a worker or another controller failed or was late.
         """
-        settings = {held_out.name: self._config.eval.sets.get(held_out.name, GREEDY) for held_out in self._sets}
         shares = []
-        num_samples = max(section.num_samples for section in settings.values())
-        with self._enter_phase(Phase.ROLLOUT, clock="eval", group_size=num_samples) as entered:
-            for held_out in self._sets:
-                section = settings[held_out.name]
+        for held_out in self._sets:
+            section = self._config.eval.sets.get(held_out.name, GREEDY)
+            with self._enter_phase(Phase.ROLLOUT, clock="eval", group_size=section.num_samples) as entered:
                 prompts, notices = self._prompts.load_eval(held_out)
                 self._tell(notices)
                 if not sum(self._rendezvous.gather(len(prompts))):
                     why = self._rendezvous.why_quarantined()
-                    key = "data.eval" if held_out.name == HELD_OUT else f"eval.sets.{held_out.name}"
-                    raise DataError(f"all held-out samples are quarantined; check {key}{why}")
+                    raise DataError(
+                        f"all held-out samples are quarantined; check {held_out_key_of(held_out.name)}{why}"
+                    )
                 answered = partial(answer, prompts, self._sampling(section), num_samples=section.num_samples)
                 name = f"evaluation {step}" + (f" of {held_out.name}" if held_out.name != HELD_OUT else "")
                 groups = [work.scored() for work in self._filler.run(entered, name, answered)]
-                shares.append((groups, held_out.num_samples))
-                self._measure(held_out.name, groups, section.metrics)
-            self._kept.keep_evaluation(shares, step=step)
+            shares.append((groups, held_out.num_samples))
+            self._measure(held_out.name, groups, section.metrics)
+        self._kept.keep_evaluation(shares, step=step)
         return [group for groups, _ in shares for group in groups]
 
     def _sampling(self, section: EvalSetSection) -> SamplingSettings:
@@ -99,29 +101,29 @@ class Evaluation:
         prefixes = [] if name == HELD_OUT else [f"eval/{name}/"]
         if name == HELD_OUT or self._sets[0].name != HELD_OUT:
             prefixes.append("eval/")
-        sources = {group.prompt.fields.get(SOURCE) for group in groups}
-        sources = set().union(*self._rendezvous.gather({str(source) for source in sources if source is not None}))
+        own = [source for group in groups if isinstance(source := group.prompt.fields.get(SOURCE), str)]
+        num_sources = len(set().union(*self._rendezvous.gather(set(own))))
         for group in groups:
+            self._meter.add_sum("eval/num_errors", group.num_failed(FUNCTION))
             scores = scores_of(group)
             values = {ACCURACY: sum(scores) / len(scores)}
             values |= {metric: measure(metric, scores, group.votes) for metric in metrics}
             source = group.prompt.fields.get(SOURCE)
             for prefix in prefixes:
-                self._meter.add_sum(f"{prefix}num_errors", group.num_failed(FUNCTION))
                 self._meter.add_sum(f"{prefix}num_samples", len(group.rewards))
                 for metric, value in values.items():
                     self._meter.add_mean(f"{prefix}{metric}", value, 1)
-                    if len(sources) > 1 and source is not None:
+                    if 1 < num_sources <= MAX_SOURCES and isinstance(source, str):
                         self._meter.add_mean(f"{prefix}source/{source}/{metric}", value, 1)
                 for part, found in group.parts.items():
-                    if part != ACCURACY:
+                    if part not in ACCURACIES:
                         given = [value for value in found if value is not None]
                         self._meter.add_mean(f"{prefix}{part}/mean", sum(given), len(given))
 
 
 def scores_of(group: ScoredGroup) -> tuple[float, ...]:
     """Return [G] how right each response is: the part `accuracy` of its reward, or else the reward."""
-    parts = group.parts.get(ACCURACY)
+    parts = next((group.parts[name] for name in ACCURACIES if name in group.parts), None)
     if parts is None:
         return group.rewards
     return tuple(0.0 if part is None else part for part in parts)

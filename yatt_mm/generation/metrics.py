@@ -79,7 +79,7 @@ def merge(meters: Sequence[StepMeter]) -> dict[str, float]:
 
 def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, min_reward_range: float) -> None:
     """Add the metrics of one step's responses. `min_reward_range`: see `yatt_mm.algorithms.advantages.has_signal`."""
-    several = {group.prompt.slot.set_name for group in groups} - {TRAIN}
+    several = {group.prompt.slot.set_name for group in groups} - {TRAIN}  # a list of sets has no such name
     for group in groups:
         rewards, lengths = group.rewards, group.group.lengths
         meter.add_mean("reward/mean", sum(rewards), len(rewards))

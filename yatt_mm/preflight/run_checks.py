@@ -4,7 +4,6 @@ reward function."""
 from __future__ import annotations
 
 import json
-import re
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,13 @@ from models.recipes.media_recipes import load_recipes
 from models.registry import FAMILIES
 from yatt_mm.common.chat_template import CHAT_TEMPLATE, read_chat_template
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.data_section import FieldsSection
+from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.preflight.run_sets import held_out_sections, key_of
-from yatt_mm.protocol.control import HELD_OUT
 from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
@@ -37,13 +37,21 @@ def check_run(config: Config) -> None:
     """
     check_model(config)
     check_tokenizer("model.path", config.model.path)
-    check_run_folder(config)
+    if config.trains:
+        check_run_folder(config)
     check_media(config, "model.path", config.model.path)
     if config.dataplane.uri is None:
         for one in config.data.train:
             check_shards(key_of(one), one.path)
         for name, held_out in held_out_sections(config).items():
-            check_shards("data.eval" if name == HELD_OUT else f"eval.sets.{name}", held_out.path)
+            check_shards(held_out_key_of(name), held_out.path)
+    else:
+        for key, fields in _fields_of(config):
+            if fields.media:
+                raise ConfigError(
+                    f"{key}: fields.media is {', '.join(fields.media)}, but the node of dataplane.uri reads the set; "
+                    f"name them in its root, #media={','.join(fields.media)}"
+                )
     if not held_out_sections(config):
         raise ConfigError("data.eval is missing, and eval.sets has no set; add one of them to the config")
     rewards = [one.reward for one in config.data.train] + [one.reward for one in config.eval.sets.values()]
@@ -58,6 +66,8 @@ def check_run(config: Config) -> None:
             f"rollout.max_tokens is {rollout.max_tokens} and rollout.max_model_len {rollout.max_model_len}; the "
             "second holds prompt and response, so make it larger"
         )
+    if not config.trains:
+        return
     if train.max_tokens_per_microbatch < rollout.max_model_len:
         raise ConfigError(
             f"train.max_tokens_per_microbatch is {train.max_tokens_per_microbatch}, less than "
@@ -73,6 +83,14 @@ def check_run(config: Config) -> None:
             f"train.num_minibatches is {config.train.num_minibatches}, more than train.prompts_per_step "
             f"({config.train.prompts_per_step}); a minibatch needs at least one prompt"
         )
+
+
+def _fields_of(config: Config) -> list[tuple[str, FieldsSection]]:
+    """Return (key, field names) of every data set."""
+    return [
+        *((key_of(one), one.fields) for one in config.data.train),
+        *((held_out_key_of(name), one.fields) for name, one in held_out_sections(config).items()),
+    ]
 
 
 def check_model(config: Config) -> dict[str, Any]:
@@ -192,11 +210,6 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
     file = folder / "config.json"
     if not file.is_file():
         found = "no such folder" if not folder.is_dir() else f"a folder with {sorted(p.name for p in folder.iterdir())}"
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", path) and not folder.parent.is_dir():
-            raise ConfigError(
-                f"{key} is {path}, and there is no such folder; if it is the name of a model of the Hugging Face hub, "
-                f"download it first: hf download {path} --local-dir models/{folder.name}, and give that folder"
-            )
         where = "" if folder.is_absolute() else f" ({folder.absolute()})"
         raise ConfigError(
             f"{key} is {path}{where}: {found}; wanted a Hugging Face folder with config.json "

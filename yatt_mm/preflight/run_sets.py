@@ -12,7 +12,7 @@ from dataplane.datasets.sampler import Source
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.sample_layouts import OWN, Layout, find_layout
 from yatt_mm.config.data_section import FieldsSection, TrainSetSection
-from yatt_mm.config.eval_section import EvalSetSection
+from yatt_mm.config.eval_section import EvalSetSection, held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import HELD_OUT, TRAIN, RunSet
 from yatt_mm.rewards.loading import absolute
@@ -59,9 +59,8 @@ def find_held_out_sets(client: Client, config: Config) -> list[FoundSet]:
     """
     found = []
     for name, one in held_out_sections(config).items():
-        key = "data.eval" if name == HELD_OUT else f"eval.sets.{name}"
         root = held_out_root_of(name)
-        indexed = _find(client, config, key, name, root, one.path, one.fields, one.reward)
+        indexed = _find(client, config, held_out_key_of(name), name, root, one.path, one.fields, one.reward)
         num_samples = indexed.run_set.num_samples
         run_set = replace(indexed.run_set, num_samples=min(num_samples, one.num_prompts or num_samples))
         found.append(replace(indexed, run_set=run_set))
@@ -137,10 +136,10 @@ def _find(
 
 
 def _layout_of(samples: Sequence[Sample], key: str, question: str | None, answer: str | None) -> Layout:
-    """Return the layout of the first sample that has fields and no fault."""
-    good = next((sample for sample in samples if not sample.bad and sample.fields), None)
-    if good is None:
-        return OWN  # what is wrong with the samples is told when they are looked at as prompts
+    """Return the layout of the first sample that has fields; its media may be bad."""
+    good = next((sample for sample in samples if sample.fields), None)
+    if good is None:  # what is wrong with the samples is told when they are looked at as prompts
+        return replace(OWN, question=question or OWN.question, answer=answer or OWN.answer)
     try:
         return find_layout(good.fields, question=question, answer=answer)
     except ValueError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +17,8 @@ from yatt_mm.rewards.response import Response
 
 LATE = "it took longer than"
 """The beginning of what a fault says of a function that was interrupted."""
+AGAIN_S = 1.0
+"""The time after which a function that does not end when it is interrupted is interrupted again."""
 MAX_TRACE = 4000
 """The number of characters of a traceback that a fault keeps, from its end."""
 MAX_AT_ONCE = 64
@@ -31,15 +34,19 @@ class RewardCall:
         *,
         name: str,
         deadline_s: float,
+        longest_s: float = math.inf,
         weights: Mapping[str, float] | None = None,
     ) -> None:
-        """`name`: what faults call the function. `deadline_s`: the longest time for one response. `weights`: those of
-        the named parts of a reward."""
+        """`name`: what faults call the function. `deadline_s`: the longest time for one response. `longest_s`: the
+        longest time for a batch, and for all responses of an async function. `weights`: those of the named parts of a
+        reward."""
         self.name = name
         self._function = function
         self._form = form_of(function)
         self._deadline_s = deadline_s
+        self._longest_s = longest_s
         self._weights = weights or {}
+        self._runner = asyncio.Runner()
 
     def __call__(self, responses: Sequence[Response]) -> list[Reward | Fault]:
         """Return the reward of each response, or why it has none: the function raises, is late, or gives no finite
@@ -53,12 +60,17 @@ class RewardCall:
         return [self._read(self._given([response]), response) for response in responses]
 
     def _in_a_loop(self, responses: Sequence[Response]) -> list[Reward | Fault]:
-        limit_s = self._deadline_s * len(responses)
+        """Return the rewards of an async function. One event loop serves all calls, because a function may keep
+        connections between them."""
         try:
-            with _time_limit(limit_s):  # for a function that waits without `await`
-                return asyncio.run(self._all_at_once(responses))
+            with _time_limit(self._limit_s(responses)):  # for a function that waits without `await`
+                return self._runner.run(self._all_at_once(responses))
         except _LateError as error:
+            self._runner = asyncio.Runner()  # what was interrupted may be left in any state
             return [self._raised(error, response.text) for response in responses]
+
+    def _limit_s(self, responses: Sequence[Response]) -> float:
+        return min(self._deadline_s * len(responses), max(self._deadline_s, self._longest_s))
 
     async def _all_at_once(self, responses: Sequence[Response]) -> list[Reward | Fault]:
         if self._form.is_batch:
@@ -74,19 +86,19 @@ class RewardCall:
     def _given(self, responses: Sequence[Response]) -> Any:
         """Return what the function returns, or the fault if it raises or is late."""
         try:
-            with _time_limit(self._deadline_s * len(responses)):
+            with _time_limit(self._limit_s(responses)):
                 first, named = self._form.arguments(responses)
                 return self._function(*first, **named)
-        except Exception as error:  # the function is the user's: what it raises is reported, and the caller decides
+        except (Exception, _LateError) as error:  # what a user's function raises is reported, and the caller decides
             return self._raised(error, responses[0].text)
 
     async def _awaited(self, responses: Sequence[Response]) -> Any:
-        limit_s = self._deadline_s * len(responses)
+        limit_s = self._limit_s(responses)
         try:
             first, named = self._form.arguments(responses)
             async with asyncio.timeout(limit_s) as limit:
                 return await self._function(*first, **named)
-        except Exception as error:  # the function is the user's: what it raises is reported, and the caller decides
+        except Exception as error:  # what a user's function raises is reported, and the caller decides
             late = isinstance(error, TimeoutError) and limit.expired()
             return self._raised(_LateError(_late(limit_s)) if late else error, responses[0].text)
 
@@ -110,7 +122,7 @@ class RewardCall:
             return [given for _ in responses]
         return [self._read(one, response) for one, response in zip(given, responses)]
 
-    def _raised(self, error: Exception, text: str) -> Fault:
+    def _raised(self, error: BaseException, text: str) -> Fault:
         """Return the fault of an exception, with the part of its traceback that is inside the function."""
         frames = traceback.extract_tb(error.__traceback__)
         own = [frame for frame in frames if frame.filename != __file__ and not _is_of_asyncio(frame)]
@@ -127,8 +139,9 @@ def _is_of_asyncio(frame: traceback.FrameSummary) -> bool:
     return frame.filename in (asyncio.timeouts.__file__, asyncio.runners.__file__)
 
 
-class _LateError(TimeoutError):
-    """The function was interrupted, because it took too long."""
+class _LateError(BaseException):
+    """The function was interrupted, because it took too long. It is no Exception, so that no library that the function
+    calls takes it for one of its own."""
 
 
 def _late(seconds: float) -> str:
@@ -144,7 +157,7 @@ def _time_limit(seconds: float) -> Iterator[None]:
         raise _LateError(_late(seconds))
 
     previous = signal.signal(signal.SIGALRM, interrupt)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, AGAIN_S)
     try:
         yield
     finally:

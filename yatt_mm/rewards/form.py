@@ -54,7 +54,8 @@ def form_of(function: Callable[..., Any]) -> Form:
     is_by_name = any(name in OF_VERL for name in names)
     num_first = 0 if is_by_name else len(FIRST)
     positional = [parameter for parameter in taken if parameter.kind is not parameter.KEYWORD_ONLY]
-    if len(positional) < num_first:
+    takes_any = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
+    if len(positional) < num_first and not takes_any:
         raise ValueError(f"it takes ({', '.join(names)}); wanted (response, answer, fields)")
     is_batch = bool({"responses", "solution_strs"} & set(names[: num_first or None]))
     named = []

@@ -27,7 +27,7 @@ def regex_match(response: str, answer: str, fields: Mapping[str, Any]) -> float:
 
     The pattern (default: the last number in the text) must have one group; its last match counts.
     """
-    pattern = fields.get("pattern", r"(-?\d+(?:\.\d+)?)(?!.*\d)")
+    pattern = fields.get("pattern") or r"(-?\d+(?:\.\d+)?)(?!.*\d)"
     found = re.findall(pattern, response, flags=re.DOTALL)
     return float(bool(found) and str(found[-1]).strip() == answer.strip())
 
@@ -59,12 +59,12 @@ def choice_letter(response: str, answer: str, fields: Mapping[str, Any]) -> floa
 def number(response: str, answer: str, fields: Mapping[str, Any]) -> float:
     """Return 1.0 if the last number of the final answer is the answer's, to within 5 %, else 0.0, as ChartQA's relaxed
     accuracy. `fields["tolerance"]` is another share than 0.05. An answer that is no number wants the same text."""
-    text, wanted = final_answer(response) or response, _numbers(answer)
-    if not wanted:
+    text = final_answer(response) or response
+    if _NUMBER.fullmatch(answer.strip().strip("$")) is None:
         return float(text.strip().casefold() == answer.strip().casefold())
-    found = _numbers(text)
-    tolerance = float(fields.get("tolerance", 0.05))
-    return float(bool(found) and abs(found[-1] - wanted[-1]) <= tolerance * abs(wanted[-1]))
+    found, wanted = _numbers(text), _numbers(answer)[0]
+    tolerance = float(fields.get("tolerance") or 0.05)
+    return float(bool(found) and abs(found[-1] - wanted) <= tolerance * abs(wanted))
 
 
 def box_iou(response: str, answer: str, fields: Mapping[str, Any]) -> float:
@@ -120,7 +120,7 @@ def soft_overlong(
 
 _CALLED_ANSWER = re.compile(r"\b(?:answer|option|choice)\b(?:\s+is)?\s*:?\s*\**\(?([A-Z])\b(?!')", re.IGNORECASE)
 _IN_BRACKETS = re.compile(r"\(([A-Z])\)")
-_AT_THE_BEGINNING = re.compile(r"\s*\**(?:\(([A-Z])\)|([A-Z]))\**\s*(?:[.:),]|$)")
+_AT_THE_BEGINNING = re.compile(r"\s*\**(?:\(([A-Z])\)|([A-Z]))\**\s*(?:[.:)]|$)")
 _TEXT = re.compile(r"\\text\{([^}]*)\}")
 _AT_AN_END = re.compile(r"(?<![\w'])([A-Z])\**\s*(?:[.!]|$)", re.MULTILINE)
 _NUMBER = re.compile(r"[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?\s*%?|[-+]?\.\d+")
@@ -133,9 +133,9 @@ _THINK_FORMS = (
 def _letter(text: str) -> str | None:
     """Return the letter that a text chooses; None if it chooses none."""
     text = _TEXT.sub(r"\1", text)
-    if first := _AT_THE_BEGINNING.match(text):
-        return first[1] or first[2]
     called = [letter for letter in _CALLED_ANSWER.findall(text) if letter.isupper()]
+    if not called and (first := _AT_THE_BEGINNING.match(text)):
+        return str(first[1] or first[2])
     letters = called or _IN_BRACKETS.findall(text) or _AT_AN_END.findall(text)
     return letters[-1] if letters else None
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsFloat
 
 from yatt_mm.protocol.faults import MAX_SHOWN
 
 TOTALS = ("overall", "score")
-"""Names of a part that is the reward itself, as EasyR1 and verl call it. The other parts are then only shown."""
-ANSWER = "answer"
-"""The name of a part that is a text: the answer that the function read in the response."""
+"""Names of a part that is the reward itself, as EasyR1 and verl call it. The other parts are then only shown, and those
+that are no numbers left out."""
+ANSWERS = ("answer", "pred")
+"""Names of a part that is a text: the answer that the function read in the response; `pred` is verl's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,10 +34,15 @@ def read_reward(given: Any, weights: Mapping[str, float]) -> Reward:
     """
     if not isinstance(given, Mapping):
         return Reward(value=_number(given, given))
-    parts = {str(name): _number(part, given) for name, part in given.items() if name != ANSWER}
+    has_total = any(name in given for name in TOTALS)
+    parts = {
+        str(name): _number(part, given)
+        for name, part in given.items()
+        if name not in ANSWERS and not (has_total and not isinstance(part, SupportsFloat))
+    }
     if not parts:
         raise _wrong(given)
-    answer = None if given.get(ANSWER) is None else str(given[ANSWER])
+    answer = next((str(given[name]) for name in ANSWERS if given.get(name) is not None), None)
     total = next((parts.pop(name) for name in TOTALS if name in parts), None)
     if total is None:
         total = sum(weights.get(name, 1.0) * part for name, part in parts.items())

@@ -11,6 +11,7 @@ from dataplane.client.reader import Reader
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import Fault
 from yatt_mm.protocol.rewards import GroupRewards, RewardTask
+from yatt_mm.rewards.answers import final_answer
 from yatt_mm.rewards.call import RewardCall
 from yatt_mm.rewards.loading import load_reward_function
 from yatt_mm.rewards.medium import Medium
@@ -32,11 +33,15 @@ class RewardWorker:
         dataplane_uri: str,
         timeout_s: float,
         deadline_s: float,
+        longest_s: float,
     ) -> None:
         """`functions`: their paths. `weights`: those of the named parts of rewards. `timeout_s` is for calls to the
-        data plane, `deadline_s` for a function, per response."""
+        data plane, `deadline_s` for a function, per response, and `longest_s` for all responses of a call to an async
+        function or one that takes batches."""
         self._calls = {
-            path: RewardCall(load_reward_function(path), name=path, deadline_s=deadline_s, weights=weights)
+            path: RewardCall(
+                load_reward_function(path), name=path, deadline_s=deadline_s, longest_s=longest_s, weights=weights
+            )
             for path in functions
         }
         self._client = Client(dataplane_uri, timeout_s=timeout_s)
@@ -100,4 +105,5 @@ def _vote(response: Response, reward: Reward) -> str:
     """Return what a response answers. A digest stands for its text, which controllers do not hold."""
     if reward.answer is not None:
         return reward.answer
-    return hashlib.blake2b(response.text.strip().encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+    text = final_answer(response.text) or response.text.strip()
+    return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

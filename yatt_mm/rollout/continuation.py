@@ -5,6 +5,7 @@ log-probability and the policy version of the weights that sampled it. Pure valu
 engine.
 """
 
+import bisect
 import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
@@ -126,17 +127,20 @@ def _stopped(
     begins in the `num_earlier` tokens of earlier attempts."""
     if not num_earlier or not any(text in sample.text for text in stop):
         return sample
-    for num_tokens in range(num_earlier, len(sample.token_ids) + 1):
-        text = decode(sample.token_ids[:num_tokens].tolist())
-        if any(ending in text for ending in stop):
-            return SampleRecord(
-                token_ids=sample.token_ids[:num_tokens],
-                logprobs=sample.logprobs[:num_tokens],
-                policy_versions=sample.policy_versions[:num_tokens],
-                text=text,
-                finish_reason="stop",
-            )
-    return sample
+
+    def text_of(num_tokens: int) -> str:
+        return decode(sample.token_ids[:num_tokens].tolist())
+
+    counts = range(num_earlier, len(sample.token_ids))
+    found = bisect.bisect_left(counts, True, key=lambda count: any(ending in text_of(count) for ending in stop))
+    num_tokens = num_earlier + found
+    return SampleRecord(
+        token_ids=sample.token_ids[:num_tokens],
+        logprobs=sample.logprobs[:num_tokens],
+        policy_versions=sample.policy_versions[:num_tokens],
+        text=text_of(num_tokens),
+        finish_reason="stop",
+    )
 
 
 def _continued(earlier: SampleRecord, sampled: Sampled, decode: Callable[[list[int]], str]) -> SampleRecord:

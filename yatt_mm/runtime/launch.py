@@ -31,6 +31,7 @@ from yatt_mm.common.log_file import logs_of
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.ray_calls import fetch, own_words, wait_all
 from yatt_mm.config.run_config import Config
+from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import ray_session
@@ -65,7 +66,7 @@ def evaluate(config: Config, *, console: Console | None = None) -> dict[str, flo
     """
     console = console or Console()
     folder = config.run_dir / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
-    config = config.for_evaluation(folder)
+    config = with_local_paths(config.for_evaluation(folder), console)
     check_run(config)
     reporter = _launched(config, None, None, console)
     metrics = {name: value for name, value in reporter.last.items() if name.startswith("eval/")}
@@ -83,6 +84,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         YattError: when a part of the run failed, or nothing could be learned; everything has been stopped by then.
     """
     console = console or Console()
+    config = with_local_paths(config, console)
     check_run(config)
     checkpoint = find_checkpoint(config.run_dir, resume) if resume else None
     state = read_state(checkpoint) if checkpoint else None
@@ -278,7 +280,7 @@ def _table_of(metrics: Mapping[str, float]) -> Table:
     """Return the metrics of an evaluation, one line each."""
     table = Table("metric", Column("value", justify="right"), box=box.SIMPLE)
     for name, value in metrics.items():
-        table.add_row(name, f"{value:.0f}" if name.rpartition("/")[2].startswith("num_") else f"{value:.4f}")
+        table.add_row(escape(name), f"{value:.0f}" if name.rpartition("/")[2].startswith("num_") else f"{value:.4f}")
     return table
 
 

@@ -78,7 +78,7 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     checkpoints.clear_partial()
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
-        if (folder / BEST_DIR).is_dir() and _best_step(folder) > step:
+        if (folder / BEST_DIR).is_dir() and best_step_of(folder) > step:
             aside = folder / f"{BEST_DIR}.{time.strftime('%Y%m%d-%H%M%S')}"
             (folder / BEST_DIR).rename(aside)
             console.print(f"the best model so far is of a later step, and was moved to {aside}", soft_wrap=True)
@@ -89,7 +89,7 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         (folder / CONFIG_FILE).write_text(dump_config(config))
 
 
-def _best_step(folder: Path) -> int:
+def best_step_of(folder: Path) -> int:
     """Return the step of the best model in a run's folder: that of its last record."""
     lines = (folder / METRICS_FILE).read_text().splitlines() if (folder / METRICS_FILE).exists() else []
     steps = [json.loads(line).get("best/step", 0) for line in lines if line.endswith("}")]

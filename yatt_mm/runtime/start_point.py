@@ -16,6 +16,7 @@ from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
@@ -30,7 +31,8 @@ from yatt_mm.preflight.run_sets import (
     key_of,
     sources_of,
 )
-from yatt_mm.protocol.control import HELD_OUT, Best, RunStart
+from yatt_mm.protocol.control import Best, RunStart
+from yatt_mm.runtime.run_dir import best_step_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,12 +95,14 @@ def _batches(config: Config, sources: Sequence[Source], state: dict[str, Any] | 
 
 
 def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
-    """Return the best evaluation before a checkpoint, if its own checkpoint is still there, and the metric the same."""
+    """Return the best evaluation before a checkpoint, if its own checkpoint and its model are still there, and the
+    metric is the same."""
     found = (state or {}).get("best")
     if state is None or found is None or state["config"]["eval"].get("keep_best") != config.eval.keep_best:
         return None
     steps = Checkpoints(root=config.run_dir / "checkpoints", keep=1).steps()
-    return Best(**found) if found["step"] in (0, *steps) else None
+    is_there = found["step"] in (0, *steps) and best_step_of(config.run_dir) <= state["step"]
+    return Best(**found) if is_there else None
 
 
 def _about(found: FoundSet, media: str) -> str:
@@ -116,8 +120,7 @@ def _warnings(config: Config, num_train: int) -> Iterator[str]:
     for one in config.data.train if config.dataplane.uri is None else ():
         for name, held_out in held_out_sections(config).items():
             if both := files_in_both(one.path, held_out.path):
-                key = "data.eval" if name == HELD_OUT else f"eval.sets.{name}"
                 yield (
-                    f"{key_of(one)} and {key} have {len(both)} file(s) in common, such as {both[0]}: the run trains on "
-                    "held-out samples, so their accuracy says nothing about others"
+                    f"{key_of(one)} and {held_out_key_of(name)} have {len(both)} file(s) in common, such as {both[0]}: "
+                    "the run trains on held-out samples, so their accuracy says nothing about others"
                 )

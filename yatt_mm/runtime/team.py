@@ -247,6 +247,7 @@ def _create_reward_workers(
             dataplane_uri=dataplane_uri,
             timeout_s=config.dataplane.timeout_s,
             deadline_s=config.reward.deadline_s,
+            longest_s=config.controllers.deadline_s / 3,  # a call is made again if a worker dies
         )
         for worker in range(config.reward.num_workers)
     ]

@@ -14,6 +14,8 @@ from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES
 
 SCAN_BYTES = 4 << 20
 SPACE = b" \t\r\n"
+MARK = b"\xef\xbb\xbf"
+"""The mark of UTF-8 with which some programs begin a file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,13 +37,15 @@ def find_items(file: RangeFile) -> JsonItems:
 
     Raises DatasetError if the array is damaged, or the file becomes shorter meanwhile.
     """
-    head = file.read(0, SCAN_BYTES).lstrip(SPACE)
-    return _find_elements(file) if head.startswith(b"[") else _find_lines(file)
+    head = file.read(0, SCAN_BYTES)
+    begin = len(MARK) if head.startswith(MARK) else 0
+    is_array = head[begin:].lstrip(SPACE).startswith(b"[")
+    return _find_elements(file, begin) if is_array else _find_lines(file, begin)
 
 
-def _find_lines(file: RangeFile) -> JsonItems:
+def _find_lines(file: RangeFile, begin: int) -> JsonItems:
     starts, ends, lines = array("q"), array("q"), array("q")
-    begin, at, line, has_text = 0, 0, 1, False
+    at, line, has_text = begin, 1, False
     while at < file.nbytes:
         block = _block(file, at)
         place = 0
@@ -65,8 +69,8 @@ def _find_lines(file: RangeFile) -> JsonItems:
     return JsonItems(starts, ends, range(1, len(lines) + 1) if is_plain else lines, "line")
 
 
-def _find_elements(file: RangeFile) -> JsonItems:
-    scan = _ArrayScan(file)
+def _find_elements(file: RangeFile, begin: int) -> JsonItems:
+    scan = _ArrayScan(file, begin)
     starts, ends = array("q"), array("q")
     scan.take(b"[")
     while scan.next_byte() != b"]":
@@ -87,10 +91,10 @@ class _ArrayScan:
     not depend on what its texts mean.
     """
 
-    def __init__(self, file: RangeFile) -> None:
+    def __init__(self, file: RangeFile, begin: int) -> None:
         self._file = file
         self._text = ""
-        self._begin = 0
+        self._begin = begin
         """The offset of the first character of the text."""
         self._at = 0
         """The place in the text."""
@@ -132,9 +136,13 @@ class _ArrayScan:
             except RecursionError as error:
                 raise self._damaged("values inside each other too deeply") from error
             except ValueError as error:
-                if len(self._text) - self._at <= MAX_FIELDS_BYTES and self._read_on():
+                is_long = len(self._text) - self._at > MAX_FIELDS_BYTES
+                if not is_long and self._read_on():
                     continue
-                raise self._damaged(str(error)) from error
+                what = (
+                    f"no element of at most {MAX_FIELDS_BYTES} bytes begins there ({error})" if is_long else str(error)
+                )
+                raise self._damaged(what) from error
             if end == len(self._text) and self._read_on():
                 continue  # a number may go on in the next block
             start, self._at = self._at, end

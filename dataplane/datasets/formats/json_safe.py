@@ -4,7 +4,10 @@ import datetime
 import decimal
 import math
 import uuid
+from collections.abc import Mapping
 from typing import Any
+
+from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES
 
 
 def json_safe(value: Any) -> Any:
@@ -24,3 +27,24 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, (decimal.Decimal, uuid.UUID)):
         return str(value)
     raise TypeError(f"a field of type {type(value).__name__}, which JSON cannot hold")
+
+
+def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+    """Return the fields as JSON values, or the reason why a node cannot serve them."""
+    try:
+        fields = json_safe(values)
+    except TypeError as error:
+        return {}, str(error)
+    num_chars = _num_chars(fields)
+    if num_chars > MAX_FIELDS_BYTES:
+        return {}, f"fields of {num_chars} characters; wanted at most {MAX_FIELDS_BYTES}"
+    return fields, ""
+
+
+def _num_chars(value: Any) -> int:
+    """Return about how many characters the value takes as JSON."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(key) + _num_chars(item) for key, item in value.items())
+    return sum(map(_num_chars, value)) if isinstance(value, list) else 8

@@ -12,13 +12,13 @@ from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.columns import MEDIA_NAMES, ColumnOptions
 from dataplane.datasets.formats.json_items import find_items
+from dataplane.datasets.formats.json_safe import checked_fields
 from dataplane.datasets.formats.media_cell import Cell, CellSource
 from dataplane.datasets.formats.media_paths import MediaFolders
 from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat, without_data
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, Flaw, MediumLocation, Row
-from dataplane.datasets.formats.table import checked_fields
 
 
 class JsonShard:

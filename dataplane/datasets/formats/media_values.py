@@ -2,7 +2,6 @@
 functions."""
 
 import base64
-import binascii
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +105,7 @@ def _found_in_text(part: str, value: str) -> MediaValue:
         return MediaValue(part, reason=f"{head[:40]!r} is no data: URL in base64")
     try:
         return MediaValue(part, data=base64.b64decode(data, validate=True))
-    except binascii.Error as error:
+    except ValueError as error:
         return MediaValue(part, reason=f"a data: URL that is not in base64: {error}")
 
 

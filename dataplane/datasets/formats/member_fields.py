@@ -9,6 +9,7 @@ Where both have a field, that of the `.json` object counts.
 import io
 import json
 import math
+import tokenize
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -18,6 +19,8 @@ from numpy.lib import format as npy
 from dataplane.datasets.formats.json_safe import json_safe
 
 JSON = "json"
+MAX_VALUES = 1 << 20
+"""The most values of an array."""
 
 
 def holds_fields(extension: str) -> bool:
@@ -67,9 +70,22 @@ def _read_array(data: bytes) -> Any:
         shape, is_fortran, dtype = _HEADERS[version](file)
         if dtype.kind not in "biufU":
             raise ValueError(f"of type {dtype}")
+        if min(shape, default=0) < 0 or math.prod(max(1, length) for length in shape) > MAX_VALUES:
+            raise ValueError(
+                f"of shape {shape}; wanted at most {MAX_VALUES} values, since fields go to all controllers"
+            )
         values = np.frombuffer(data, dtype, offset=file.tell(), count=math.prod(shape))
         array = values.reshape(shape, order="F" if is_fortran else "C")
-    except (ValueError, KeyError, OverflowError, SyntaxError, TypeError) as error:
+    except (
+        ValueError,
+        KeyError,
+        OverflowError,
+        SyntaxError,
+        TypeError,
+        MemoryError,
+        RecursionError,
+        tokenize.TokenError,
+    ) as error:
         raise ValueError(f"is no array of numbers or texts: {error}") from error
     return json_safe(array.tolist())
 

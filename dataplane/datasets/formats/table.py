@@ -18,13 +18,13 @@ from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.caches import Caches
 from dataplane.datasets.formats.cells import cell_of
 from dataplane.datasets.formats.columns import ColumnOptions, split_columns
-from dataplane.datasets.formats.json_safe import json_safe
+from dataplane.datasets.formats.json_safe import checked_fields
 from dataplane.datasets.formats.media_cell import Cell, CellSource
 from dataplane.datasets.formats.media_paths import MediaFolders
 from dataplane.datasets.formats.media_values import CHAT_NAMES, MediaValue, media_of, media_of_chat, without_data
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.row_media import media_and_flaws, name_cell
-from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES, MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
+from dataplane.datasets.formats.shard import MAX_MEDIUM_BYTES, Flaw, MediumLocation, Row
 
 MAX_GROUP_BYTES = 512 << 20
 """The maximum of uncompressed bytes of one group. A node holds one group at a time per shard."""
@@ -216,27 +216,6 @@ class TableShard:
 def row_key(row: int) -> str:
     """Return the text that names a row in messages: `row 3`."""
     return f"row {row}"
-
-
-def checked_fields(values: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """Return the fields as JSON values, or the reason why a node cannot serve them."""
-    try:
-        fields = json_safe(values)
-    except TypeError as error:
-        return {}, str(error)
-    num_chars = _num_chars(fields)
-    if num_chars > MAX_FIELDS_BYTES:
-        return {}, f"fields of {num_chars} characters; wanted at most {MAX_FIELDS_BYTES}"
-    return fields, ""
-
-
-def _num_chars(value: Any) -> int:
-    """Return about how many characters the value takes as JSON."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(key) + _num_chars(item) for key, item in value.items())
-    return sum(map(_num_chars, value)) if isinstance(value, list) else 8
 
 
 def _cells_at(table: pa.Table | None, at: int) -> dict[str, Any]:

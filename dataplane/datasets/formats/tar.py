@@ -7,6 +7,9 @@ import numpy as np
 
 from dataplane.core.digests import SOURCE_HEX, content_digest
 from dataplane.datasets.formats.caches import Caches
+from dataplane.datasets.formats.columns import ColumnOptions
+from dataplane.datasets.formats.json_safe import checked_fields
+from dataplane.datasets.formats.media_values import without_data
 from dataplane.datasets.formats.member_fields import JSON, holds_fields, read_member
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import (
@@ -28,8 +31,10 @@ class TarShard:
 
     columns = None
 
-    def __init__(self, file: RangeFile, caches: Caches) -> None:
+    def __init__(self, file: RangeFile, caches: Caches, options: ColumnOptions) -> None:
+        """`options`: `drop` names fields that are not read."""
         self._file = file
+        self._options = options
         self._caches = caches
         self._index = index_tar(file, _refuse)
         self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero means not known yet
@@ -67,7 +72,12 @@ class TarShard:
                     fields = fields | more if member.extension == JSON else more | fields
                 except ValueError as error:
                     flaws.append(Flaw(member.offset, member.key, f"{member.path} {error}"))
-        return Row(members[0][1].key, fields, tuple(media), tuple(flaws))
+        key = members[0][1].key
+        kept = {name: value for name, value in fields.items() if name not in self._options.drop}
+        fields, reason = checked_fields(without_data(kept))
+        if reason:
+            flaws.append(Flaw(members[0][1].offset, key, reason))
+        return Row(key, fields, tuple(media), tuple(flaws))
 
     def _fields_of(self, member: TarMember) -> dict[str, Any]:
         if member.nbytes > MAX_FIELDS_BYTES:

@@ -82,9 +82,13 @@ def test_members_of_webdataset_are_fields(tmp_path: Path) -> None:
         "o.npy": npy([{}]),
         "p.npy": npy([1])[:-1],
         "q.npy": npy([1]).replace(b"(1,)", b"(9**9,)"),
+        "r.npy": npy([1]).replace(b"(1,), ", b"(-1,),"),
+        "s.npy": npy([1]).replace(b"(1,), }         ", b"(10**9, 0), }   "),
+        "t.npy": npy(np.zeros((1 << 20, 0))).replace(b"1048576", b"9999999"),
+        "u.npy": npy([1])[:40],
     }
     write_tar(tmp_path / "a.tar", members)
-    good, *bad = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", range(7))
+    good, *bad = Catalog({"d": [str(tmp_path / "a.tar")]}, "node").samples("d", range(11))
     assert good.fields == {
         "cls": 7,
         "txt": "of the object",
@@ -96,7 +100,18 @@ def test_members_of_webdataset_are_fields(tmp_path: Path) -> None:
     reasons = [sample.bad[0].reason for sample in bad]
     assert reasons[0] == "l.cls holds 'seven'; wanted a whole number"
     assert reasons[1].startswith("m.txt is no text in UTF-8")
-    assert all(f"{key}.npy is no array of numbers or texts: " in reason for key, reason in zip("nopq", reasons[2:]))
+    assert all(
+        f"{key}.npy is no array of numbers or texts: " in reason
+        for key, reason in zip("nopqrstu", reasons[2:], strict=True)
+    )
+
+
+def test_bytes_of_media_in_a_json_member_do_not_travel_and_fields_can_be_dropped(tmp_path: Path) -> None:
+    url = "data:image/png;base64,AAAA"
+    turns = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]
+    write_tar(tmp_path / "a.tar", {"k.json": json.dumps({"messages": turns, "a": 1}).encode(), "k.npy": npy([1, 2])})
+    (sample,) = Catalog({"d": [f"{tmp_path}/a.tar#drop=npy"]}, "node").samples("d", [0])
+    assert sample.fields == {"messages": [{"role": "user", "content": [{"type": "image"}]}], "a": 1}
 
 
 def test_a_shard_is_never_read_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

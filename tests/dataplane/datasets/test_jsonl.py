@@ -195,6 +195,12 @@ def test_the_elements_of_an_array_are_samples(
     assert "element 10" in reasons[0] and "holds a JSON int; wanted an object" in reasons[0]
 
 
+@pytest.mark.parametrize("text", ['[{"n": 1}, {"n": 2}]', '{"n": 1}\n{"n": 2}\n'])
+def test_the_mark_of_utf_8_before_a_file_is_passed_over(folder: Path, text: str) -> None:
+    (folder / "a.json").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert [sample.fields["n"] for sample in datasets_of(folder / "a.json").samples("d", [0, 1])] == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -234,7 +240,7 @@ def test_media_inside_an_object_are_served_and_leave_its_fields(folder: Path) ->
         {"messages": [{"role": "system", "content": "Look."}, {"role": "user", "content": said}]},
         {"images": [{"path": "images/2.png"}, {"url": url}]},
         {"image": "data:image/png,abc"},
-        {"image": "data:image/png;base64,???"},
+        {"image": "data:image/png;base64,\u00e9"},
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x/a.png"}}]}]},
     ]
     with EmbeddedNode(memory_bytes=8 << 20, roots={"d": [str(write_lines(folder / "a.jsonl", rows))]}) as node:

@@ -91,6 +91,13 @@ def test_every_layout_has_words_of_its_own() -> None:
     assert len(set(map(str, LAYOUTS))) == len(LAYOUTS)
 
 
+def test_a_system_turn_is_not_said_twice_and_a_history_of_no_pairs_is_told() -> None:
+    spoken = {"messages": [{"role": "system", "content": "Own."}, *ANSWERED], "system": "Be brief."}
+    assert find_layout(spoken).question_of(spoken) == spoken["messages"][:-1]
+    with pytest.raises(ValueError, match="wanted pairs of question and answer"):
+        find_layout({"query": "x", "response": "y"}).question_of({"query": "x", "history": [1, 2]})
+
+
 @pytest.mark.parametrize("turns", [ASKED, [], "text", [{"role": "user"}, "text"]])
 def test_a_conversation_without_an_answer_is_told(turns: Any) -> None:
     layout = find_layout({"messages": ANSWERED})

@@ -96,7 +96,7 @@ def test_every_problem_is_told_at_once(config_file: Path) -> None:
     assert "train.steps" in str(caught.value) and "reward.num_workers" in str(caught.value)
 
 
-SETS = "eval.sets={a: {path: x, num_samples: 4, temperature: 1.0, metrics: [pass@4, maj@2]}}"
+SETS = "eval.sets={c: {path: x, num_samples: 4, temperature: 1.0, metrics: [pass@4, maj@2]}}"
 
 
 @pytest.mark.parametrize(
@@ -107,6 +107,10 @@ SETS = "eval.sets={a: {path: x, num_samples: 4, temperature: 1.0, metrics: [pass
         ("eval.sets={a: {path: x, metrics: [pass@4]}}", r"pass@4 needs num_samples of at least its k; it is 1"),
         ("eval.sets={a: {path: x, num_samples: 4}}", r"num_samples is 4 and temperature 0, which gives the same"),
         ("eval.keep_best=eval/a/pass@4", r"keep_best is eval/a/pass@4; wanted one of eval/accuracy$"),
+        (
+            "eval.sets={train: {path: x}}",
+            r"data.train and eval.sets both have a set called train; give",
+        ),
         ("eval.sets={eval: {path: x}}", r"a set is called eval, as that of data.eval is"),
         ("eval.sets={a: {temperature: 1}}", r"eval.sets.a.path is missing"),
         ("data.train=[{name: a, path: x}, {name: a, path: y}]", r"two sets are called a; give each a name of its own"),

@@ -234,7 +234,7 @@ async def world(*overrides: str, num_workers: int = 1, deadline_s: float = DEADL
         placement=placement,
         run_id="test",
         **cast(Any, dict.fromkeys(("ranks", "parallel", "operations", "dataplane_uri", "recipes", "weights_dir"))),
-        **cast(Any, dict.fromkeys(("checkpoints", "export_dir", "restart_count", "keeper"))),
+        **cast(Any, dict.fromkeys(("checkpoints", "export_dir", "best_dir", "restart_count", "keeper"))),
     )
     entered = await coordinator.enter(Phase.GENERATION if config.is_partial else Phase.ROLLOUT, 1, True)
     client = RendezvousClient(team.rendezvous, controller=0, restart_count=0, step=1, deadline_s=DEADLINE_S)

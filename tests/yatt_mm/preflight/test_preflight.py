@@ -39,10 +39,6 @@ def test_a_good_config_passes(folder: Path, tiny_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        (
-            "model.path=Some/VL-3B",
-            "if it is the name of a model of the Hugging Face hub, download it first: hf download",
-        ),
         ("model.path=/no/such/folder", "no such folder; wanted a Hugging Face folder with config.json"),
         ("data.train=/no/such-*.tar", "no file matches"),
         ("data.train={folder}/notes.txt", "notes.txt is of no known format"),

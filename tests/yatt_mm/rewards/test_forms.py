@@ -4,6 +4,7 @@ at the media."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import io
 import time
 from collections.abc import Callable, Iterator
@@ -127,6 +128,40 @@ def test_an_async_function_that_never_gives_way_is_interrupted() -> None:
     assert isinstance(given, Fault) and given.what == "it took longer than 0.2 s (reward.deadline_s)"
 
 
+def test_one_event_loop_serves_all_calls() -> None:
+    loops = []
+
+    async def score(response: str, answer: str, fields: dict[str, Any]) -> float:
+        loops.append(asyncio.get_running_loop())
+        return 1.0
+
+    scored = RewardCall(score, name="mine", deadline_s=5)
+    scored(responses("a"))
+    scored(responses("b"))
+    assert loops[0] is loops[1]
+
+
+def test_a_library_cannot_take_the_interruption_for_an_error_of_its_own() -> None:
+    def score(response: str, answer: str, fields: dict[str, Any]) -> float:
+        while True:
+            with contextlib.suppress(Exception):  # as libraries do
+                time.sleep(0.05)
+
+    (given,) = call(score, "a", deadline_s=0.2)
+    assert isinstance(given, Fault) and given.what == "it took longer than 0.2 s (reward.deadline_s)"
+
+
+def test_a_batch_takes_no_longer_than_a_call_may() -> None:
+    def score(responses: list[str], answers: list[str], fields: Any) -> list[float]:
+        time.sleep(60)
+        return []
+
+    given = call(score, *TEXTS, deadline_s=0.1, longest_s=0.2)
+    assert [one.what for one in given if isinstance(one, Fault)] == [
+        "it took longer than 0.2 s (reward.deadline_s)"
+    ] * 3
+
+
 @pytest.mark.parametrize(
     ("returned", "what"),
     [
@@ -168,6 +203,9 @@ def test_a_function_of_verl_is_called_by_its_own_names() -> None:
         ({"accuracy": 1, "format": 1}, {"format": 0.1}, Reward(value=1.1, parts={"accuracy": 1.0, "format": 1.0})),
         ({"overall": 0.9, "accuracy": 1}, {"accuracy": 5}, Reward(value=0.9, parts={"accuracy": 1.0})),
         ({"accuracy": 1, "answer": 7}, {}, Reward(value=1.0, parts={"accuracy": 1.0}, answer="7")),
+        # verl's DAPO
+        ({"score": -1.0, "acc": False, "pred": "x^2"}, {}, Reward(value=-1.0, parts={"acc": 0.0}, answer="x^2")),
+        ({"score": 1.0, "acc": True, "pred": None, "note": "x"}, {}, Reward(value=1.0, parts={"acc": 1.0})),
     ],
 )
 def test_parts_are_weighted_and_kept(given: Any, weights: dict[str, float], reward: Reward) -> None:
@@ -228,7 +266,9 @@ def dominant(
 
 def test_a_batch_function_sees_the_image_of_each_response(node: EmbeddedNode) -> None:
     path = f"{__name__}:dominant"
-    worker = RewardWorker(functions=(path,), weights={}, dataplane_uri=node.uri, timeout_s=30, deadline_s=5)
+    worker = RewardWorker(
+        functions=(path,), weights={}, dataplane_uri=node.uri, timeout_s=30, deadline_s=5, longest_s=9
+    )
     tasks = []
     with Client(node.uri) as client:
         client.ingest("d")

@@ -86,6 +86,7 @@ def test_mathematics_compares_what_answers_mean(response: str, answer: str, rewa
         ("I would choose B", "B", 1.0),
         ("A. a cat", "A", 1.0),
         ("B: 12 apples", "(B)", 1.0),
+        ("A, B and C are wrong. The answer is D.", "D", 1.0),
         # of XLRS in lmms-eval: the last explicit answer counts
         ("Reasoning mentions A and C. Final Answer: B", "B", 1.0),
         ("The result is unclear", "A", 0.0),
@@ -123,6 +124,9 @@ def test_choice_letter_reads_the_letter_that_is_chosen(response: str, answer: st
         ("-3", "3", {}, 0.0),
         ("$1.2e3", "1200", {}, 1.0),
         ("many", "3", {}, 0.0),
+        ("Group 7 has 1", "Group 1", {}, 0.0),
+        ("group 1", "Group 1", {}, 1.0),
+        ("104", "100", {"tolerance": None}, 1.0),
     ],
 )
 def test_number_allows_five_percent(response: str, answer: str, fields: dict[str, Any], reward: float) -> None:

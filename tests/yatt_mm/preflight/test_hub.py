@@ -1,0 +1,130 @@
+"""Tests of names of the Hugging Face hub: a server behind HF_ENDPOINT serves a model and a set, and then the cache."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.yatt_mm import runs
+from tests.yatt_mm.preflight import published
+from tests.yatt_mm.preflight.hub_server import COMMIT, hub
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.hub import HubName, hub_name_of, with_local_paths
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from rich.console import Console
+from models.recipes.media_recipes import load_recipes
+from dataplane.client.client import Client
+from dataplane.client.embedded import EmbeddedNode
+from tests.yatt_mm import runs
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.run_config import load_config
+from yatt_mm.preflight.first_samples import check_first_samples
+from yatt_mm.preflight.hub import with_local_paths
+from yatt_mm.preflight.run_checks import check_model
+from yatt_mm.preflight.run_sets import find_train_sets
+
+path, *rest = runs.arguments(Path("unused"), Path("unused"), "hub", "train.steps=1", *sys.argv[1:])
+try:
+    config = with_local_paths(load_config(path, rest), Console())
+    check_model(config)
+    roots = {"train": [config.data.train[0].path], "eval": [config.data.eval]}
+    media_roots = [Path(root) for root in config.data.media_roots]
+    with EmbeddedNode(memory_bytes=16 << 20, roots=roots, media_roots=media_roots) as node, Client(node.uri) as client:
+        for found in find_train_sets(client, config):
+            first = check_first_samples(client, config, load_recipes(Path(config.model.path)), found)
+            print("FOUND", found.run_set.num_samples, found.run_set.layout.name, first.words)
+except ConfigError as error:
+    print("ERROR", error)
+"""
+NAMES = ("model.path=Owner/tiny", "data.train=Owner/chats:train", "data.eval=Owner/chats:test")
+
+
+def start(environment: Mapping[str, str], home: Path, *overrides: str) -> str:
+    """Look at a config in a process of its own, whose cache is in a folder, and return what it says."""
+    env = {**os.environ, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *NAMES, *overrides],
+        cwd=runs.ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_model_and_a_set_come_from_the_hub_once_and_then_from_the_cache(tiny_dir: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_dir, tmp_path / "model"))
+    (model / "pytorch_model.bin").write_bytes(b"the same weights once more")
+    published.write_all(tmp_path / "sets")
+    chats = tmp_path / "chats"
+    shutil.copytree(tmp_path / "sets" / "pictures", chats / "pictures")
+    for split in ("train", "test"):
+        shutil.copy(tmp_path / "sets" / "llava.json", chats / f"{split}.json")
+    found = f"FOUND {published.NUM_SAMPLES} LLaVA or ShareGPT 1 image each"
+    with hub({"models/Owner/tiny": model, "datasets/Owner/chats": chats}) as server:
+        at_the_server, home = {"HF_ENDPOINT": server.address}, tmp_path / "home"
+        said = start(at_the_server, home)
+        assert found in said and "model.path: Owner/tiny of the Hugging Face hub" in said
+        assert {"config.json", "model.safetensors", "0.jpg"} <= set(server.downloaded)
+        assert "pytorch_model.bin" not in server.downloaded
+        server.downloaded.clear()
+        assert found in start(at_the_server, home) and not server.downloaded
+        missing = start(at_the_server, home, "model.path=Owner/none")
+        assert (
+            "ERROR model.path is Owner/none: there is no such folder" in missing
+            and "the hub has no such model" in missing
+        )
+    assert found in start({"HF_HUB_OFFLINE": "1"}, home)
+    unknown = start({"HF_HUB_OFFLINE": "1"}, home, "data.train=Owner/other")
+    assert "ERROR data.train is Owner/other" in unknown and "it is not in the cache" in unknown
+    assert "(hf download Owner/other --repo-type dataset)" in unknown
+    assert COMMIT in str(next(home.rglob("train.json")))
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Qwen/Qwen2.5-VL-7B-Instruct", HubName(name="Qwen/Qwen2.5-VL-7B-Instruct", revision=None, split=None)),
+        ("hiyouga/geometry3k:train", HubName(name="hiyouga/geometry3k", revision=None, split="train")),
+        ("o/n@v1.0:test#media=scan", HubName(name="o/n", revision="v1.0", split="test")),
+        ("data/train-*.tar", None),
+        ("/data/train", None),
+        ("a/b/c", None),
+        ("name", None),
+        ("s3://bucket/a", None),
+        ("tests/nothing", None),
+        ("configs/digits_cpu.yaml", None),
+    ],
+)
+def test_a_name_of_the_hub_is_told_from_a_path(
+    text: str, name: HubName | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(runs.ROOT)
+    assert hub_name_of(text) == name
+
+
+def test_a_config_without_names_stays_as_it_is(tiny_dir: Path) -> None:
+    path, *rest = runs.arguments(Path("/tmp/unused"), tiny_dir, "hub", "train.steps=1")
+    config, console = load_config(runs.ROOT / path, rest), Console(file=io.StringIO())
+    assert with_local_paths(config, console) == config
+
+
+def test_a_revision_with_a_slash_in_it_is_refused_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    path, *rest = runs.arguments(tmp_path, Path("Owner/no..name"), "hub", "train.steps=1")
+    with pytest.raises(ConfigError, match=r"model.path is Owner/no..name: there is no such folder"):
+        with_local_paths(load_config(runs.ROOT / path, rest), Console(file=io.StringIO()))
