@@ -24,32 +24,17 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.e
     0: success; 1: a part failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
     `sys.argv`. `prog`: the name of the command in its help.
     """
-    from yatt_mm.runtime.signals import ending_signals_interrupt
+    from yatt_mm.runtime.command_line import status_of
 
-    try:
-        with ending_signals_interrupt():
-            return _evaluate(arguments, prog)
-    except KeyboardInterrupt:
-        print("interrupted; everything that was started has been stopped", file=sys.stderr)
-        return 130
+    return status_of(lambda: _evaluate(arguments, prog), stopped="everything that was started")
 
 
-def _evaluate(arguments: list[str] | None, prog: str) -> int:
-    from yatt_mm.runtime.packages import check_packages_are_ours
-
-    check_packages_are_ours()
-    from dataplane.core.errors import DataPlaneError
-    from yatt_mm.common.errors import ConfigError, YattError
+def _evaluate(arguments: list[str] | None, prog: str) -> None:
     from yatt_mm.config.run_config import load_config
     from yatt_mm.runtime.launch import evaluate
 
     options = _parser(prog).parse_intermixed_args(arguments)
-    try:
-        evaluate(load_config(options.config, options.overrides))
-    except (YattError, DataPlaneError) as error:
-        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0
+    evaluate(load_config(options.config, options.overrides))
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:

@@ -24,32 +24,17 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.t
     0: the run finished; 1: the run failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
     `sys.argv`. `prog`: the name of the command in its help.
     """
-    from yatt_mm.runtime.signals import ending_signals_interrupt
+    from yatt_mm.runtime.command_line import status_of
 
-    try:
-        with ending_signals_interrupt():
-            return _train(arguments, prog)
-    except KeyboardInterrupt:
-        print("interrupted; everything that this run started has been stopped", file=sys.stderr)
-        return 130
+    return status_of(lambda: _train(arguments, prog), stopped="everything that this run started")
 
 
-def _train(arguments: list[str] | None, prog: str) -> int:
-    from yatt_mm.runtime.packages import check_packages_are_ours
-
-    check_packages_are_ours()
-    from dataplane.core.errors import DataPlaneError
-    from yatt_mm.common.errors import ConfigError, YattError
+def _train(arguments: list[str] | None, prog: str) -> None:
     from yatt_mm.config.run_config import load_config
     from yatt_mm.runtime.launch import launch
 
     options = _parser(prog).parse_intermixed_args(_with_resume_apart(sys.argv[1:] if arguments is None else arguments))
-    try:
-        launch(load_config(options.config, options.overrides), resume=options.resume)
-    except (YattError, DataPlaneError) as error:
-        print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        return 2 if isinstance(error, ConfigError) else 1
-    return 0
+    launch(load_config(options.config, options.overrides), resume=options.resume)
 
 
 def _with_resume_apart(arguments: list[str]) -> list[str]:

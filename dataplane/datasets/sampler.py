@@ -67,7 +67,8 @@ class Sampler:
         tail: Tail = "wrap",
     ) -> None:
         _check(sources, batch_size, tail)
-        self._sources = tuple(sources)
+        self.sources = tuple(sources)
+        """The datasets to draw from."""
         self._seed = seed
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -97,7 +98,7 @@ class Sampler:
     def leave_out(self, dataset: str) -> None:
         """Note that one drawn sample of a data set is not used, so that the set gives another one in its place: shares
         are those of the samples that are used. Every controller must note the same."""
-        self._num_unused[[source.dataset for source in self._sources].index(dataset)] += 1
+        self._num_unused[[source.dataset for source in self.sources].index(dataset)] += 1
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint as JSON-safe values: a few numbers per source."""
@@ -115,7 +116,7 @@ class Sampler:
                     "cursor": count % self._epoch_size(source),
                     "num_unused": unused,
                 }
-                for source, count, unused in zip(self._sources, self._counts, self._num_unused, strict=True)
+                for source, count, unused in zip(self.sources, self._counts, self._num_unused, strict=True)
             ],
         }
 
@@ -153,7 +154,7 @@ class Sampler:
         return source.num_samples - dropped
 
     def _draw(self, at: int) -> Draw:
-        source, count = self._sources[at], self._counts[at]
+        source, count = self.sources[at], self._counts[at]
         epoch, place = divmod(count, self._epoch_size(source))
         index = place
         if self._shuffle:  # each source has its own key, otherwise sets of the same size would have the same order

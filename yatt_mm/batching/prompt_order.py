@@ -64,11 +64,7 @@ class PromptOrder:
         """Return the order that goes on where `state` was taken. Raises BadRequestError if the present `sources`
         differ."""
         sampler = Sampler.from_state(state["sampler"], sources)
-        then = [
-            Source(dataset=entry["dataset"], num_samples=entry["num_samples"], weight=entry["weight"])
-            for entry in state["sampler"]["sources"]
-        ]
-        order = cls(then, seed=state["sampler"]["seed"])
+        order = cls(sampler.sources, seed=state["sampler"]["seed"])
         skipped = state["skipped"]
         if isinstance(skipped, list):  # of a version with one training set
             skipped = {TRAIN: skipped}

@@ -39,10 +39,7 @@ class Layout:
         if isinstance(value, str):
             turns = [*_past_turns(fields.get("history") or []), *turns]
         system = fields.get("system")
-        has_one = (
-            bool(turns) and isinstance(turns[0], Mapping) and turns[0].get("role", turns[0].get("from")) == "system"
-        )
-        if not isinstance(system, str) or not system or has_one:
+        if not isinstance(system, str) or not system or _role_of(turns[0] if turns else None) == "system":
             return turns
         return [{"role": "system", "content": system}, *turns]
 

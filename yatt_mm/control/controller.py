@@ -136,7 +136,7 @@ class Controller:
             is_measured = name != "eval"
             mine = None
             if self.index == 0:
-                rooms = self.config.requests_per_engine(group_size)
+                rooms = None if group_size is None else self.config.requests_per_engine(group_size)
                 mine = self._coordinator.enter(
                     phase, step=self.step, is_measured=is_measured, requests_per_engine=rooms
                 )

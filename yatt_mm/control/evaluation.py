@@ -115,10 +115,9 @@ class Evaluation:
                     self._meter.add_mean(f"{prefix}{metric}", value, 1)
                     if 1 < num_sources <= MAX_SOURCES and isinstance(source, str):
                         self._meter.add_mean(f"{prefix}source/{source}/{metric}", value, 1)
-                for part, found in group.parts.items():
+                for part, given in group.parts.items():
                     if part not in ACCURACIES:
-                        given = [value for value in found if value is not None]
-                        self._meter.add_mean(f"{prefix}{part}/mean", sum(given), len(given))
+                        self._meter.add_given(f"{prefix}{part}/mean", given)
 
 
 def scores_of(group: ScoredGroup) -> tuple[float, ...]:

@@ -34,6 +34,11 @@ class StepMeter:
         self.add_sum(name, total)
         self.counts[name] = self.counts.get(name, 0.0) + count
 
+    def add_given(self, name: str, values: Sequence[float | None]) -> None:
+        """Add to a mean over the step and all controllers the values that are not None."""
+        given = [value for value in values if value is not None]
+        self.add_mean(name, sum(given), len(given))
+
     def add_max(self, name: str, value: float) -> None:
         """Keep the largest value over time and controllers."""
         self.maxima[name] = max(self.maxima.get(name, value), value)
@@ -90,8 +95,7 @@ def add_groups(meter: StepMeter, groups: Sequence[ScoredGroup], *, step: int, mi
         meter.add_mean("rollout/truncated_frac", group.group.finish_reasons.count("length"), len(lengths))
         meter.add_max("rollout/staleness_max", step - 1 - min(low for low, _ in group.group.policy_versions))
         for name, values in group.parts.items():
-            given = [value for value in values if value is not None]
-            meter.add_mean(f"reward/{name}/mean", sum(given), len(given))
+            meter.add_given(f"reward/{name}/mean", values)
         if (name := group.prompt.slot.set_name) in several:
             meter.add_sum(f"sets/{name}/num_prompts", 1)
             meter.add_mean(f"sets/{name}/reward_mean", sum(rewards), len(rewards))

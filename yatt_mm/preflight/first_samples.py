@@ -10,7 +10,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dataplane.client.client import Client
-from dataplane.core.refs import Sample
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
@@ -51,7 +50,7 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
         ConfigError: none of them can be used, a field is missing, or a field holds paths of media that are not read.
     """
     key, run_set = found.key, found.run_set
-    _check_fields(client.samples(run_set.dataset, [0])[0], config, found)
+    _check_fields(config, found)
     start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
     source = PromptSource(client, config, recipes, start, controller=0)
     prompts: list[Prompt] = []
@@ -104,8 +103,9 @@ def _in_words(media: Mapping[str, int], num_prompts: int) -> str:
     return ", ".join(f"{mean:.3g} {kind}{'' if mean == 1 else 's'}" for kind, mean in means.items()) + " each"
 
 
-def _check_fields(sample: Sample, config: Config, found: FoundSet) -> None:
-    """Check question and answer, and in training sets the fields that judges' templates name."""
+def _check_fields(config: Config, found: FoundSet) -> None:
+    """Check question and answer of the first sample, and in training sets the fields that judges' templates name."""
+    sample = found.first
     if sample.bad:
         return
     where, layout = f"{found.key}, first sample ({sample.shard} {sample.key})", found.run_set.layout

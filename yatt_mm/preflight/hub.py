@@ -15,8 +15,10 @@ from typing import Any, Literal
 from rich.console import Console
 
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.run_config import Config
-from yatt_mm.protocol.control import TRAIN
+from yatt_mm.preflight.run_sets import key_of
+from yatt_mm.protocol.control import HELD_OUT
 
 _NAME = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+?)(@(?P<revision>[\w./-]+))?(:(?P<split>[\w.-]+))?")
 MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
@@ -72,15 +74,10 @@ def _with_local_data(config: Config, console: Console) -> Config:
         options = text[text.index("#") :] if "#" in text else ""
         return f"{folder}/**/{name.split}*{options}" if name.split is not None else f"{folder}{options}"
 
-    train = tuple(
-        one.model_copy(
-            update={"path": local("data.train" if one.name == TRAIN else f"data.train[{one.name}]", one.path)}
-        )
-        for one in config.data.train
-    )
-    held_out = None if config.data.eval is None else local("data.eval", config.data.eval)
+    train = tuple(one.model_copy(update={"path": local(key_of(one), one.path)}) for one in config.data.train)
+    held_out = None if config.data.eval is None else local(held_out_key_of(HELD_OUT), config.data.eval)
     sets = {
-        name: one.model_copy(update={"path": local(f"eval.sets.{name}", one.path)})
+        name: one.model_copy(update={"path": local(held_out_key_of(name), one.path)})
         for name, one in config.eval.sets.items()
     }
     data = config.data.model_copy(update={"train": train, "eval": held_out, "media_roots": roots})

@@ -30,6 +30,8 @@ class FoundSet:
     pattern: str
     """Its files, or its name at the node of `dataplane.uri`, as the config has it."""
     run_set: RunSet
+    first: Sample
+    """Its first sample, whatever it is like."""
     bad: Sequence[BadMedia]
     """The shards and members that could not be indexed."""
 
@@ -132,7 +134,7 @@ def _find(
         layout=layout,
         reward=absolute(reward or config.reward.function or layout.reward),
     )
-    return FoundSet(key=key, pattern=pattern, run_set=run_set, bad=found.bad)
+    return FoundSet(key=key, pattern=pattern, run_set=run_set, first=samples[0], bad=found.bad)
 
 
 def _layout_of(samples: Sequence[Sample], key: str, question: str | None, answer: str | None) -> Layout:

@@ -70,17 +70,22 @@ class ScoredGroup:
     @property
     def parts(self) -> Mapping[str, tuple[float | None, ...]]:
         """[G] by name the parts of the reward function's scores."""
-        return next((scores.parts for scores in self.scores if scores.source == FUNCTION), {})
+        return self._of_function.parts
 
     @property
     def answers(self) -> tuple[str | None, ...]:
         """[G] the answers that the reward function read in the responses; empty if it does not say."""
-        return next((scores.answers for scores in self.scores if scores.source == FUNCTION), ())
+        return self._of_function.answers
 
     @property
     def votes(self) -> tuple[str, ...]:
         """[G] what each response answers, for a vote."""
-        return next((scores.votes for scores in self.scores if scores.source == FUNCTION), ())
+        return self._of_function.votes
+
+    @property
+    def _of_function(self) -> Scores:
+        nothing = Scores(source=FUNCTION, values=())
+        return next((scores for scores in self.scores if scores.source == FUNCTION), nothing)
 
     def num_failed(self, source: str) -> int:
         """Return the number of responses to which this source of scores gave none."""

@@ -45,16 +45,15 @@ def form_of(function: Callable[..., Any]) -> Form:
     with an `s` at the end. A function of verl's form is called by the names of its parameters. Raises ValueError if it
     has others without a default.
     """
+    parameters = inspect.signature(function).parameters.values()
     taken = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        parameter for parameter in parameters if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
     ]
     names = [parameter.name for parameter in taken]
     is_by_name = any(name in OF_VERL for name in names)
     num_first = 0 if is_by_name else len(FIRST)
     positional = [parameter for parameter in taken if parameter.kind is not parameter.KEYWORD_ONLY]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in inspect.signature(function).parameters.values())
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
     if len(positional) < num_first and not takes_any:
         raise ValueError(f"it takes ({', '.join(names)}); wanted (response, answer, fields)")
     is_batch = bool({"responses", "solution_strs"} & set(names[: num_first or None]))
