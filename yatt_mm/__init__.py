@@ -6,7 +6,7 @@ that shows what a run's model said, and `simulate.py` the one that compares layo
 Importing this package imports `models`, which installs what CPU builds of torch need before any other module imports
 torch.
 
-May import: common, config, keeper, models, protocol, runtime, simulator.
+May import: common, config, keeper, models, protocol, runtime, simulator, survey.
 """
 
 import models  # noqa: F401

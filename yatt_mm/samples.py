@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.terminal import put
 from yatt_mm.keeper.table import FOLDER, Row, about, best_first, by_prompt, kept_steps, read_rows, table_path, verdicts
 from yatt_mm.protocol.control import HELD_OUT, TRAIN
 from yatt_mm.protocol.kept import SPLITS
@@ -76,14 +77,14 @@ def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Na
             first = responses[0]
             of_set = "" if first.get("set") in (None, TRAIN, HELD_OUT) else f" of {first['set']}"
             console.rule(f"step {step}, {split}, sample {first['index']}{of_set}")
-            _put(console, "question", first["question"])
-            _put(console, "answer", first["answer"])
+            put(console, "question", first["question"])
+            put(console, "answer", first["answer"])
             for place, medium in enumerate(first["media"]):
                 shown = f"{medium['kind']} {medium['source']}"
                 if options.pictures and medium["thumbnail"]:
                     name = f"step_{step}_{split}_{number}_{place}.jpg"
                     shown = str(_save(Path(options.pictures) / name, medium["thumbnail"]))
-                _put(console, "media", shown)
+                put(console, "media", shown)
             for row in _some(responses, options.responses):
                 _response(console, row)
             if len(responses) > options.responses:
@@ -94,15 +95,9 @@ def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Na
 
 def _response(console: Console, row: Row) -> None:
     console.print(Text(about(row), style="bold"))
-    _put(console, "", row["response"])
+    put(console, "", row["response"])
     for name, words in verdicts(row):
-        _put(console, name, words)
-
-
-def _put(console: Console, name: str, text: str) -> None:
-    """Print a text that a model or a data set gave: as it is, but without characters that control the terminal."""
-    plain = "".join(char for char in text if char.isprintable() or char in "\n\t").replace("\n", "\n  ")
-    console.print(Text.assemble("  ", (f"{name} ", "cyan") if name else "", plain), soft_wrap=True)
+        put(console, name, words)
 
 
 def _some(responses: Sequence[Row], most: int) -> list[Row]:

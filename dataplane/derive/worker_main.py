@@ -128,7 +128,7 @@ def run_job(connection: Connection, arena: np.ndarray, job: Frame, data: bytes |
         return {"bad": f"it takes more than the {allowed_bytes(limits)} bytes that a worker of this node may use"}
     done = {
         "shape": plan.shape,
-        "meta": {**plan.meta, "medium": kernel.medium},
+        "meta": {**plan.meta, "medium": kernel.medium, "source_size": [source.height, source.width]},
         "checksum": content_digest(out, on_one_core=True),  # the other cores have workers too
         "pixel_bytes": plan.pixel_bytes,
         "format": found,

@@ -18,7 +18,7 @@ def installed(name: str) -> str:
     return str(path)
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "samples", "simulate"])
+@pytest.mark.parametrize("command", ["train", "data", "evaluate", "samples", "simulate"])
 def test_yatt_mm_and_python_m_explain_the_same_command(command: str) -> None:
     short, long = (
         run(installed("yatt-mm"), command, "--help"),
@@ -47,7 +47,7 @@ def test_a_command_that_is_not_there_is_refused(command: tuple[str, ...], found:
     done = run(installed("yatt-mm"), *command)
     assert (
         done.returncode == 2
-        and f"error: {found}; wanted train, evaluate, samples or simulate" in done.stderr
+        and f"error: {found}; wanted train, data, evaluate, samples or simulate" in done.stderr
         and not done.stdout
     )
 

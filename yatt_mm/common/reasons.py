@@ -20,13 +20,17 @@ class Reasons:
         """Return the number of reasons that were added."""
         return self._counts.total()
 
-    def add(self, reason: str) -> None:
-        """Add a reason."""
+    def add(self, reason: str) -> bool:
+        """Add a reason, and return True if it is the first of its kind."""
         kind = _OWN.sub("", reason)
         self._counts[kind] += 1
         self._first.setdefault(kind, reason)
+        return self._counts[kind] == 1
+
+    def ranked(self) -> list[tuple[str, int]]:
+        """Return (first reason, count) of each kind, the commonest first."""
+        return [(self._first[kind], count) for kind, count in self._counts.most_common()]
 
     def commonest(self) -> tuple[str, int]:
         """Return the first reason of the commonest kind, and how many are of this kind. There must be one."""
-        ((kind, count),) = self._counts.most_common(1)
-        return self._first[kind], count
+        return self.ranked()[0]

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, PlainSerializer, field_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, field_validator, model_validator
 
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.config.values import Section
@@ -29,6 +29,25 @@ class VideoSection(Section):
     def sampling(self) -> VideoSampling:
         """Return the same values in the form that recipes take."""
         return VideoSampling(**self.model_dump())
+
+
+class FilterSection(Section):
+    """Which training samples are left out although they could be used. Held-out samples are not filtered."""
+
+    max_prompt_tokens: Annotated[int, Field(ge=1)] | None = None
+    """The most tokens of a prompt, with its media and the chat template."""
+    min_pixels: Annotated[int, Field(ge=1)] | None = None
+    """The fewest pixels (width times height) of each image, and of each frame of a video, as the file has them."""
+    max_pixels: Annotated[int, Field(ge=1)] | None = None
+    """The most pixels, counted in the same way."""
+
+    @model_validator(mode="after")
+    def _check_order(self) -> Self:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(
+                f"min_pixels is {self.min_pixels}, above max_pixels ({self.max_pixels}); no medium would fit"
+            )
+        return self
 
 
 class FieldsSection(Section):
@@ -99,6 +118,7 @@ class DataSection(Section):
     """True gives the answers to other prompts at random: a control run in which nothing can be learnt."""
     on_bad_media: Literal["quarantine", "fail"] = "quarantine"
     """What happens if a medium cannot be decoded: skip the sample and continue, or end the run."""
+    filter: FilterSection = FilterSection()
     num_eval_samples: Annotated[int, Field(ge=0)] = 0
     """Held-out samples per evaluation; 0 takes all of them."""
     video: VideoSection = VideoSection()

@@ -278,7 +278,7 @@ class Controller:
 
     def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
         for notice in notices:
-            self._meter.add_sum("data/num_quarantined", 1)
+            self._meter.add_sum("data/num_filtered" if notice["is_filtered"] else "data/num_quarantined", 1)
             self._rendezvous.put_record({"kind": "quarantine", "step": self.step, **notice})
 
     def _report(self) -> None:

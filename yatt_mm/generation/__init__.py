@@ -8,6 +8,6 @@ together, `phase_calls.py` ends them together, and `metrics.py` has the step's m
 prompts of samples: `conversation_reader.py` reads their conversations, and `prompt_check.py` looks whether an engine
 could take them.
 
-May import: algorithms, batching, common, config, dataplane.client, dataplane.core, dataplane.media, models.recipes,
-placement, protocol, rollout.
+May import: algorithms, batching, common, config, dataplane.client, dataplane.core, dataplane.datasets, dataplane.media,
+models.recipes, placement, protocol, rollout.
 """

@@ -33,6 +33,10 @@ _SPECIAL = re.compile(r"<\||<[A-Za-z]+_(CONTEXT|PAD)>", re.IGNORECASE)
 """What a text may spell that a tokenizer takes for one of its special tokens."""
 
 
+class FilteredError(ValueError):
+    """A sample could be used, but `data.filter` leaves it out."""
+
+
 class PromptCheck:
     """Checks many prompts of a run."""
 
@@ -43,8 +47,9 @@ class PromptCheck:
         self._chat_template = _compiled(read_chat_template(self._folder))
         self._render = lru_cache(MAX_ORDERS)(self._rendered)
 
-    def check(self, conversation: Conversation, media: Sequence[Ref]) -> None:
-        """Raises ValueError with the reason why an engine could not take this prompt."""
+    def check(self, conversation: Conversation, media: Sequence[Ref], *, most: int | None = None) -> None:
+        """Raises ValueError with the reason why an engine could not take this prompt, or FilteredError if it has more
+        than `most` tokens."""
         roles = tuple(turn.role for turn in conversation.turns)
         overhead, refusal = self._render(roles)
         if refusal:
@@ -53,9 +58,10 @@ class PromptCheck:
         texts += [turn.more for turn in conversation.turns]
         room = self._limits.max_model_len - self._limits.max_tokens
         sizes = [size_of(ref) for ref in media]
-        most = sum(size.num_tokens + MARK_TOKENS * max(1, len(size.timestamps)) for size in sizes)
-        most += sum(map(_num_bytes, texts))  # no tokenizer of these models makes more tokens than there are bytes
-        if overhead is not None and most + overhead <= room and not any(map(_SPECIAL.search, texts)):
+        bound = sum(size.num_tokens + MARK_TOKENS * max(1, len(size.timestamps)) for size in sizes)
+        bound += sum(map(_num_bytes, texts))  # no tokenizer of these models makes more tokens than there are bytes
+        limit = room if most is None else min(room, most)
+        if overhead is not None and bound + overhead <= limit and not any(map(_SPECIAL.search, texts)):
             return
         if self._template is None:
             return
@@ -68,6 +74,8 @@ class PromptCheck:
                 f"its prompt has {num_tokens} tokens; rollout.max_model_len ({self._limits.max_model_len}) less "
                 f"rollout.max_tokens ({self._limits.max_tokens}) leaves {room}"
             )
+        if num_tokens > limit:
+            raise FilteredError(f"its prompt has {num_tokens} tokens; data.filter.max_prompt_tokens is {limit}")
 
     @cached_property
     def _template(self) -> PromptTemplate | None:

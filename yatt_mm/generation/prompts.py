@@ -4,20 +4,20 @@ samples whose media cannot be decoded."""
 from __future__ import annotations
 
 import itertools
-import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.errors import DatasetError
 from dataplane.core.refs import Ref, Sample
+from dataplane.datasets.permutation import permuted
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.errors import DataError
 from yatt_mm.common.media_refs import kind_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.conversation_reader import ConversationReader
-from yatt_mm.generation.prompt_check import PromptCheck
-from yatt_mm.protocol.control import TRAIN, Prompt, RunSet, RunStart, Slot
+from yatt_mm.generation.prompt_check import FilteredError, PromptCheck
+from yatt_mm.protocol.control import Prompt, RunSet, RunStart, Slot
 
 CALL_SAMPLES = 256
 """The largest number of samples of one call to the node, so that each call stays well within its deadline."""
@@ -33,23 +33,21 @@ class PromptSource:
         self._recipes = recipes
         self._start = start
         self._fail_on_bad = config.data.on_bad_media == "fail"
-        self._limits = config.rollout
+        self._limits, self._filter = config.rollout, config.data.filter
+        self._trained = {one.name for one in start.train_sets}
         self._sets = {one.name: one for one in (*start.train_sets, *start.eval_sets)}
         self._conversations = ConversationReader(
             system_prompt=config.data.system_prompt, prompt_template=config.data.prompt_template
         )
         self._check = PromptCheck(config)
-        self._donors: dict[str, list[int]] = {}
-        """[set] for each sample the number of the one whose answer it gets, if answers are shuffled."""
-        if config.data.shuffle_answers:
-            self._donors = {one.name: _shuffled(one, config.run.seed) for one in start.train_sets}
+        self._shuffle_answers, self._seed = config.data.shuffle_answers, config.run.seed
         self._controller, self._num_controllers = controller, config.controllers.num
         self._eval_prompts: dict[str, list[Prompt]] = {}
 
     def load(self, slots: Sequence[Slot]) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return the training prompts of the slots, and a notice for each one that was left out."""
         samples = self._by_set(slots, self._prepared)
-        donors = self._by_set(slots, self._donors_of) if self._donors else samples
+        donors = self._by_set(slots, self._donors) if self._shuffle_answers else samples
         return self._prompts(slots, samples, donors)
 
     def prefetch(self, slots: Sequence[Slot]) -> None:
@@ -78,9 +76,11 @@ class PromptSource:
         loaded = {name: iter(load(self._sets[name], indices)) for name, indices in by_set.items()}
         return [next(loaded[slot.set_name]) for slot in slots]
 
-    def _donors_of(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
-        donors = self._donors[of.name]
-        return self._client.samples(of.dataset, [donors[index] for index in indices])
+    def _donors(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
+        """Return the samples whose answers these get: a random order of the set."""
+        name = f"answers of {of.name}"
+        donors = [permuted(index, of.num_samples, self._seed, 0, name) for index in indices]
+        return self._client.samples(of.dataset, donors)
 
     def _prepared(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
         """Return the samples with their patches made: one call to the node for up to `CALL_SAMPLES` samples."""
@@ -102,11 +102,12 @@ class PromptSource:
             try:
                 prompts.append(self._prompt(slot, sample, donor))
             except ValueError as fault:
-                if self._fail_on_bad:
+                is_filtered = isinstance(fault, FilteredError)
+                if self._fail_on_bad and not is_filtered:
                     raise bad_media_error(sample.shard, sample.key, str(fault)) from fault
                 where = {"position": slot.position, "set": slot.set_name, "index": slot.index}
                 where |= {"shard": sample.shard, "key": sample.key}
-                notices.append({**where, "reason": str(fault)})
+                notices.append({**where, "reason": str(fault), "is_filtered": is_filtered})
         return prompts, notices
 
     def _prompt(self, slot: Slot, sample: Sample, donor: Sample) -> Prompt:
@@ -121,7 +122,10 @@ class PromptSource:
         answer = own.layout.answer_of(donor.fields)
         self._check_limits(media)
         media = tuple(media[place] for place in asked.order)
-        self._check.check(asked.given, media)
+        is_trained = slot.set_name in self._trained
+        if is_trained:
+            self._check_pixels(media)
+        self._check.check(asked.given, media, most=self._filter.max_prompt_tokens if is_trained else None)
         return Prompt(
             slot=slot,
             conversation=asked.given,
@@ -131,6 +135,17 @@ class PromptSource:
             reward=own.reward,
             media=media,
         )
+
+    def _check_pixels(self, media: Sequence[Ref]) -> None:
+        """Raises FilteredError if `data.filter` leaves out a medium of this size."""
+        least, most = self._filter.min_pixels, self._filter.max_pixels
+        for ref in media:
+            height, width = ref.meta["source_size"]
+            size = f"it has {kind_of(ref)}s of {width}x{height} = {width * height} pixels"
+            if least is not None and width * height < least:
+                raise FilteredError(f"{size}; data.filter.min_pixels is {least}")
+            if most is not None and width * height > most:
+                raise FilteredError(f"{size}; data.filter.max_pixels is {most}")
 
     def _check_limits(self, media: Sequence[Ref]) -> None:
         limits = self._limits
@@ -145,13 +160,6 @@ class PromptSource:
                 f"its media make {num_tokens} tokens; rollout.max_model_len ({limits.max_model_len}) less "
                 f"rollout.max_tokens ({limits.max_tokens}) leaves {room} for the whole prompt"
             )
-
-
-def _shuffled(of: RunSet, seed: int) -> list[int]:
-    """Return the numbers of a set's samples in a random order."""
-    numbers = list(range(of.num_samples))
-    random.Random(f"answers {seed}" if of.name == TRAIN else f"answers {seed} {of.name}").shuffle(numbers)
-    return numbers
 
 
 def _indices_by_set(slots: Sequence[Slot]) -> dict[str, list[int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +22,8 @@ from yatt_mm.preflight.run_sets import key_of
 from yatt_mm.protocol.control import HELD_OUT
 
 _NAME = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+?)(@(?P<revision>[\w./-]+))?(:(?P<split>[\w.-]+))?")
-MODEL_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+WEIGHTS = "*.safetensors"
+MODEL_FILES = ["*.json", WEIGHTS, "*.jinja", "*.txt", "*.model"]
 """The files of a model that a run reads."""
 
 
@@ -43,18 +45,19 @@ def hub_name_of(text: str) -> HubName | None:
     return HubName(name=found["name"], revision=found["revision"], split=found["split"])
 
 
-def with_local_paths(config: Config, console: Console) -> Config:
+def with_local_paths(config: Config, console: Console, *, with_weights: bool = True) -> Config:
     """Return the config with the folders of models and data sets in the place of their names on the hub. Downloads
-    what is not in the cache.
+    what is not in the cache. `with_weights`: False leaves out weights, and the judges' models.
 
     Raises:
         ConfigError: one of them can be neither downloaded nor found in the cache.
     """
-    model = config.model.model_copy(update={"path": _model("model.path", config.model.path, console)})
+    files = MODEL_FILES if with_weights else [file for file in MODEL_FILES if file != WEIGHTS]
+    model = config.model.model_copy(update={"path": _model("model.path", config.model.path, console, files)})
     judges = {
         name: judge
-        if judge.url is not None
-        else judge.model_copy(update={"model": _model(f"reward.judges.{name}.model", judge.model, console)})
+        if judge.url is not None or not with_weights
+        else judge.model_copy(update={"model": _model(f"reward.judges.{name}.model", judge.model, console, files)})
         for name, judge in config.reward.judges.items()
     }
     reward = config.reward.model_copy(update={"judges": judges})
@@ -84,11 +87,11 @@ def _with_local_data(config: Config, console: Console) -> Config:
     return config.model_copy(update={"data": data, "eval": config.eval.model_copy(update={"sets": sets})})
 
 
-def _model(key: str, text: str, console: Console) -> str:
+def _model(key: str, text: str, console: Console, files: Sequence[str]) -> str:
     name = hub_name_of(text)
     if name is None or name.split is not None:
         return text
-    return _folder(key, name, "model", console, allow_patterns=MODEL_FILES)
+    return _folder(key, name, "model", console, allow_patterns=list(files))
 
 
 def _folder(key: str, name: HubName, kind: Literal["model", "dataset"], console: Console, **options: Any) -> str:

@@ -24,7 +24,7 @@ from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.preflight.run_sets import held_out_sections, key_of
 from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
-from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
+from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer, load_prompt_template
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
@@ -40,18 +40,7 @@ def check_run(config: Config) -> None:
     if config.trains:
         check_run_folder(config)
     check_media(config, "model.path", config.model.path)
-    if config.dataplane.uri is None:
-        for one in config.data.train:
-            check_shards(key_of(one), one.path)
-        for name, held_out in held_out_sections(config).items():
-            check_shards(held_out_key_of(name), held_out.path)
-    else:
-        for key, fields in _fields_of(config):
-            if fields.media:
-                raise ConfigError(
-                    f"{key}: fields.media is {', '.join(fields.media)}, but the node of dataplane.uri reads the set; "
-                    f"name them in its root, #media={','.join(fields.media)}"
-                )
+    check_sets(config)
     if not held_out_sections(config):
         raise ConfigError("data.eval is missing, and eval.sets has no set; add one of them to the config")
     rewards = [one.reward for one in config.data.train] + [one.reward for one in config.eval.sets.values()]
@@ -83,6 +72,43 @@ def check_run(config: Config) -> None:
             f"train.num_minibatches is {config.train.num_minibatches}, more than train.prompts_per_step "
             f"({config.train.prompts_per_step}); a minibatch needs at least one prompt"
         )
+
+
+def check_data(config: Config) -> None:
+    """Check what is needed to make prompts of the data sets: the model's folder without its weights, and the files.
+
+    Raises:
+        ConfigError: something is missing, or they do not fit.
+    """
+    _check_folder("model.path", config.model.path, has_weights=False)
+    check_tokenizer("model.path", config.model.path)
+    check_media(config, "model.path", config.model.path)
+    check_sets(config)
+
+
+def check_sets(config: Config) -> None:
+    """Check the files of the data sets, and what `data.filter` needs.
+
+    Raises:
+        ConfigError: a file cannot be read, nothing matches, or a key has no effect.
+    """
+    if config.data.filter.max_prompt_tokens is not None and load_prompt_template(Path(config.model.path), ()) is None:
+        raise ConfigError(
+            f"data.filter.max_prompt_tokens counts tokens before an engine does, which needs {TOKENIZER} in model.path "
+            f"({config.model.path}); write it with transformers (AutoTokenizer, save_pretrained), or leave the key out"
+        )
+    if config.dataplane.uri is None:
+        for one in config.data.train:
+            check_shards(key_of(one), one.path)
+        for name, held_out in held_out_sections(config).items():
+            check_shards(held_out_key_of(name), held_out.path)
+        return
+    for key, fields in _fields_of(config):
+        if fields.media:
+            raise ConfigError(
+                f"{key}: fields.media is {', '.join(fields.media)}, but the node of dataplane.uri reads the set; "
+                f"name them in its root, #media={','.join(fields.media)}"
+            )
 
 
 def _fields_of(config: Config) -> list[tuple[str, FieldsSection]]:
@@ -204,8 +230,8 @@ def _check_engine(key: str, tp: int, hf_config: dict[str, Any]) -> None:
         raise ConfigError(str(error)) from error
 
 
-def _check_folder(key: str, path: str) -> dict[str, Any]:
-    """Return the config.json of a model folder of a known family."""
+def _check_folder(key: str, path: str, *, has_weights: bool = True) -> dict[str, Any]:
+    """Return the config.json of a model folder of a known family. `has_weights`: whether it must have weights."""
     folder = Path(path)
     file = folder / "config.json"
     if not file.is_file():
@@ -224,7 +250,7 @@ def _check_folder(key: str, path: str) -> dict[str, Any]:
     model_type = hf_config.get("model_type")
     if model_type not in FAMILIES:
         raise ConfigError(f"{key} is a {model_type!r} model; known families: {', '.join(sorted(FAMILIES))}")
-    if not list(folder.glob("*.safetensors")):
+    if has_weights and not list(folder.glob("*.safetensors")):
         raise ConfigError(f"{key} {folder} has no .safetensors file; convert the weights to safetensors")
     return hf_config
 

@@ -66,7 +66,9 @@ class Reporter:
         self.last: dict[str, Any] = {}
         """The metrics of the last step so far."""
         self.num_quarantined = 0
-        """The number of samples that were left out, as far as this run has told of them."""
+        """The number of samples that cannot be used, as far as this run has told of them."""
+        self.num_filtered = 0
+        """The number of training samples that `data.filter` left out."""
         self.num_without_score = 0
         """The number of responses to which the reward function or a judge gave no score, in the steps of this run."""
         self.learning = LearningWatch(min_reward_range=min_reward_range)
@@ -120,6 +122,9 @@ class Reporter:
             self._write(PLACEMENT_FILE, record)
         elif kind == "quarantine":
             self._write(QUARANTINE_FILE, record)
+            if record["is_filtered"]:
+                self.num_filtered += 1
+                return
             self.num_quarantined += 1
             if self.num_quarantined <= NUM_TOLD:
                 self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")

@@ -59,9 +59,9 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
         train_sets, held_out = find_train_sets(client, config), find_held_out_sets(client, config)
         every = [*train_sets, *held_out]
-        flaws = [{"shard": bad.shard, "key": bad.key, "reason": bad.reason} for found in every for bad in found.bad]
+        flaws = [bad for found in every for bad in found.bad]
         if flaws and config.data.on_bad_media == "fail":
-            raise bad_media_error(**flaws[0])
+            raise bad_media_error(flaws[0].shard, flaws[0].key, flaws[0].reason)
         firsts = [check_first_samples(client, config, recipes, found) for found in every]
         reward = [
             warning
@@ -74,7 +74,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
-        flaws=tuple(flaws),
+        flaws=tuple({"shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False} for bad in flaws),
     )
     return StartPoint(
         start=start,

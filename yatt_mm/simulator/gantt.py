@@ -32,7 +32,7 @@ def draw(results: Sequence[LayoutResult], path: str) -> None:
         from matplotlib.figure import Figure
         from matplotlib.patches import Patch
     except ImportError as error:
-        raise ConfigError("--gantt needs matplotlib: pip install 'yatt-mm[simulate]'") from error
+        raise ConfigError("--gantt needs matplotlib: pip install 'yatt-mm[pictures]'") from error
     figure = Figure(figsize=(12, 1.6 * len(results) + 1), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(results), 1, sharex=True, squeeze=False)[:, 0]

@@ -48,7 +48,7 @@ class Frames(Recipe):
 
         return Plan(
             shape=shape,
-            meta={**taken.meta(), "source_size": [source.height, source.width]},
+            meta=taken.meta(),
             pixel_bytes=len(taken.indices) * source.height * source.width * 3,
             write=write,
         )

@@ -36,7 +36,7 @@ class Rgb(Recipe):
 
         return Plan(
             shape=(height, width, 3),
-            meta={"source_size": [source.height, source.width]},
+            meta={},
             pixel_bytes=source.width * source.height * 3,
             write=write,
         )

@@ -13,7 +13,7 @@ from dataplane.core.refs import Lineage, Ref
 from tests.yatt_mm import runs
 from yatt_mm.common.conversation import Conversation, Part, Turn, ask
 from yatt_mm.config.run_config import load_config
-from yatt_mm.generation.prompt_check import PromptCheck
+from yatt_mm.generation.prompt_check import FilteredError, PromptCheck
 from yatt_mm.rollout.folder_tokenizer import load_prompt_template
 
 STRICT = (
@@ -87,6 +87,16 @@ def test_the_longest_prompt_that_leaves_room_passes_and_one_more_token_is_set_as
     check_of(folder, *limits).check(ask("?", ["image"]), [image(60)])
     with pytest.raises(ValueError, match=r"its prompt has \d+ tokens"):
         check_of(folder, *limits).check(ask("?", ["image"]), [image(79)])
+
+
+def test_a_filter_by_tokens_takes_the_longest_and_leaves_out_one_more(folder: Path) -> None:
+    check, text = check_of(folder), "x" * 200
+    template = load_prompt_template(folder, ())
+    assert template is not None
+    num_tokens = len(template.token_ids(ask(text), ()))
+    check.check(ask(text), (), most=num_tokens)
+    with pytest.raises(FilteredError, match=f"its prompt has {num_tokens} tokens; data.filter.max_prompt_tokens is"):
+        check.check(ask(text), (), most=num_tokens - 1)
 
 
 def test_what_is_short_enough_by_its_bytes_needs_no_tokenizer(folder: Path) -> None:

@@ -96,6 +96,26 @@ def test_bad_media_raise_when_the_config_says_so(node: EmbeddedNode, tiny_dir: P
         source(node, tiny_dir, "data.on_bad_media=fail").load(slots(CORRUPT))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (("data.filter.max_pixels=3136", "data.filter.min_pixels=3136"), None),
+        (("data.filter.max_pixels=3135",), "it has images of 56x56 = 3136 pixels; data.filter.max_pixels is 3135"),
+        (("data.filter.min_pixels=3137",), "it has images of 56x56 = 3136 pixels; data.filter.min_pixels is 3137"),
+        (("data.filter.max_prompt_tokens=19",), "its prompt has 20 tokens; data.filter.max_prompt_tokens is 19"),
+    ],
+)
+def test_a_filter_leaves_out_training_samples_alone_and_ends_no_run(
+    node: EmbeddedNode, tiny_dir: Path, overrides: tuple[str, ...], reason: str | None
+) -> None:
+    strict = source(node, tiny_dir, "data.on_bad_media=fail", *overrides)
+    prompts, notices = strict.load(slots(0, 4))
+    assert len(prompts) == (2 if reason is None else 0)
+    assert [notice["reason"] for notice in notices] == ([] if reason is None else [reason] * 2)
+    assert all(notice["is_filtered"] for notice in notices)
+    assert len(held_out(source(node, tiny_dir, *overrides))[0]) == 2
+
+
 def test_shuffled_answers_come_from_other_samples_in_the_fields_as_well(node: EmbeddedNode, tiny_dir: Path) -> None:
     own, _ = source(node, tiny_dir).load(slots(*range(NUM_TRAIN)))
     shuffled, _ = source(node, tiny_dir, "data.shuffle_answers=true").load(slots(*range(NUM_TRAIN)))

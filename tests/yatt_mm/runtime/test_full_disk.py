@@ -21,7 +21,14 @@ from yatt_mm.runtime.tensorboard_file import TensorboardFile
 STEP: dict[str, Any] = {"kind": "step", "step": 1, "reward/mean": 0.5}
 RECORDS: dict[str, dict[str, Any]] = {
     "metrics.jsonl": STEP,
-    "quarantine.jsonl": {"kind": "quarantine", "step": 1, "key": "k", "shard": "s", "reason": "r"},
+    "quarantine.jsonl": {
+        "kind": "quarantine",
+        "step": 1,
+        "key": "k",
+        "shard": "s",
+        "reason": "r",
+        "is_filtered": False,
+    },
     "placement.jsonl": {"kind": "placement", "step": 1},
 }
 

@@ -145,9 +145,12 @@ def test_a_file_of_rollouts_that_is_broken_is_told_and_stops_no_run(tmp_path: Pa
 
 
 def test_samples_that_are_left_out_do_not_flood_the_console_and_failures_of_an_evaluation_count(tmp_path: Path) -> None:
-    notices = [{"kind": "quarantine", "step": 0, "key": f"k{at}", "shard": "s", "reason": "torn"} for at in range(40)]
+    notice = {"kind": "quarantine", "step": 0, "shard": "s", "reason": "torn"}
+    notices = [{**notice, "key": f"k{at}", "is_filtered": False} for at in range(40)]
+    notices += [{**notice, "key": f"f{at}", "is_filtered": True} for at in range(3)]
     evaluation = {"kind": "step", "step": 0, "eval/accuracy": 0.5, "eval/num_errors": 3, "reward/num_errors": 0}
     text = shown(tmp_path, *notices, evaluation)
     assert text.count("quarantined") == 6 and "k4 in s: torn" in text and "k5 in s" not in text
-    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 40
+    assert len((tmp_path / "quarantine.jsonl").read_text().splitlines()) == 43
+    assert "f0" not in text
     assert "held-out 0.500" in text and "failed 3" in text

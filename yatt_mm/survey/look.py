@@ -1,0 +1,109 @@
+"""Looks at the data sets of a config: it starts the run's data plane alone, and shows what a run would find."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dataplane.client.client import Client
+from models.recipes.media_recipes import MediaRecipes, load_recipes
+from yatt_mm.common.errors import ConfigError
+from yatt_mm.common.owned_dirs import owned_folder
+from yatt_mm.config.run_config import Config
+from yatt_mm.preflight.first_samples import check_first_samples
+from yatt_mm.preflight.hub import with_local_paths
+from yatt_mm.preflight.run_checks import check_data
+from yatt_mm.preflight.run_sets import FoundSet, find_held_out_sets, find_train_sets
+from yatt_mm.rollout.folder_tokenizer import load_prompt_template
+from yatt_mm.runtime.run_node import start_node
+from yatt_mm.survey.histograms import draw_histograms
+from yatt_mm.survey.survey import Survey, survey_set
+from yatt_mm.survey.tables import show_survey
+
+
+def look(
+    config: Config,
+    *,
+    num_samples: int | None,
+    num_first: int,
+    histograms: Path | None = None,
+    console: Console | None = None,
+) -> list[Survey]:
+    """Show the sets of a config, and return what was seen. `num_samples`: the most samples of each set; None takes all.
+    `num_first`: the samples of each set that are shown. `histograms`: a picture to write.
+
+    Raises:
+        ConfigError: a set cannot be read, or a run of this config would refuse one; the others are shown before.
+    """
+    console = console or Console()
+    data = config.data.model_copy(update={"on_bad_media": "quarantine"})
+    config = with_local_paths(config.model_copy(update={"data": data}), console, with_weights=False)
+    check_data(config)
+    recipes = load_recipes(Path(config.model.path), config.data.video.sampling())
+    surveys, refusals = [], []
+    with ExitStack() as stack:
+        scratch = stack.enter_context(owned_folder(Path(tempfile.gettempdir()), "yatt-"))
+        node = start_node(stack, config, f"look-{secrets.token_hex(4)}", scratch=scratch, console=console)
+        client = stack.enter_context(contextlib.closing(Client(node.uri, timeout_s=config.dataplane.timeout_s)))
+        with console.status("reading the index of the sets"):
+            sets = [*find_train_sets(client, config), *find_held_out_sets(client, config)]
+        for found in sets:
+            refusals += _refusal_of(client, config, recipes, found)
+            survey = _survey(client, config, recipes, found, num_samples, num_first, console)
+            surveys.append(survey)
+            show_survey(console, survey, share=_share_of(config, found))
+    if histograms is not None:
+        draw_histograms(surveys, histograms)
+        console.print(f"histograms in {histograms}", highlight=False, soft_wrap=True)
+    if refusals:
+        raise ConfigError("a run would not start: " + "; ".join(refusals))
+    return surveys
+
+
+def _refusal_of(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> list[str]:
+    """Return why a run would refuse a set, if it would."""
+    try:
+        check_first_samples(client, config, recipes, found)
+    except ConfigError as error:
+        return [str(error)]
+    return []
+
+
+def _survey(
+    client: Client,
+    config: Config,
+    recipes: MediaRecipes,
+    found: FoundSet,
+    num_samples: int | None,
+    num_first: int,
+    console: Console,
+) -> Survey:
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    num = found.run_set.num_samples if num_samples is None else min(num_samples, found.run_set.num_samples)
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(escape(found.key), total=num)
+        return survey_set(
+            client,
+            config,
+            recipes,
+            found,
+            template=load_prompt_template(Path(config.model.path), tuple(config.data.chat_template_args.items())),
+            num_samples=num_samples,
+            num_first=num_first,
+            advance=lambda step: progress.advance(task, step),
+        )
+
+
+def _share_of(config: Config, found: FoundSet) -> str:
+    """Return in words which share of the prompts a training set gives, if there are several."""
+    weights = {one.name: one.weight for one in config.data.train}
+    if not found.is_trained or len(weights) == 1:
+        return ""
+    return f", {weights[found.run_set.name] / sum(weights.values()):.1%} of the prompts"
