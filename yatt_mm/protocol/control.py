@@ -128,6 +128,8 @@ class RunStart:
     """The held-out sets; their numbers of samples are those of an evaluation."""
     best: Best | None = None
     """The best evaluation before the checkpoint; None for a fresh run, and if it is not kept."""
+    told: frozenset[str] = frozenset()
+    """The held-out sets of which the run has told before the checkpoint what cannot be used."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read)."""
 

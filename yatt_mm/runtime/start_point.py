@@ -31,7 +31,7 @@ from yatt_mm.preflight.run_sets import (
     key_of,
     sources_of,
 )
-from yatt_mm.protocol.control import Best, RunStart
+from yatt_mm.protocol.control import HELD_OUT, Best, RunStart
 from yatt_mm.runtime.run_dir import best_step_of
 
 
@@ -74,6 +74,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
+        told=_told(config, state),
         flaws=tuple({"shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False} for bad in flaws),
     )
     return StartPoint(
@@ -103,6 +104,17 @@ def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
     steps = Checkpoints(root=config.run_dir / "checkpoints", keep=1).steps()
     is_there = found["step"] in (0, *steps) and best_step_of(config.run_dir) <= state["step"]
     return Best(**found) if is_there else None
+
+
+def _told(config: Config, state: dict[str, Any] | None) -> frozenset[str]:
+    """Return the held-out sets that the run of a checkpoint has measured, with the same files and fields."""
+    if state is None:
+        return frozenset()
+    then, now = state.get("config", {}), config.model_dump(mode="json")
+    same = {name for name, one in now["eval"]["sets"].items() if then.get("eval", {}).get("sets", {}).get(name) == one}
+    keys = ("eval", "num_eval_samples")
+    is_same = [then.get("data", {}).get(key) for key in keys] == [now["data"][key] for key in keys]
+    return frozenset(same | ({HELD_OUT} if is_same else set()))
 
 
 def _about(found: FoundSet, media: str) -> str:

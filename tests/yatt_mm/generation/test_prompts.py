@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,14 +39,15 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedNode]:
 
 
 def source(
-    node: EmbeddedNode, model: Path, *overrides: str, checkpoint: str | None = None, train: str = "train"
+    node: EmbeddedNode, model: Path, *overrides: str, told: Sequence[str] = (), train: str = "train"
 ) -> PromptSource:
     config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1")
     sets = (f"dataplane.uri={node.uri}", f"data.train={train}", "data.eval=eval")
     client, loaded = Client(node.uri), load_config(runs.ROOT / config, [*rest, *sets, *overrides])
     start = RunStart(
         step=0,
-        checkpoint=checkpoint,
+        checkpoint=None,
+        told=frozenset(told),
         train_sets=tuple(found.run_set for found in find_train_sets(client, loaded)),
         eval_sets=tuple(found.run_set for found in find_held_out_sets(client, loaded)),
     )
@@ -144,7 +145,8 @@ def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: Embed
     prompts, notices = held_out(fresh)
     assert (len(prompts), len(notices)) == (2, 1)
     assert held_out(fresh) == (prompts, [])
-    assert held_out(source(node, tiny_dir, "controllers.num=1", checkpoint="somewhere"))[1] == []
+    assert held_out(source(node, tiny_dir, "controllers.num=1", told=("eval",)))[1] == []
+    assert len(held_out(source(node, tiny_dir, "controllers.num=1", told=("another",)))[1]) == 1
 
 
 VERL = ("data.question_field=prompt", "data.answer_field=reward_model.ground_truth")

@@ -12,7 +12,7 @@ from tests.yatt_mm import runs
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.runtime.launch import launch
-from yatt_mm.runtime.start_point import _warnings
+from yatt_mm.runtime.start_point import _told, _warnings
 
 
 def config_of(folder: Path, model: Path, *overrides: str) -> Config:
@@ -46,3 +46,16 @@ def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(folder: Path,
     said = console.file.getvalue()
     assert "is finished: " in said and "is of step 4, and train.steps is 4; raise train.steps to go on" in said
     assert not config.log_dir.exists()
+
+
+def test_a_held_out_set_that_joins_at_a_resume_tells_of_its_bad_samples_and_the_others_are_not_told_again(
+    folder: Path,
+) -> None:
+    sets = "eval.sets={clips: {path: clips.tar}, scans: {path: scans.tar}}"
+    state = {"config": config_of(folder, folder, sets).model_dump(mode="json")}
+    assert _told(config_of(folder, folder, sets), None) == frozenset()
+    assert _told(config_of(folder, folder, sets), state) == {"eval", "clips", "scans"}
+    joined = "eval.sets={clips: {path: clips.tar}, scans: {path: more.tar}, new: {path: new.tar}}"
+    assert _told(config_of(folder, folder, joined), state) == {"eval", "clips"}
+    assert _told(config_of(folder, folder, sets, "data.eval=other.tar"), state) == {"clips", "scans"}
+    assert _told(config_of(folder, folder, sets), {"step": 3}) == frozenset()
