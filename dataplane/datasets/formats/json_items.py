@@ -8,25 +8,31 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from dataplane.core.errors import DatasetError
 from dataplane.datasets.formats.range_files import RangeFile
 from dataplane.datasets.formats.shard import MAX_FIELDS_BYTES
 
 SCAN_BYTES = 4 << 20
 SPACE = b" \t\r\n"
+SPACES = np.frombuffer(SPACE, np.uint8)
 MARK = b"\xef\xbb\xbf"
 """The mark of UTF-8 with which some programs begin a file."""
+
+
+Places = Sequence[int] | np.ndarray
 
 
 @dataclass(frozen=True, slots=True)
 class JsonItems:
     """The places of the items of one file."""
 
-    starts: Sequence[int]
+    starts: Places
     """[num_items] the offset of the first byte of each item."""
-    ends: Sequence[int]
-    """[num_items] the offset behind its last byte."""
-    numbers: Sequence[int]
+    ends: Places
+    """[num_items] the offset behind its last byte, which may be a line break."""
+    numbers: Places
     """[num_items] the number of its line, or of the element, from 1."""
     noun: str
     """What an item is called in messages: `line`, or `element`."""
@@ -44,29 +50,31 @@ def find_items(file: RangeFile) -> JsonItems:
 
 
 def _find_lines(file: RangeFile, begin: int) -> JsonItems:
-    starts, ends, lines = array("q"), array("q"), array("q")
-    at, line, has_text = begin, 1, False
+    bounds, spaced = array("q", [begin]), array("q")
+    at, begins_line = begin, True
     while at < file.nbytes:
         block = _block(file, at)
-        place = 0
-        while True:
-            newline = block.find(b"\n", place)
-            part = block[place:newline] if newline >= 0 else block[place:]
-            has_text = has_text or bool(part.strip())
-            if newline < 0:
-                break
-            if has_text:
-                starts.append(begin)
-                ends.append(at + newline)
-                lines.append(line)
-            begin, line, has_text, place = at + newline + 1, line + 1, False, newline + 1
+        chars = np.frombuffer(block, np.uint8)
+        behind = np.flatnonzero(chars == ord("\n")) + 1
+        bounds.frombytes((behind + at).tobytes())
+        firsts = behind[behind < len(block)]
+        if begins_line:
+            firsts = np.concatenate([[0], firsts])
+        spaced.frombytes((firsts[np.isin(chars[firsts], SPACES)] + at).tobytes())
+        begins_line = block.endswith(b"\n")
         at += len(block)
-    if has_text:
-        starts.append(begin)
-        ends.append(file.nbytes)
-        lines.append(line)
-    is_plain = not lines or lines[-1] == len(lines)
-    return JsonItems(starts, ends, range(1, len(lines) + 1) if is_plain else lines, "line")
+    if bounds[-1] < file.nbytes:
+        bounds.append(file.nbytes)
+    starts, ends = np.frombuffer(bounds, np.int64)[:-1], np.frombuffer(bounds, np.int64)[1:]
+    empty = [line for line in np.searchsorted(starts, spaced).tolist() if _is_empty(file, starts[line], ends[line])]
+    if not empty:
+        return JsonItems(starts, ends, range(1, len(starts) + 1), "line")
+    kept = np.delete(np.arange(len(starts)), empty)
+    return JsonItems(starts[kept], ends[kept], kept + 1, "line")
+
+
+def _is_empty(file: RangeFile, start: int, end: int) -> bool:
+    return not file.read(int(start), int(end - start)).strip()
 
 
 def _find_elements(file: RangeFile, begin: int) -> JsonItems:

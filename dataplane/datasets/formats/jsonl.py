@@ -80,7 +80,7 @@ class JsonShard:
         return f"{self._items.noun} {self._items.numbers[number]}"
 
     def _parse(self, number: int) -> tuple[dict[str, Any], str]:
-        start, end = self._items.starts[number], self._items.ends[number]
+        start, end = int(self._items.starts[number]), int(self._items.ends[number])
         where = f"{self._key(number)} of {self._file.path}"
         if end - start > MAX_FIELDS_BYTES:
             return {}, f"{where} has {end - start} bytes; wanted at most {MAX_FIELDS_BYTES}"
