@@ -62,25 +62,30 @@ class Conversation:
     def text(self) -> str:
         """The text for people, judges and rewards: without system turns, and with placeholders only for media that
         stand behind a text."""
-        media, rest = split_leading_media(self.shown())
-        text = as_text(rest)
-        return text.lstrip() if media else text
+        return as_text(self.shown()[1])
 
     def answered(self, response: str) -> Conversation:
         """Return the conversation with the assistant's turn at its end."""
         return Conversation((*self.turns, Turn("assistant", (Part("text", response),))))
 
-    def shown(self) -> list[Part]:
-        """Return what is said in all turns but those of the system, one after another. Several turns are headed by
-        their roles."""
-        turns = [turn for turn in self.turns if turn.role != "system"]
-        if len(turns) == 1:
-            return list(turns[0].parts)
-        media, first = split_leading_media(turns[0].parts)
-        parts = [*media, Part("text", f"{turns[0].role}: "), *first]
-        for turn in turns[1:]:
-            parts += [Part("text", f"\n\n{turn.role}: "), *turn.parts]
-        return joined(parts)
+    def shown(self) -> tuple[list[Part], list[Part]]:
+        """Return the media that come before all texts, and the rest: the media of all turns, and the texts of all turns
+        but those of the system, one after another. Several turns are headed by their roles."""
+        is_headed = sum(turn.role != "system" for turn in self.turns) > 1
+        media: list[Part] = []
+        rest: list[Part] = []
+        for turn in self.turns:
+            is_system = turn.role == "system"
+            parts = [part for part in turn.parts if part.is_medium or not is_system]
+            heading = f"\n\n{turn.role}: " if rest else f"{turn.role}: "
+            if not rest:
+                leading, parts = split_leading_media(parts)
+                media += leading
+            rest += [Part("text", heading), *parts] if is_headed and not is_system else parts
+        rest = joined(rest)
+        if media and rest:
+            rest[0] = Part("text", rest[0].text.lstrip())
+        return media, rest
 
     def messages(self) -> list[dict[str, Any]]:
         """Return the turns in the form that chat templates take."""

@@ -14,6 +14,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.client.reader import Reader
@@ -51,7 +52,7 @@ class Judge:
         self._reader = reader
         self._recipes = recipes
         self._template = PromptTemplate(engine.tokenizer, engine.media_tokens)
-        self._specials: tuple[str, ...] = tuple(engine.tokenizer.all_special_tokens)
+        self._specials = _special_tokens(engine.tokenizer)
         self._yes: tuple[int, ...] = ()
         self._no: tuple[int, ...] = ()
         if isinstance(spec.verdict, YesNo):
@@ -268,6 +269,12 @@ class Judge:
         for special in self._specials:
             response = response.replace(special, f"{special[0]} {special[1:]}")
         return response
+
+
+def _special_tokens(tokenizer: Any) -> tuple[str, ...]:
+    """Return the texts of all special tokens, also of those that the tokenizer's config does not name."""
+    added = [str(token) for token in tokenizer.added_tokens_decoder.values() if token.special]
+    return tuple(dict.fromkeys([*tokenizer.all_special_tokens, *added]))
 
 
 def _made(media: Sequence[Ref | BadMedia]) -> tuple[Ref, ...]:

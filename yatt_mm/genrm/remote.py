@@ -24,6 +24,7 @@ import aiohttp
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
+from yatt_mm.common.media_refs import kind_of
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
@@ -155,11 +156,15 @@ class RemoteJudge:
     def _content(self, task: JudgeTask, response: str, media: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return the content of the message about one response.
 
-        Raises ValueError if the sample lacks a field that the template names.
+        Raises ValueError if the sample lacks a field that the template names, or if its media are others than those of
+        the question.
         """
         asked = self._spec.template.fill(
             question=task.question, response=_defused(response), answer=task.answer, fields=task.fields
         )
+        kinds = tuple(map(kind_of, task.group.media))
+        if asked.kinds != kinds:
+            raise ValueError(f"the judge's text has places for media of {asked.kinds}, and the media are {kinds}")
         (turn,), left = asked.turns, iter(media)
         return [next(left) if part.is_medium else {"type": "text", "text": part.text} for part in turn.parts]
 

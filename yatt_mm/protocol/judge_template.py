@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from yatt_mm.common.conversation import Conversation, Part, Turn, joined, split_leading_media
+from yatt_mm.common.conversation import Conversation, Part, Turn, as_text, joined
 
 DEFAULT = """Question: {question}
 Answer given: {response}
@@ -54,18 +54,18 @@ class JudgeTemplate:
             raise ValueError("the template does not name {response}; a judge must see what it judges")
 
     def fill(self, *, question: Conversation, response: str, answer: str, fields: Mapping[str, Any]) -> Conversation:
-        """Return what the judge reads. Media come first if they do so in the question; otherwise they stand in the text
-        of the question, where the template names it first.
+        """Return what the judge reads, with all media of the question in their order. They come first if they do so in
+        the question; otherwise they stand in the text of the question, where the template names it first.
 
         Raises ValueError where the sample lacks a field that the template names.
         """
         if self.text == CONVERSATION and not self.needs_response:
             return question.answered(response)
-        media, rest = split_leading_media(question.shown())
+        media, rest = question.shown()
         has_inner = any(part.is_medium for part in rest)
         if has_inner and not any(name == "question" for _, name, _, _ in self._pieces()):
             media, has_inner = [Part(kind) for kind in question.kinds], False
-        texts = {"question": question.text, "response": response, "answer": answer}
+        texts = {"question": as_text(rest), "response": response, "answer": answer}
         parts = list(media)
         for literal, name, _, _ in self._pieces():
             parts.append(Part("text", literal))

@@ -41,6 +41,7 @@ def test_a_text_becomes_parts_and_back(text: str) -> None:
             ),
             "user: What?\n\nassistant: A cat.\n\nuser: And <video>?",
         ),
+        (Conversation((Turn("system", (Part("text", "Like "), IMAGE)), *ask(" What?", ["video"]).turns)), "What?"),
     ],
 )
 def test_the_text_for_people_leaves_out_the_system_and_media_at_the_beginning(
