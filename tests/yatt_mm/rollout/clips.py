@@ -26,7 +26,7 @@ from models.recipes.media_recipes import MediaRecipes, VideoSampling, load_recip
 from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conversations import Asked
 from yatt_mm.common.media_refs import derive_media, kind_of
-from yatt_mm.rollout.engine_media import medium_of, seconds_per_grid, size_of
+from yatt_mm.rollout.engine_media import medium_of, size_of
 from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import PromptTemplate
 from yatt_mm.rollout.vllm_engine import GenerateRequest
@@ -82,14 +82,14 @@ def request_for(clips: Clips, asked: Asked, tokenizer: Any, tokens: MediaTokens,
     )
 
 
-def train_sample(clips: Clips, asked: Asked, request: GenerateRequest, sampled: Sequence[int]) -> TrainSample:
+def train_sample(request: GenerateRequest, sampled: Sequence[int] = ()) -> TrainSample:
     """Return the same prompt with a response in the form for the trainer, patches included."""
     num_prompt = len(request.prompt_token_ids)
     return TrainSample(
         token_ids=np.array([*request.prompt_token_ids, *sampled], dtype=np.int64),
         loss_mask=np.arange(num_prompt + len(sampled)) >= num_prompt,
         grid_thw=tuple(medium.grid_thw for medium in request.media),
-        seconds_per_grid=tuple(seconds_per_grid(clips.refs[place]) for place in asked.places),
+        seconds_per_grid=tuple(medium.seconds_per_grid for medium in request.media),
         patches=tuple(np.array(medium.patches) for medium in request.media),
         media_keys=tuple(medium.digest for medium in request.media),
     )

@@ -36,8 +36,7 @@ def plain(question: str, places: Sequence[int], pool: Sequence[MediaKind]) -> As
 
 
 def random_conversations(num: int, pool: Sequence[MediaKind], *, seed: int = 0) -> list[Asked]:
-    """Return conversations with a system turn or none, one to five turns, and media anywhere outside of the system's
-    turn."""
+    """Return conversations with a system turn or none, one to five turns, and media anywhere."""
     draw = random.Random(seed)
     return [_random(draw, pool) for _ in range(num)]
 
@@ -46,13 +45,12 @@ def _random(draw: random.Random, pool: Sequence[MediaKind]) -> Asked:
     roles = [ROLES[letter] for letter in draw.choice(PATTERNS)]
     contents = [[_text(draw) for _ in range(draw.randint(1, 3))] for _ in roles]
     places: list[int] = []
-    speakers = [at for at, role in enumerate(roles) if role != "system"]
     for _ in range(draw.randint(0, 2 * MOST)):
         place = draw.randrange(len(pool))
         if sum(pool[other] == pool[place] for other in places) < MOST:
             places.append(place)
     # the media in the order of the turns, each at a random place of a random turn
-    for place, turn in zip(places, sorted(draw.choices(speakers, k=len(places))), strict=True):
+    for place, turn in zip(places, sorted(draw.choices(range(len(roles)), k=len(places))), strict=True):
         content = contents[turn]
         behind = max((at for at, part in enumerate(content) if part["type"] != "text"), default=-1) + 1
         content.insert(draw.randint(behind, len(content)), {"type": pool[place]})

@@ -1,5 +1,5 @@
 """Tests that vLLM serves Qwen3-VL, dense and with experts, with the same numbers as transformers, also with weights
-from the trainer."""
+from the trainer, and that random conversations are those of transformers and of the trainer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from dataplane.client.client import Client
+from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
+from tests.yatt_mm.rollout import clips
+from tests.yatt_mm.rollout.agreement.checks import all_asked, check_against_processor, check_against_trainer
 from tests.yatt_mm.rollout.conftest import Prompts, Run, engine_config
 from tests.yatt_mm.rollout.families import build_served_folder
 from tests.yatt_mm.rollout.reference import of_transformers
@@ -16,7 +20,7 @@ from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from tests.yatt_mm.training.tiny import release_experts
 from yatt_mm.protocol.published import Published
-from yatt_mm.rollout.vllm_engine import Sampled, VllmEngine
+from yatt_mm.rollout.vllm_engine import GenerateRequest, Sampled, VllmEngine
 
 IMAGES = range(3)
 
@@ -26,7 +30,13 @@ IMAGES = range(3)
     [pytest.param(False, id="qwen3_vl", marks=pytest.mark.parity), pytest.param(True, id="qwen3_vl_moe")],
 )
 def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
-    has_experts: bool, prompts: Prompts, run: Run, ranks: RankPool, tmp_path: Path
+    has_experts: bool,
+    prompts: Prompts,
+    client: Client,
+    reader: Reader,
+    run: Run,
+    ranks: RankPool,
+    tmp_path: Path,
 ) -> None:
     written = [build_served_folder(tmp_path / str(seed), seed, has_experts=has_experts) for seed in (0, 1)]
     first, second = (released(folder) if has_experts else folder for folder in written)
@@ -35,6 +45,9 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
     for folder, path, version in zip((first, second), segments, (2, 1), strict=True):
         ranks.run(2, jobs.publish, folder, parallel, path, version)
     requests = prompts.requests(IMAGES, num_samples=2, max_tokens=6)
+    made = clips.make_clips(client, first, tmp_path)
+    asked = all_asked(made)
+    conversations: list[GenerateRequest] = []
 
     async def answers() -> list[list[list[Sampled]]]:
         engine = await VllmEngine.start(engine_config(first, name="qwen3"))
@@ -43,11 +56,17 @@ def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
             await engine.update_weights(Published(version=1, path=segments[1]))
             other = await engine.generate_batch(requests)
             await engine.update_weights(Published(version=2, path=segments[0]))
-            return [from_folder, other, await engine.generate_batch(requests)]
+            from_trainer = await engine.generate_batch(requests)
+            conversations.extend(
+                clips.request_for(made, one, engine.tokenizer, engine.media_tokens, reader) for one in asked
+            )
+            return [from_folder, other, from_trainer, await engine.generate_batch(conversations)]
         finally:
             await engine.shutdown()
 
-    from_folder, other, from_trainer = run(answers())
+    from_folder, other, from_trainer, answered = run(answers())
+    check_against_processor(first, made, asked, conversations)
+    check_against_trainer(ranks, first, conversations, answered)
     assert numbers(from_trainer) == numbers(from_folder)
     assert numbers(other) != numbers(from_folder)
     for folder, groups in zip(written, (from_folder, other), strict=True):

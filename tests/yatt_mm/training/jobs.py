@@ -423,12 +423,11 @@ def logprobs_of(rank: int, model_dir: Path, parallel: Parallel, samples: Sequenc
 def logprobs_of_shifted_positions(
     rank: int, model_dir: Path, parallel: Parallel, samples: Sequence[TrainSample]
 ) -> list[np.ndarray]:
-    """Return the same with the positions behind the first medium of each sample moved by one."""
+    """Return the same with the positions of each sample's second half moved by one."""
 
     def shifted(num_tokens: int, spans: Sequence[MediaSpan]) -> np.ndarray:
-        positions = mrope_positions(num_tokens, spans)
-        for span in spans[:1]:
-            positions[:, span.begin + int(np.prod(span.grid)) :] += 1
+        positions = np.array(mrope_positions(num_tokens, spans))
+        positions[:, num_tokens // 2 :] += 1
         return positions
 
     with mock.patch("models.sequence.packing.mrope_positions", shifted):
