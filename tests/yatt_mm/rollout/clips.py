@@ -54,10 +54,10 @@ class Clips:
 def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
     """Make an image, a video of 12 frames, a video of 5 frames (the last is repeated), and another image."""
     encoded = (
-        _png(0),
+        _png(_noise(0)),
         encode_video(folder / "long.mp4", "mp4v", moving(12, 56, 56), fps=8.0),
         encode_video(folder / "short.mp4", "mp4v", moving(5, 84, 56), fps=10.0),
-        _png(1),
+        _png(_noise(1)),
     )
     recipes = load_recipes(model_dir, SAMPLING)
     kinds = ("image", "video", "video", "image")
@@ -65,6 +65,15 @@ def make_clips(client: Client, model_dir: Path, folder: Path) -> Clips:
         client.put_source(data, meta={"medium": kind, "number": number})
         for number, (data, kind) in enumerate(zip(encoded, kinds, strict=True))
     ]
+    refs = derive_media(client, sources, recipes)
+    return Clips(encoded=encoded, refs=tuple(ref for ref in refs if isinstance(ref, Ref)), recipes=recipes)
+
+
+def make_images(client: Client, model_dir: Path, images: Sequence[Image.Image]) -> Clips:
+    """Make these images for a model that takes no videos."""
+    encoded = tuple(map(_png, images))
+    recipes = load_recipes(model_dir)
+    sources = [client.put_source(data, meta={"medium": "image", "number": n}) for n, data in enumerate(encoded)]
     refs = derive_media(client, sources, recipes)
     return Clips(encoded=encoded, refs=tuple(ref for ref in refs if isinstance(ref, Ref)), recipes=recipes)
 
@@ -98,7 +107,9 @@ def train_sample(request: GenerateRequest, sampled: Sequence[int] = ()) -> Train
 def of_processor(model_dir: Path, clips: Clips, asked: Asked) -> Any:
     """Return what transformers' processor makes of the same conversation, images and frames."""
     processor = _processor(model_dir)
-    text = processor.apply_chat_template(asked.messages, add_generation_prompt=True, tokenize=False)
+    text = processor.apply_chat_template(
+        asked.messages, add_generation_prompt=asked.messages[-1]["role"] != "assistant", tokenize=False
+    )
     images = [clips.encoded[place] for place in asked.places if clips.kinds[place] == "image"]
     videos = [place for place in asked.places if clips.kinds[place] == "video"]
     metas = [clips.refs[place].meta for place in videos]
@@ -131,8 +142,11 @@ def _frames(data: bytes, ref: Ref) -> np.ndarray:
     return np.stack(list(Video(data).frames(ref.meta["frame_indices"]))).transpose(0, 3, 1, 2)
 
 
-def _png(seed: int) -> bytes:
+def _noise(seed: int) -> Image.Image:
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8))
+
+
+def _png(image: Image.Image) -> bytes:
     png = io.BytesIO()
-    pixels = np.random.default_rng(seed).integers(0, 256, (56, 56, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(png, format="PNG")
+    image.save(png, format="PNG")
     return png.getvalue()

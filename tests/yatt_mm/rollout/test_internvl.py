@@ -21,6 +21,8 @@ from dataplane.media.recipes import parse_recipe
 from models.layout.parallel import Parallel
 from models.registry import load_recipe
 from tests.dataplane.shards import noise
+from tests.yatt_mm.rollout import clips, positions
+from tests.yatt_mm.rollout.agreement.checks import check_against_trainer
 from tests.yatt_mm.rollout.conftest import Run, engine_config
 from tests.yatt_mm.rollout.conversations import Asked, plain, random_conversations
 from tests.yatt_mm.rollout.internvl import build_internvl_folder
@@ -42,7 +44,7 @@ ASKED = [
 ]
 """Questions behind images, and random conversations."""
 NUM_SERVED = 24
-"""The number of them that the engine answers."""
+"""The number of them that the engine answers with each version of the weights, and that transformers answers."""
 
 
 @pytest.fixture(scope="module")
@@ -94,19 +96,28 @@ def processor_of(folder: Path) -> Any:
 def processed(folder: Path, asked: Asked) -> dict[str, Any]:
     """Return what transformers makes of the same conversation and images."""
     processor = processor_of(folder)
-    text = processor.apply_chat_template(asked.messages, add_generation_prompt=True)
+    text = processor.apply_chat_template(
+        asked.messages, add_generation_prompt=asked.messages[-1]["role"] != "assistant"
+    )
     images = {"images": [image_of(SIZES[place]) for place in asked.places]} if asked.places else {}
     return dict(processor(text=text, return_tensors="pt", **images))
 
 
-def test_prompts_and_tiles_are_those_of_the_models_own_processor(folders: tuple[Path, Path]) -> None:
-    mean, std = (np.array(values)[:, None, None] for values in load_recipe(folders[0]).pixel_affine(folders[0]))
-    for asked in ASKED:
-        request, wanted = request_of(folders[0], asked), processed(folders[0], asked)
+def check_tiles(folder: Path, asked: Sequence[Asked], requests: Sequence[GenerateRequest]) -> None:
+    """Check that ids and tiles equal those of the processor, and that positions count the tokens."""
+    mean, std = (np.array(values)[:, None, None] for values in load_recipe(folder).pixel_affine(folder))
+    for one, request in zip(asked, requests, strict=True):
+        wanted = processed(folder, one)
         assert [list(request.prompt_token_ids)] == wanted["input_ids"].tolist()
-        if asked.places:
+        found = positions.of_trainer(folder, clips.train_sample(request))
+        assert (found == np.arange(len(request.prompt_token_ids))).all()
+        if one.places:
             tiles = np.concatenate([medium.patches for medium in request.media])
             assert np.abs((tiles / 255 - mean) / std - wanted["pixel_values"].numpy()).max() < 1e-6
+
+
+def test_prompts_and_tiles_are_those_of_the_models_own_processor(folders: tuple[Path, Path]) -> None:
+    check_tiles(folders[0], ASKED, [request_of(folders[0], asked) for asked in ASKED])
 
 
 def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
@@ -116,7 +127,8 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
     segments = [str(tmp_path / f"{folder.name}.segment") for folder in folders]
     for folder, path, version in zip(folders, segments, (2, 1), strict=True):
         ranks.run(2, jobs.publish, folder, Parallel(tp=2), path, version)
-    requests = [request_of(first, asked) for asked in ASKED[:NUM_SERVED]]
+    all_requests = [request_of(first, asked) for asked in ASKED]
+    requests = all_requests[:NUM_SERVED]
 
     async def answers() -> list[list[list[Sampled]]]:
         engine = await VllmEngine.start(engine_config(first, name="internvl"))
@@ -128,11 +140,13 @@ def test_internvl_is_served_from_its_folder_and_from_the_trainer_alike(
             await engine.update_weights(Published(version=1, path=segments[1]))
             other = await engine.generate_batch(requests)
             await engine.update_weights(Published(version=2, path=segments[0]))
-            return [from_folder, other, await engine.generate_batch(requests)]
+            from_trainer = await engine.generate_batch(requests)
+            return [from_folder, other, from_trainer, await engine.generate_batch(all_requests)]
         finally:
             await engine.shutdown()
 
-    from_folder, other, from_trainer = run(answers())
+    from_folder, other, from_trainer, answered = run(answers())
+    check_against_trainer(ranks, first, all_requests, answered)
     assert numbers(from_trainer) == numbers(from_folder)
     assert numbers(other) != numbers(from_folder)
     for folder, groups in ((first, from_folder), (second, other)):
