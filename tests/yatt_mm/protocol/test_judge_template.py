@@ -28,6 +28,17 @@ def test_media_inside_the_question_stay_inside_it_and_a_response_names_none() ->
     assert bare == ask("A: 7", ["image"])
 
 
+def test_media_of_a_system_turn_are_shown_and_its_text_is_not() -> None:
+    system = Turn("system", (Part("text", "Like "), Part("video")))
+    turns = Conversation((system, *ask("\n7?", ["image"]).turns))
+    template = JudgeTemplate("{question} {response}")
+    assert template.fill(question=turns, response="7", answer="", fields={}) == ask("7? 7", ["video", "image"])
+    between = Conversation((*INNER.turns, system, *ask("7?").turns))
+    read = template.fill(question=between, response="7", answer="", fields={})
+    assert read.kinds == between.kinds == ("image", "video")
+    assert [part.text for part in read.turns[0].parts] == ["user: Is ", "", " it?", "", "\n\nuser: 7? 7"]
+
+
 def test_a_classifier_reads_the_questions_own_turns() -> None:
     turns = Conversation((Turn("system", (Part("text", "Be brief."),)), *INNER.turns))
     read = JudgeTemplate(CONVERSATION, needs_response=False).fill(question=turns, response="7", answer="", fields={})

@@ -35,6 +35,7 @@ from models.recipes.media_recipes import load_recipes
 from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Run
 from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
+from yatt_mm.common.conversation import ask as conversation
 from yatt_mm.common.media_refs import derive_media
 from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.traffic import Traffic
@@ -207,6 +208,16 @@ def test_a_medium_that_servers_do_not_take_is_scored_by_the_rule(client: Client,
     judged = run(ask(SPEC, client, server_at(f"http://127.0.0.1:{free_port()}/v1"), task_for(group)))
     assert (judged.num_failed, judged.num_retried) == (2, 0)
     assert judged.fault is not None and "a judge's server accepts image/png" in judged.fault.what
+
+
+def test_media_in_another_order_than_in_the_question_are_not_sent(
+    client: Client, tiny_dir: Path, task: JudgeTask, run: Run, tmp_path: Path
+) -> None:
+    media = (video_patches(client, tiny_dir, tmp_path), *task.group.media)
+    mixed = replace(task, group=store_group(client, media, ("3",)), question=conversation("7?", ["image", "video"]))
+    judged = run(ask(SPEC, client, server_at(f"http://127.0.0.1:{free_port()}/v1"), mixed))
+    assert (judged.num_failed, judged.num_retried) == (1, 0)
+    assert judged.fault is not None and "places for media of ('image', 'video'), and the media" in judged.fault.what
 
 
 def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Client, tiny_dir: Path, run: Run) -> None:
