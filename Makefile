@@ -1,6 +1,7 @@
 # make train    install what is missing, make the digits example, train on it
 # make judge    the same with a judge that alone says what is right: in turns with the policy, then beside it
 # make motion   the same with videos: digits that move in MP4 clips, and which way they go
+# make compare  the same with two images in a question and a system turn: which of two digits is larger
 # make test     install what is missing, then lint, types and the tests
 # make unit     the quick half of the tests: those that need neither torch nor vLLM nor Ray
 # make check    lint and types only
@@ -20,7 +21,7 @@ STAMP := $(VENV)/.installed-$(EXTRA)
 BESIDE = --dist loadfile --no-loadscope-reorder# groups of files at a time (tests/conftest.py)
 NONE_IS_FINE = $(if $(ARGS),|| [ $$? = 5 ])# what ARGS picks may be all of one kind
 
-.PHONY: train judge motion test unit check parity faults mutants explore light data clean
+.PHONY: train judge motion compare test unit check parity faults mutants explore light data clean
 .DEFAULT_GOAL := train
 
 $(STAMP): pyproject.toml .ci/install
@@ -41,6 +42,10 @@ judge: $(STAMP)
 motion: $(STAMP)
 	$(PYTHON) -m examples.motion.prepare
 	$(PYTHON) -m yatt_mm.train configs/motion_cpu.yaml $(ARGS)
+
+compare: $(STAMP)
+	$(PYTHON) -m examples.compare.prepare
+	$(PYTHON) -m yatt_mm.train configs/compare_cpu.yaml $(ARGS)
 
 check: $(STAMP)
 	$(VENV)/bin/ruff check .
@@ -71,4 +76,4 @@ light:
 	.ci/light
 
 clean:
-	rm -rf runs examples/digits/data examples/judge/data examples/motion/data .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf runs examples/digits/data examples/judge/data examples/motion/data examples/compare/data .pytest_cache .mypy_cache .ruff_cache .hypothesis
