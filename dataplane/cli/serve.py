@@ -77,6 +77,7 @@ def _config(args: argparse.Namespace) -> NodeConfig:
         port=args.port,
         roots=dict(roots),
         media_roots=args.media_root,
+        index_dir=args.index_dir,
         num_workers=args.workers,
         spill_dir=args.spill,
         spill_bytes=DEFAULT_SPILL_BYTES if args.spill_size is None else args.spill_size,

@@ -54,6 +54,12 @@ def _add_datasets(group: "argparse._ArgumentGroup") -> None:
         metavar="DIR",
         help="a folder whose files JSON lines and tables may name, in addition to those of --root; repeatable",
     )
+    group.add_argument(
+        "--index-dir",
+        type=Path,
+        metavar="DIR",
+        help="keep the indices of tars there, so that a later start need not read all their headers",
+    )
     group.add_argument("--workers", type=parse_workers, default=1, help="processes that decode media, default 1")
     limits = DEFAULT_LIMITS
     group.add_argument(

@@ -50,6 +50,7 @@ class EmbeddedNode:
         memory_bytes: int,
         roots: Mapping[str, Sequence[str]],
         media_roots: Sequence[Path] = (),
+        index_dir: Path | None = None,
         num_workers: int = 1,
         tmp_dir: str | None = None,
         node_id: str = "",
@@ -83,6 +84,8 @@ class EmbeddedNode:
                 self._command += ["--root", f"{name}={_absolute(pattern)}"]
         for folder in media_roots:
             self._command += ["--media-root", str(folder.absolute())]
+        if index_dir is not None:
+            self._command += ["--index-dir", str(index_dir.absolute())]
         if spill_dir is not None:
             self._command += ["--spill", str(spill_dir.absolute()), "--spill-size", str(spill_bytes)]
         self._environ = dict(os.environ) | ({"TMPDIR": tmp_dir} if tmp_dir else {})

@@ -55,10 +55,18 @@ class _Progress:
 class Catalog:
     """The registered roots of a node and their indices so far. Thread-safe."""
 
-    def __init__(self, roots: Mapping[str, Sequence[str]], node_id: str, media_roots: Sequence[Path] = ()) -> None:
+    def __init__(
+        self,
+        roots: Mapping[str, Sequence[str]],
+        node_id: str,
+        media_roots: Sequence[Path] = (),
+        index_dir: Path | None = None,
+    ) -> None:
+        """`index_dir`: where the indices of tars are kept for later nodes; None keeps none."""
         self._roots = {name: tuple(patterns) for name, patterns in roots.items()}
         self._node_id = node_id
         self._media_roots = tuple(media_roots)
+        self._index_dir = index_dir
         self._caches = Caches()
         self._ingesting = {name: threading.Lock() for name in self._roots}
         self._progress = {name: _Progress() for name in self._roots}
@@ -158,7 +166,7 @@ class Catalog:
 
     def _open(self, item: DatasetFiles) -> Shard:
         if item.format == "tar":
-            return TarShard(item.file, self._caches, item.root.options)
+            return TarShard(item.file, self._caches, item.root.options, self._index_dir)
         folders = media_folders(item.file, item.root.folder, self._media_roots)
         if item.format == "jsonl":
             return JsonShard(item.file, folders, item.root.options, self._caches)

@@ -39,6 +39,8 @@ class NodeConfig:
     folder."""
     media_roots: Sequence[Path] = ()
     """Additional folders whose files JSON lines and tables may name. The folders of `roots` are always allowed."""
+    index_dir: Path | None = None
+    """The folder in which the indices of tars are kept for later nodes; None keeps none."""
     num_workers: int = 1
     limits: MediaLimits = DEFAULT_LIMITS
     """The limits of a medium; larger media are refused."""
@@ -90,6 +92,8 @@ def check_config(config: NodeConfig) -> None:
         )
     for folder in config.media_roots:
         _check_folder("--media-root", folder)
+    if config.index_dir is not None and config.index_dir.exists():
+        _check_folder("--index-dir", config.index_dir)
     _check_peers(config)
 
 

@@ -92,7 +92,7 @@ class Node:
         scope_owners = ScopeOwners(store, config.scope_grace_s)
         for owner in store.disk.recover():
             scope_owners.expect(owner)
-        datasets = Catalog(config.roots, config.node_id, config.media_roots)
+        datasets = Catalog(config.roots, config.node_id, config.media_roots, config.index_dir)
         pool = DecodePool(config.num_workers, segment.path, store.abort, config.limits)
         self._peers = PeerDirectory(config.node_id, config.peers, config.directory)
         self._fetcher = PeerFetcher(

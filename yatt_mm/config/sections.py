@@ -39,6 +39,9 @@ class DataplaneSection(Section):
     """The byte budget of the embedded node, 1 MiB at least."""
     num_workers: Count = 1
     """The processes of the embedded node that decode media and make patches."""
+    index_dir: str | None = None
+    """The embedded node keeps the indices of tars in this folder, so that later runs need not read all their headers:
+    for sets of a million samples and more."""
     spill_dir: str | None = None
     """The embedded node writes to a folder of its own inside this one: rollouts, which must survive its death, and
     objects that have no room in memory. Without it, they go to the run's temporary files. The folder is removed at

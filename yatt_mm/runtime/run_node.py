@@ -87,6 +87,7 @@ def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> E
             log_file=scratch / NODE_LOG,
             memory_bytes=config.dataplane.memory,
             roots=roots,
+            index_dir=Path(config.dataplane.index_dir) if config.dataplane.index_dir else None,
             media_roots=[Path(folder) for folder in config.data.media_roots],
             num_workers=config.dataplane.num_workers,
             tmp_dir=str(scratch),

@@ -1,6 +1,7 @@
 """WebDataset tars as shards: members that share a key are a row. `member_fields.py` reads those that hold fields."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ from dataplane.datasets.formats.shard import (
     MediumLocation,
     Row,
 )
-from dataplane.datasets.formats.tar_index import TarMember, index_tar
+from dataplane.datasets.formats.tar_index import TarIndex, TarMember, index_tar
+from dataplane.datasets.formats.tar_index_files import load_index, save_index
 from dataplane.media.kinds import MEDIA_FORMATS, kind_of
 
 DIGEST_BYTES = SOURCE_HEX // 2
@@ -31,12 +33,12 @@ class TarShard:
 
     columns = None
 
-    def __init__(self, file: RangeFile, caches: Caches, options: ColumnOptions) -> None:
-        """`options`: `drop` names fields that are not read."""
+    def __init__(self, file: RangeFile, caches: Caches, options: ColumnOptions, index_dir: Path | None = None) -> None:
+        """`options`: `drop` names fields that are not read. `index_dir`: where indices are kept; None keeps none."""
         self._file = file
         self._options = options
         self._caches = caches
-        self._index = index_tar(file, _refuse)
+        self._index = _index_of(file, index_dir)
         self._digests = np.zeros((self._index.num_members, DIGEST_BYTES), np.uint8)  # all zero means not known yet
         self.flaws: Sequence[Flaw] = self._index.flaws
 
@@ -99,6 +101,16 @@ class TarShard:
 def formats_of(member: TarMember) -> tuple[str, ...] | None:
     """Return the formats that a media member may have; None for members that are not media."""
     return MEDIA_FORMATS.get(member.extension.rpartition(".")[2])
+
+
+def _index_of(file: RangeFile, folder: Path | None) -> TarIndex:
+    """Return the index of a tar, from a folder of indices if it is there."""
+    index = load_index(folder, file) if folder is not None else None
+    if index is None:
+        index = index_tar(file, _refuse)
+        if folder is not None:
+            save_index(folder, file, index)
+    return index
 
 
 def _refuse(member: TarMember) -> str:

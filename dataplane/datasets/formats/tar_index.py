@@ -9,7 +9,7 @@ skipped.
 
 import tarfile
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,6 +22,11 @@ BLOCK = 512
 _MAX_EXTRA_HEADER = 1 << 20
 _EXTRA_TYPES = (tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK, tarfile.XHDTYPE, tarfile.XGLTYPE)
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
+
+
+KINDS = {"offsets": np.int64, "sizes": np.int64, "paths": np.uint8, "path_ends": np.int64, "starts": np.int64}
+ARRAYS = tuple(KINDS)
+"""The arrays of an index."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +53,13 @@ class TarMember:
 class TarIndex:
     """The samples of one tar, and its flaws. One member takes about 30 bytes and its path."""
 
-    def __init__(self, members: "_Members", flaws: Sequence[Flaw]) -> None:
+    def __init__(self, arrays: Mapping[str, np.ndarray], flaws: Sequence[Flaw] = ()) -> None:
+        """`arrays`: those of `arrays` of an index. Raises KeyError if one is missing."""
         self.flaws = tuple(flaws)
-        self._offsets = np.frombuffer(members.offsets, np.int64)
-        self._sizes = np.frombuffer(members.sizes, np.int64)
-        self._paths = bytes(members.paths)
-        self._path_ends = np.frombuffer(members.path_ends, np.int64)
-        self._starts = np.frombuffer(members.starts, np.int64)
+        self.arrays = {name: arrays[name] for name in ARRAYS}
+        """The members of all samples: `offsets`, `sizes` and `path_ends` of each, `paths` of all one after another
+        (uint8), and in `starts` the number of the first member of each sample."""
+        self._offsets, self._sizes, self._paths, self._path_ends, self._starts = self.arrays.values()
 
     @property
     def num_samples(self) -> int:
@@ -77,13 +82,13 @@ class TarIndex:
 
     def _member(self, at: int) -> TarMember:
         start = int(self._path_ends[at - 1]) if at else 0
-        path = self._paths[start : int(self._path_ends[at])].decode("utf-8", "surrogateescape")
+        path = self._paths[start : int(self._path_ends[at])].tobytes().decode("utf-8", "surrogateescape")
         return TarMember(path, int(self._offsets[at]), int(self._sizes[at]))
 
 
 class _Members:
-    """The members of samples without flaws, while the index is built. They are arrays, because objects would take ten
-    times as much memory."""
+    """The members of samples without flaws, while the index is built. They are in arrays, because objects would take
+    ten times as much memory."""
 
     def __init__(self) -> None:
         self.offsets, self.sizes, self.path_ends = array("q"), array("q"), array("q")
@@ -97,6 +102,9 @@ class _Members:
             self.paths += member.path.encode("utf-8", "surrogateescape")
             self.path_ends.append(len(self.paths))
         self.starts.append(len(self.offsets))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        return {name: np.frombuffer(getattr(self, name), KINDS[name]) for name in ARRAYS}
 
 
 def index_tar(file: RangeFile, refuse: Callable[[TarMember], str] = lambda member: "") -> TarIndex:
@@ -117,7 +125,7 @@ def index_tar(file: RangeFile, refuse: Callable[[TarMember], str] = lambda membe
         flaws += bad
         if found and not bad:
             members.add_sample(found)
-    return TarIndex(members, flaws)
+    return TarIndex(members.arrays(), flaws)
 
 
 def _check_is_tar(file: RangeFile) -> None:
