@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -196,8 +197,11 @@ def test_a_view_outlives_its_node() -> None:
     node.stop()
     assert view.tobytes() == b"still here"
     reader.timeout_s = 3
-    with pytest.raises(NodeUnavailableError):
-        reader.resolve([ref])
+    with socket.socket() as held:  # so that no other test's node gets the port meanwhile
+        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        held.bind(("127.0.0.1", int(node.uri.rpartition(":")[2])))
+        with pytest.raises(NodeUnavailableError):
+            reader.resolve([ref])
     del view
     reader.close()
     client.close()
