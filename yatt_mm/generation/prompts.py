@@ -77,7 +77,9 @@ class PromptSource:
         return [next(loaded[slot.set_name]) for slot in slots]
 
     def _donors(self, of: RunSet, indices: Sequence[int]) -> list[Sample]:
-        """Return the samples whose answers these get: a random order of the set."""
+        """Return the samples whose answers these get: a random order of a training set, and their own elsewhere."""
+        if of.name not in self._trained:
+            return self._client.samples(of.dataset, indices)
         name = f"answers of {of.name}"
         donors = [permuted(index, of.num_samples, self._seed, 0, name) for index in indices]
         return self._client.samples(of.dataset, donors)
@@ -139,6 +141,8 @@ class PromptSource:
     def _check_pixels(self, media: Sequence[Ref]) -> None:
         """Raises FilteredError if `data.filter` leaves out a medium of this size."""
         least, most = self._filter.min_pixels, self._filter.max_pixels
+        if least is None and most is None:
+            return
         for ref in media:
             height, width = ref.meta["source_size"]
             size = f"it has {kind_of(ref)}s of {width}x{height} = {width * height} pixels"

@@ -51,7 +51,8 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
     """
     key, run_set = found.key, found.run_set
     _check_fields(config, found)
-    start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
+    # neither filters nor shuffles: what a filter leaves out is no fault of the set, and the next sample takes its place
+    start = RunStart(step=0, checkpoint=None, train_sets=(), eval_sets=(run_set,))
     source = PromptSource(client, config, recipes, start, controller=0)
     prompts: list[Prompt] = []
     notices: list[dict[str, Any]] = []

@@ -11,17 +11,32 @@ from yatt_mm.survey.survey import MEASURES, Survey
 NUM_BINS = 40
 
 
+def check_picture(path: Path) -> None:
+    """Check, before anything is looked at, that the picture can be drawn.
+
+    Raises:
+        ConfigError: matplotlib is not installed, its folder is missing, or its format is not known.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError as error:
+        raise ConfigError("--histograms needs matplotlib: pip install 'yatt-mm[pictures]'") from error
+    known = FigureCanvasAgg.get_supported_filetypes()
+    if path.suffix[1:].lower() not in known:
+        raise ConfigError(f"--histograms is {path}; wanted a file that ends with .png, .pdf or .svg")
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"--histograms is {path}, and there is no folder {path.absolute().parent}; make it first")
+
+
 def draw_histograms(surveys: Sequence[Survey], path: Path) -> None:
     """Write a picture with a histogram of each measure of each set. Its format follows from the file's name.
 
     Raises:
-        ConfigError: matplotlib is not installed, or the file cannot be written.
+        ConfigError: the file cannot be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ConfigError("--histograms needs matplotlib: pip install 'yatt-mm[pictures]'") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     names = [name for name in MEASURES if any(survey.measures[name] for survey in surveys)] or [MEASURES[0]]
     figure = Figure(figsize=(3 * len(names), 2.5 * len(surveys) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)

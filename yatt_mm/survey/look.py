@@ -23,7 +23,7 @@ from yatt_mm.preflight.run_checks import check_data
 from yatt_mm.preflight.run_sets import FoundSet, find_held_out_sets, find_train_sets
 from yatt_mm.rollout.folder_tokenizer import load_prompt_template
 from yatt_mm.runtime.run_node import start_node
-from yatt_mm.survey.histograms import draw_histograms
+from yatt_mm.survey.histograms import check_picture, draw_histograms
 from yatt_mm.survey.survey import Survey, survey_set
 from yatt_mm.survey.tables import show_survey
 
@@ -40,8 +40,11 @@ def look(
     `num_first`: the samples of each set that are shown. `histograms`: a picture to write.
 
     Raises:
-        ConfigError: a set cannot be read, or a run of this config would refuse one; the others are shown before.
+        ConfigError: a set cannot be read, or, after all sets were shown, a run of this config would refuse one.
     """
+    if histograms is not None:
+        check_picture(histograms)
+    fails_on_bad = config.data.on_bad_media == "fail"
     console = console or Console()
     data = config.data.model_copy(update={"on_bad_media": "quarantine"})
     config = with_local_paths(config.model_copy(update={"data": data}), console, with_weights=False)
@@ -58,6 +61,8 @@ def look(
             refusals += _refusal_of(client, config, recipes, found)
             survey = _survey(client, config, recipes, found, num_samples, num_first, console)
             surveys.append(survey)
+            if fails_on_bad and (found.bad or survey.num_unusable):
+                refusals.append(f"{found.key} has samples that cannot be used, and data.on_bad_media is fail")
             show_survey(console, survey, share=_share_of(config, found))
     if histograms is not None:
         draw_histograms(surveys, histograms)

@@ -36,7 +36,7 @@ def load_index(folder: Path, file: RangeFile) -> TarIndex | None:
 
 def save_index(folder: Path, file: RangeFile, index: TarIndex) -> None:
     """Save the index of a tar. One with flaws is not saved, because the tar may still be repaired or written."""
-    if index.flaws or not file.version:  # without a version nobody could tell that the file has changed
+    if index.flaws or not file.version:  # without a version, a change of the file could not be seen
         return
     path = _path(folder, file)
     try:

@@ -33,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows += [{"question": "And this?", "answer": "1", "image": f"gone{number}.png"} for number in range(2)]
     write_lines(path / "train-0.jsonl", rows)
     write_lines(path / "eval-0.jsonl", rows[:2])
+    write_lines(path / "gone.jsonl", rows[5:])
     return path
 
 
@@ -104,10 +105,31 @@ def test_sets_of_a_mixture_have_their_shares(folder: Path, tiny_dir: Path) -> No
 def test_what_a_run_would_refuse_is_shown_and_then_refused(
     folder: Path, tiny_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(command(folder, tiny_dir, "data.filter.min_pixels=1000000")) == 2
+    assert main(command(folder, tiny_dir, f"data.train={folder}/gone.jsonl")) == 2
     done = capsys.readouterr()
-    assert "looked at all: 0 usable, 5 left out by data.filter, 2 cannot be used" in done.out
-    assert "error: a run would not start: data.train: none of the first 7 samples can be used" in done.err
+    assert "looked at all: 0 usable, 2 cannot be used" in done.out
+    assert "error: a run would not start: data.train: none of the first 2 samples can be used" in done.err
+    assert "data.eval" not in done.err
+    assert main(command(folder, tiny_dir, "data.on_bad_media=fail")) == 2
+    assert "data.train has samples that cannot be used, and data.on_bad_media is fail" in capsys.readouterr().err
+
+
+def test_held_out_sets_are_neither_filtered_nor_refused_for_it_and_keep_their_answers(
+    folder: Path, tiny_dir: Path
+) -> None:
+    overrides = ("data.filter.min_pixels=1000000", "data.shuffle_answers=true")
+    (train, held_out), _ = shown(folder, tiny_dir, *overrides)
+    assert train.num_usable == 0 < train.num_filtered
+    assert held_out.num_usable == 2 and values(held_out, measures.ANSWER_CHARS) == [1, 2]
+
+
+@pytest.mark.parametrize("name", ["picture.jpgg", "no/such/picture.png"])
+def test_a_picture_that_cannot_be_drawn_is_refused_before_anything_is_looked_at(
+    folder: Path, tiny_dir: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(command(folder, tiny_dir, "--histograms", str(tmp_path / name))) == 2
+    done = capsys.readouterr()
+    assert "--histograms is" in done.err and "looked at" not in done.out
 
 
 def test_the_model_needs_no_weights_and_the_histograms_are_a_picture(
