@@ -30,7 +30,32 @@ class Stamp:
     seed: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WarmedUp(Stamp):
+    """The stamp of a folder with shards and a model that a warm-up taught."""
+
+    num_train: int
+    num_held_out: int
+    num_warmup_steps: int
+    accuracy: float
+    """The model folder's held-out greedy accuracy, 0 to 1, before reinforcement learning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Warmup:
+    """The result of a warm-up."""
+
+    num_steps: int
+    accuracy: float
+    """The held-out greedy accuracy of the saved model, 0 to 1: the right answer, then <|im_end|>."""
+
+
+class WarmupError(RuntimeError):
+    """A warm-up did not bring the model into the wanted range of accuracies."""
+
+
 S = TypeVar("S", bound=Stamp)
+W = TypeVar("W", bound=WarmedUp)
 
 
 def read_stamp(directory: Path, kind: type[S], *, version: int, seed: int) -> S | None:
@@ -80,15 +105,32 @@ def command_line(name: str, doc: str | None, *, out: Path) -> argparse.ArgumentP
 
 
 def find_or_make(
-    options: argparse.Namespace, find: Callable[[Path, int], S | None], make: Callable[[Path, int], S], console: Console
+    options: argparse.Namespace, find: Callable[..., S | None], make: Callable[..., S], console: Console
 ) -> S:
     """Return the folder's stamp: the record of how its files were made. Its files are made now if they are missing, or
-    if the options say so."""
+    if the options say so. `find`, `make`: `read_stamp` and `prepare` of an example."""
     start = time.monotonic()
-    stamp = None if options.force else find(options.out, options.seed)
+    stamp = None if options.force else find(options.out, seed=options.seed)
     if stamp is not None:
         console.print(f"{options.out} is already prepared (seed {options.seed}); --force makes it again")
         return stamp
-    stamp = make(options.out, options.seed)
+    stamp = make(options.out, seed=options.seed, console=console)
     console.print(f"prepared {options.out} in {time.monotonic() - start:.1f} s")
     return stamp
+
+
+def run_warmed_up(
+    parser: argparse.ArgumentParser,
+    arguments: list[str] | None,
+    find: Callable[..., W | None],
+    make: Callable[..., W],
+    *,
+    noun: str,
+) -> None:
+    """Run the command line of an example with a warm-up. `noun`: what a sample is called, such as `clips`."""
+    console = Console()
+    prepared = find_or_make(parser.parse_args(arguments), find, make, console)
+    console.print(
+        f"{prepared.num_train} train and {prepared.num_held_out} held-out {noun}; model/ answers "
+        f"{prepared.accuracy:.3f} of the held-out ones after {prepared.num_warmup_steps} supervised steps"
+    )

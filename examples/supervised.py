@@ -21,6 +21,7 @@ from transformers import AutoModelForImageTextToText, AutoTokenizer, PreTrainedM
 
 from dataplane.media.recipes import parse_recipe
 from dataplane.media.videos import Video
+from examples.preparing import Warmup, WarmupError
 from models.recipes.media_recipes import VideoSampling, load_recipes
 from models.registry import load_recipe
 from models.sequence.media_tokens import media_spans, qwen_token_layout
@@ -32,19 +33,6 @@ from yatt_mm.rollout.prompt_template import MediumSize, PromptTemplate
 BATCH_SIZE = 32
 STEPS_PER_CHECK = 10
 FORM_LR = 1e-3
-
-
-class WarmupError(RuntimeError):
-    """The warm-up did not bring the model into the wanted range of accuracies."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warmup:
-    """The result of the warm-up."""
-
-    num_steps: int
-    accuracy: float
-    """The held-out greedy accuracy of the saved model, 0 to 1: the right answer, then <|im_end|>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 import models  # noqa: F401  installs the import hooks that CPU builds of torch need
 
 if TYPE_CHECKING:
-    from examples.digits.prepare import Prepared
+    from examples.preparing import WarmedUp
     from tests.yatt_mm.training.ranks import RankPool
 
 TOGETHER = {
@@ -69,7 +69,7 @@ def tiny_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Prepared]:
+def prepared_digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, WarmedUp]:
     """The digits example as `make train` prepares it, and how it was made.
 
     The warm-up takes half a minute, so all tests that need it are marked `alone`: they run in one process.

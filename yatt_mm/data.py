@@ -42,15 +42,13 @@ def _look(arguments: list[str] | None, prog: str) -> None:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
+    from yatt_mm.runtime.command_line import config_parser
+
+    parser = config_parser(
+        prog,
         description="Show what a run would find in its data sets: numbers, lengths, and what is left out and why.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="dotted overrides, for example data.train=mine/train.jsonl"
+        examples=EXAMPLES,
+        override="data.train=mine/train.jsonl",
     )
     parser.add_argument(
         "--samples",

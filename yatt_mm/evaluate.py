@@ -38,17 +38,14 @@ def _evaluate(arguments: list[str] | None, prog: str) -> None:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
+    from yatt_mm.runtime.command_line import config_parser
+
+    return config_parser(
+        prog,
         description="Measure a vision-language model on held-out sets.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        examples=EXAMPLES,
+        override="model.path=runs/mine/hf",
     )
-    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="dotted overrides, for example model.path=runs/mine/hf"
-    )
-    return parser
 
 
 if __name__ == "__main__":

@@ -46,15 +46,13 @@ def _with_resume_apart(arguments: list[str]) -> list[str]:
 
 
 def _parser(prog: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=prog,
+    from yatt_mm.runtime.command_line import config_parser
+
+    parser = config_parser(
+        prog,
         description="Train a vision-language model with reinforcement learning.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
-    parser.add_argument(
-        "overrides", nargs="*", metavar="key=value", help="dotted overrides, for example train.steps=20"
+        examples=EXAMPLES,
+        override="train.steps=20",
     )
     parser.add_argument(
         "--resume",

@@ -9,15 +9,15 @@ user says where each image stands.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from webdataset import TarWriter
 
 from examples.digits import data as digits
+from examples.shards import write_parts
 
 SYSTEM = "Compare the two digits. Answer with the larger one."
 QUESTION = "Which digit is larger, <image> or <image>?"
@@ -68,14 +68,8 @@ def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int =
 
 def write_shards(directory: Path, split: Split) -> list[Path]:
     """Write train-*.tar and eval-*.tar into `directory`. Return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, pairs, num_shards in (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1)):
-        for shard in range(num_shards):
-            path = directory / f"{name}-{shard:06d}.tar"
-            _write_shard(path, pairs[shard::num_shards])
-            paths.append(path)
-    return paths
+    parts = (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1))
+    return write_parts(directory, parts, _members)
 
 
 def _draw_pairs(
@@ -91,8 +85,10 @@ def _draw_pairs(
     return tuple(pairs)
 
 
-def _write_shard(path: Path, pairs: Sequence[Pair]) -> None:
-    with path.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
-        for pair in pairs:
-            fields = json.dumps({"question": CHAT, "answer": pair.answer}).encode()
-            writer.write({"__key__": pair.key, "0.png": pair.pngs[0], "1.png": pair.pngs[1], "json": fields})
+def _members(pair: Pair) -> dict[str, Any]:
+    return {
+        "__key__": pair.key,
+        "0.png": pair.pngs[0],
+        "1.png": pair.pngs[1],
+        "json": {"question": CHAT, "answer": pair.answer},
+    }

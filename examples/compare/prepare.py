@@ -23,16 +23,11 @@ Which digit is larger, or? Which digit is larger, or? 0, 1, 2, 3, 4, 5, 6, 7, 8 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared(preparing.Stamp):
+class Prepared(preparing.WarmedUp):
     """The content of prepared.json: how the files of the folder were made."""
 
-    num_train: int
-    num_held_out: int
-    num_warmup_steps: int
     reading_accuracy: float
     """The share of held-out scans, 0 to 1, that the model could read after the first stage of its warm-up."""
-    accuracy: float
-    """The model folder's held-out greedy accuracy, 0 to 1, before reinforcement learning."""
 
 
 def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
@@ -77,18 +72,8 @@ def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    options = preparing.command_line("compare", __doc__, out=DEFAULT_DIRECTORY).parse_args(arguments)
-    console = Console()
-    prepared = preparing.find_or_make(
-        options,
-        lambda out, seed: read_stamp(out, seed=seed),
-        lambda out, seed: prepare(out, seed=seed, console=console),
-        console,
-    )
-    console.print(
-        f"{prepared.num_train} train and {prepared.num_held_out} held-out pairs; model/ answers "
-        f"{prepared.accuracy:.3f} of the held-out ones after {prepared.num_warmup_steps} supervised steps"
-    )
+    parser = preparing.command_line("compare", __doc__, out=DEFAULT_DIRECTORY)
+    preparing.run_warmed_up(parser, arguments, read_stamp, prepare, noun="pairs")
 
 
 if __name__ == "__main__":

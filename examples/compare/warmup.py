@@ -17,15 +17,12 @@ from typing import Any
 import numpy as np
 
 from dataplane.media.images import decode_image
-from examples import supervised
+from examples import preparing, supervised
 from examples.compare.data import ANSWERS, CHAT, Pair, Split
 from examples.digits.data import QUESTION as READING_QUESTION
 from examples.digits.data import DigitSample
-from examples.supervised import WarmupError
 from yatt_mm.common.conversation import Conversation, ask
 from yatt_mm.generation.conversation_reader import ConversationReader
-
-__all__ = ["Warmup", "WarmupError", "conversation", "toss", "warm_up"]
 
 READING_ACCURACY = 0.97
 """The share of held-out scans, 0 to 1, at which reading single scans ends."""
@@ -44,14 +41,11 @@ accuracy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Warmup:
-    """The result of the warm-up."""
+class Warmup(preparing.Warmup):
+    """The result of both stages of the warm-up."""
 
-    num_steps: int
     reading_accuracy: float
     """The share of held-out scans that the model could read after the first stage, 0 to 1."""
-    accuracy: float
-    """The held-out greedy accuracy of the saved model on pairs, 0 to 1: the larger digit, then <|im_end|>."""
 
 
 def conversation() -> Conversation:

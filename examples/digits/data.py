@@ -9,15 +9,15 @@ unchanged, so no resize kernel is used between a shard and the model. A sample i
 from __future__ import annotations
 
 import io
-import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from sklearn.datasets import load_digits
-from webdataset import TarWriter
+
+from examples.shards import write_parts
 
 QUESTION = "What digit is this?"
 IMAGE_SIDE = 56
@@ -59,15 +59,8 @@ def make_split(*, seed: int = 0) -> Split:
 
 def write_shards(directory: Path, split: Split) -> list[Path]:
     """Write train-*.tar and eval-*.tar into `directory`. Return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
     parts = (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, NUM_EVAL_SHARDS))
-    paths = []
-    for name, samples, num_shards in parts:
-        for shard in range(num_shards):
-            path = directory / f"{name}-{shard:06d}.tar"
-            _write_shard(path, samples[shard::num_shards])
-            paths.append(path)
-    return paths
+    return write_parts(directory, parts, _members)
 
 
 def _make_sample(index: int, levels: np.ndarray, digit: int) -> DigitSample:
@@ -78,8 +71,5 @@ def _make_sample(index: int, levels: np.ndarray, digit: int) -> DigitSample:
     return DigitSample(key=f"{index:04d}", png=png.getvalue(), question=QUESTION, answer=str(digit))
 
 
-def _write_shard(path: Path, samples: Sequence[DigitSample]) -> None:
-    with path.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
-        for sample in samples:
-            fields = json.dumps({"question": sample.question, "answer": sample.answer})
-            writer.write({"__key__": sample.key, "png": sample.png, "json": fields.encode()})
+def _members(sample: DigitSample) -> dict[str, Any]:
+    return {"__key__": sample.key, "png": sample.png, "json": {"question": sample.question, "answer": sample.answer}}

@@ -6,35 +6,24 @@ prepared.json is missing or says something else, everything is made again. Heavy
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
 from examples import preparing
+from examples.preparing import WarmedUp
 
 DEFAULT_DIRECTORY = Path(__file__).parent / "data"
 VERSION = 1
 """The version of the files. Shards and model folders with another version are made again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Prepared(preparing.Stamp):
-    """The content of prepared.json: how the files of the folder were made."""
-
-    num_train: int
-    num_held_out: int
-    num_warmup_steps: int
-    accuracy: float
-    """The model folder's held-out greedy accuracy, 0 to 1, before reinforcement learning."""
-
-
-def read_stamp(directory: Path, *, seed: int) -> Prepared | None:
+def read_stamp(directory: Path, *, seed: int) -> WarmedUp | None:
     """Return what an earlier call made with this seed; None if there was no such call."""
-    return preparing.read_stamp(directory, Prepared, version=VERSION, seed=seed)
+    return preparing.read_stamp(directory, WarmedUp, version=VERSION, seed=seed)
 
 
-def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> Prepared:
+def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -> WarmedUp:
     """Make shards and a warmed-up model folder in `directory`, and return how they were made. Files of an earlier call
     are replaced."""
     from transformers.utils import logging
@@ -55,7 +44,7 @@ def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -
             show(accuracy, f"step {step}, held-out accuracy {accuracy:.3f}")
 
         warmup = warm_up(model_dir, split, seed=seed, on_step=on_step)
-    prepared = Prepared(
+    prepared = WarmedUp(
         version=VERSION,
         seed=seed,
         num_train=len(split.train),
@@ -69,18 +58,8 @@ def prepare(directory: Path, *, seed: int = 0, console: Console | None = None) -
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    options = preparing.command_line("digits", __doc__, out=DEFAULT_DIRECTORY).parse_args(arguments)
-    console = Console()
-    prepared = preparing.find_or_make(
-        options,
-        lambda out, seed: read_stamp(out, seed=seed),
-        lambda out, seed: prepare(out, seed=seed, console=console),
-        console,
-    )
-    console.print(
-        f"{prepared.num_train} train and {prepared.num_held_out} held-out scans; model/ answers "
-        f"{prepared.accuracy:.3f} of the held-out ones after {prepared.num_warmup_steps} supervised steps"
-    )
+    parser = preparing.command_line("digits", __doc__, out=DEFAULT_DIRECTORY)
+    preparing.run_warmed_up(parser, arguments, read_stamp, prepare, noun="scans")
 
 
 if __name__ == "__main__":

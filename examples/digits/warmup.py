@@ -21,6 +21,7 @@ from transformers import AutoModelForImageTextToText, PreTrainedModel, Qwen2_5_V
 
 from examples.digits.data import DigitSample, Split
 from examples.digits.model import load_processor
+from examples.preparing import Warmup, WarmupError
 
 TARGET_ACCURACY = 0.45
 ACCURACY_RANGE = (0.3, 0.6)
@@ -36,19 +37,6 @@ NUM_LR_WARMUP_STEPS = 5
 LABEL_SMOOTHING = 0.3
 MAX_GRAD_NORM = 1.0
 DIGITS = tuple(str(digit) for digit in range(10))
-
-
-class WarmupError(RuntimeError):
-    """The warm-up did not bring the model into `ACCURACY_RANGE`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Warmup:
-    """The result of the warm-up."""
-
-    num_steps: int
-    accuracy: float
-    """The held-out greedy accuracy of the saved model, 0 to 1: the right digit, then <|im_end|>."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -71,12 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     console = Console()
     if digits.read_stamp(options.digits, seed=options.seed) is None:
         digits.main(["--out", str(options.digits), "--seed", str(options.seed)])
-    prepared = preparing.find_or_make(
-        options,
-        lambda out, seed: read_stamp(out, seed=seed),
-        lambda out, seed: prepare(out, seed=seed, console=console),
-        console,
-    )
+    prepared = preparing.find_or_make(options, read_stamp, prepare, console)
     console.print(
         f"model/ is right on {prepared.accuracy:.3f} of the held-out answers, half of them right, after "
         f"{prepared.num_steps} supervised steps"

@@ -8,16 +8,16 @@ random, and the canvas has the size that the model's processor keeps unchanged. 
 
 from __future__ import annotations
 
-import json
 import tempfile
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import cv2  # before decord is, anywhere: each brings a libvpx, and the first one loaded serves both
 import numpy as np
 from sklearn.datasets import load_digits
-from webdataset import TarWriter
+
+from examples.shards import write_parts
 
 QUESTION = "Which way does it go?"
 DIRECTIONS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
@@ -69,14 +69,8 @@ def make_split(*, seed: int = 0, num_train: int = NUM_TRAIN, num_held_out: int |
 
 def write_shards(directory: Path, split: Split) -> list[Path]:
     """Write train-*.tar and eval-*.tar into `directory`. Return their paths."""
-    directory.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name, clips, num_shards in (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1)):
-        for shard in range(num_shards):
-            path = directory / f"{name}-{shard:06d}.tar"
-            _write_shard(path, clips[shard::num_shards])
-            paths.append(path)
-    return paths
+    parts = (("train", split.train, NUM_TRAIN_SHARDS), ("eval", split.held_out, 1))
+    return write_parts(directory, parts, _members)
 
 
 def make_frames(scan: np.ndarray, direction: str, start: tuple[int, int], distance: int) -> np.ndarray:
@@ -115,8 +109,5 @@ def _encode(frames: np.ndarray, path: Path) -> bytes:
     return path.read_bytes()
 
 
-def _write_shard(path: Path, clips: Sequence[Clip]) -> None:
-    with path.open("wb") as file, TarWriter(file, encoder=False, mtime=0) as writer:
-        for clip in clips:
-            fields = json.dumps({"question": clip.question, "answer": clip.answer})
-            writer.write({"__key__": clip.key, "mp4": clip.mp4, "json": fields.encode()})
+def _members(clip: Clip) -> dict[str, Any]:
+    return {"__key__": clip.key, "mp4": clip.mp4, "json": {"question": clip.question, "answer": clip.answer}}

@@ -11,11 +11,9 @@ from pathlib import Path
 from dataplane.media.videos import Video
 from examples import supervised
 from examples.motion.data import DIRECTIONS, FPS, NUM_FRAMES, QUESTION, Clip, Split
-from examples.supervised import Warmup, WarmupError
+from examples.preparing import Warmup
 from models.recipes.media_recipes import VideoSampling
 from yatt_mm.common.conversation import ask
-
-__all__ = ["TARGET_ACCURACY", "Warmup", "WarmupError", "warm_up"]
 
 TARGET_ACCURACY = 0.5
 ACCURACY_RANGE = (0.35, 0.75)

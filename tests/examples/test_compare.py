@@ -24,7 +24,7 @@ from examples.compare.data import ANSWERS, CHAT, QUESTION, SYSTEM, Split, make_s
 from examples.compare.prepare import TOKENIZER_TEXT, main, read_stamp
 from examples.digits import data as digits
 from examples.digits.model import build_model_folder, load_processor
-from examples.preparing import STAMP_NAME
+from examples.preparing import STAMP_NAME, WarmupError
 from tests.yatt_mm import runs
 from yatt_mm.keeper.table import Row, read_rows, table_path
 
@@ -128,7 +128,7 @@ def test_the_warm_up_teaches_reading_and_refuses_to_save_what_learned_too_little
     assert after != small.before
     assert small.made.reading_accuracy >= READING_ACCURACY and small.made.num_steps > NUM_PAIR_STEPS
     monkeypatch.setattr(warmup, "MAX_READING_STEPS", 2)
-    with pytest.raises(warmup.WarmupError, match=r"after 2 warm-up steps; wanted 0\.97 to 1\.0.*compare/warmup"):
+    with pytest.raises(WarmupError, match=r"after 2 warm-up steps; wanted 0\.97 to 1\.0.*compare/warmup"):
         warmup.warm_up(small.model, split)
     assert (small.model / "model.safetensors").read_bytes() == after
 

@@ -21,8 +21,8 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from examples.digits import warmup
 from examples.digits.data import IMAGE_SIDE, QUESTION, Split, make_split, write_shards
 from examples.digits.model import build_model_folder, load_processor
-from examples.digits.prepare import Prepared, main, read_stamp
-from examples.preparing import STAMP_NAME
+from examples.digits.prepare import main, read_stamp
+from examples.preparing import STAMP_NAME, WarmedUp, WarmupError
 
 ROOT = Path(__file__).parents[2]
 
@@ -125,7 +125,7 @@ def test_every_backend_gives_the_same_patches_for_the_scans(tiny_dir: Path, spli
 
 
 @pytest.mark.alone
-def test_prepare_warms_the_model_up_to_the_wanted_range(prepared_digits: tuple[Path, Prepared], split: Split) -> None:
+def test_prepare_warms_the_model_up_to_the_wanted_range(prepared_digits: tuple[Path, WarmedUp], split: Split) -> None:
     directory, made = prepared_digits
     low, high = warmup.ACCURACY_RANGE
     assert low <= made.accuracy <= high
@@ -137,7 +137,7 @@ def test_prepare_warms_the_model_up_to_the_wanted_range(prepared_digits: tuple[P
 
 
 @pytest.mark.alone
-def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared_digits: tuple[Path, Prepared]) -> None:
+def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared_digits: tuple[Path, WarmedUp]) -> None:
     directory, _ = prepared_digits
     before = {path: path.stat().st_mtime_ns for path in directory.rglob("*")}
     script = (
@@ -154,7 +154,7 @@ def test_a_second_prepare_changes_nothing_and_imports_nothing_heavy(prepared_dig
 
 @pytest.mark.alone
 def test_another_seed_or_a_broken_stamp_is_not_taken_for_prepared(
-    prepared_digits: tuple[Path, Prepared], tmp_path: Path
+    prepared_digits: tuple[Path, WarmedUp], tmp_path: Path
 ) -> None:
     directory, made = prepared_digits
     assert read_stamp(directory, seed=0) == made
@@ -169,7 +169,7 @@ def test_a_warm_up_that_misses_its_range_says_so_and_leaves_the_folder_alone(
     before = (tiny_dir / "model.safetensors").read_bytes()
     monkeypatch.setattr(warmup, "MAX_STEPS", 2)
     small = replace(split, held_out=split.held_out[:8])
-    with pytest.raises(warmup.WarmupError, match="after 2 warm-up steps"):
+    with pytest.raises(WarmupError, match="after 2 warm-up steps"):
         warmup.warm_up(tiny_dir, small, seed=0)
     assert (tiny_dir / "model.safetensors").read_bytes() == before
 

@@ -19,10 +19,9 @@ from examples.digits import data
 from examples.digits.data import Split, make_split
 from examples.digits.model import TOKENIZER_TEXT, build_model_folder, load_processor
 from examples.digits.prepare import VERSION as DIGITS_VERSION
-from examples.digits.prepare import Prepared as Digits
 from examples.judge import lessons, teaching
 from examples.judge.prepare import VERSION, prepare, read_stamp
-from examples.preparing import STAMP_NAME
+from examples.preparing import STAMP_NAME, WarmedUp
 from yatt_mm.common.conversation import ask
 from yatt_mm.config.run_config import load_config
 from yatt_mm.rollout.engine_types import MediaTokens
@@ -125,7 +124,7 @@ def test_what_is_prepared_is_made_once(tmp_path: Path, small: Split, monkeypatch
     assert read_stamp(tmp_path / "judge", seed=0) == made
     assert read_stamp(tmp_path / "judge", seed=1) is None
     AutoModelForImageTextToText.from_pretrained(tmp_path / "judge" / "model")
-    digits = Digits(version=DIGITS_VERSION, seed=0, num_train=8, num_held_out=8, num_warmup_steps=1, accuracy=0.5)
+    digits = WarmedUp(version=DIGITS_VERSION, seed=0, num_train=8, num_held_out=8, num_warmup_steps=1, accuracy=0.5)
     (tmp_path / STAMP_NAME).write_text(json.dumps(asdict(digits)))
     script = (
         "import sys; from examples.judge.prepare import main; main(sys.argv[1:]); "

@@ -16,7 +16,7 @@ from examples.digits.model import build_model_folder
 from examples.motion import warmup
 from examples.motion.data import DIRECTIONS, NUM_FRAMES, QUESTION, Split, make_split, write_shards
 from examples.motion.prepare import TOKENIZER_TEXT, main, read_stamp
-from examples.preparing import STAMP_NAME
+from examples.preparing import STAMP_NAME, WarmupError
 from models.recipes.media_recipes import load_recipes
 from yatt_mm.config.run_config import load_config
 from yatt_mm.generation.prompts import PromptSource
@@ -87,7 +87,7 @@ def test_the_warm_up_learns_the_form_and_refuses_to_save_what_learned_too_little
     monkeypatch.setattr(warmup, "MAX_STEPS", 10)
     monkeypatch.setattr(warmup, "NUM_FORM_STEPS", 9)
     monkeypatch.setattr(warmup, "ACCURACY_RANGE", (0.9, 1.0))
-    with pytest.raises(warmup.WarmupError, match=r"after 10 warm-up steps; wanted 0\.9 to 1\.0"):
+    with pytest.raises(WarmupError, match=r"after 10 warm-up steps; wanted 0\.9 to 1\.0"):
         warmup.warm_up(model_dir, split, target=1.0)
     assert (model_dir / "model.safetensors").read_bytes() == before
     monkeypatch.setattr(warmup, "ACCURACY_RANGE", (0.0, 1.0))

@@ -33,6 +33,11 @@ _SPECIAL = re.compile(r"<\||<[A-Za-z]+_(CONTEXT|PAD)>", re.IGNORECASE)
 """What a text may spell that a tokenizer takes for one of its special tokens."""
 
 
+def prompt_template_of(config: Config) -> PromptTemplate | None:
+    """Return what makes a run's prompts; None if the model's folder has no tokenizer.json."""
+    return load_prompt_template(Path(config.model.path), tuple(config.data.chat_template_args.items()))
+
+
 class FilteredError(ValueError):
     """A sample could be used, but `data.filter` leaves it out."""
 
@@ -41,10 +46,10 @@ class PromptCheck:
     """Checks many prompts of a run."""
 
     def __init__(self, config: Config) -> None:
-        self._folder = Path(config.model.path)
+        self._config = config
         self._arguments: dict[str, Any] = dict(config.data.chat_template_args)
         self._limits = config.rollout
-        self._chat_template = _compiled(read_chat_template(self._folder))
+        self._chat_template = _compiled(read_chat_template(Path(config.model.path)))
         self._render = lru_cache(MAX_ORDERS)(self._rendered)
 
     def check(self, conversation: Conversation, media: Sequence[Ref], *, most: int | None = None) -> None:
@@ -79,7 +84,7 @@ class PromptCheck:
 
     @cached_property
     def _template(self) -> PromptTemplate | None:
-        return load_prompt_template(self._folder, tuple(self._arguments.items()))
+        return prompt_template_of(self._config)
 
     def _rendered(self, roles: tuple[str, ...]) -> tuple[int | None, str]:
         """Return the bytes of the template around the texts of these roles, and why it refuses them: an empty text if

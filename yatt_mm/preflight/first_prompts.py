@@ -10,9 +10,9 @@ from jinja2 import TemplateError, TemplateSyntaxError
 
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
+from yatt_mm.generation.prompt_check import prompt_template_of
 from yatt_mm.protocol.control import Prompt
 from yatt_mm.rollout.engine_media import size_of
-from yatt_mm.rollout.folder_tokenizer import load_prompt_template
 
 
 def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
@@ -22,7 +22,7 @@ def check_prompts(config: Config, prompts: Sequence[Prompt], key: str) -> None:
         ConfigError: one of them cannot be made.
     """
     folder = Path(config.model.path)
-    template = load_prompt_template(folder, tuple(config.data.chat_template_args.items()))
+    template = prompt_template_of(config)
     if template is None:
         return
     for prompt in prompts:

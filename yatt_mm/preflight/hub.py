@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import glob
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,9 +21,9 @@ from yatt_mm.preflight.run_sets import key_of
 from yatt_mm.protocol.control import HELD_OUT
 
 _NAME = re.compile(r"(?P<name>[\w-][\w.-]*/[\w.-]+?)(@(?P<revision>[\w./-]+))?(:(?P<split>[\w.-]+))?")
+MODEL_FILES = ("*.json", "*.jinja", "*.txt", "*.model")
+"""The files of a model that a run reads, besides its weights."""
 WEIGHTS = "*.safetensors"
-MODEL_FILES = ["*.json", WEIGHTS, "*.jinja", "*.txt", "*.model"]
-"""The files of a model that a run reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ def with_local_paths(config: Config, console: Console, *, with_weights: bool = T
     Raises:
         ConfigError: one of them can be neither downloaded nor found in the cache.
     """
-    files = MODEL_FILES if with_weights else [file for file in MODEL_FILES if file != WEIGHTS]
+    files = [*MODEL_FILES, WEIGHTS] if with_weights else [*MODEL_FILES]
     model = config.model.model_copy(update={"path": _model("model.path", config.model.path, console, files)})
     judges = {
         name: judge
@@ -87,11 +86,11 @@ def _with_local_data(config: Config, console: Console) -> Config:
     return config.model_copy(update={"data": data, "eval": config.eval.model_copy(update={"sets": sets})})
 
 
-def _model(key: str, text: str, console: Console, files: Sequence[str]) -> str:
+def _model(key: str, text: str, console: Console, files: list[str]) -> str:
     name = hub_name_of(text)
     if name is None or name.split is not None:
         return text
-    return _folder(key, name, "model", console, allow_patterns=list(files))
+    return _folder(key, name, "model", console, allow_patterns=files)
 
 
 def _folder(key: str, name: HubName, kind: Literal["model", "dataset"], console: Console, **options: Any) -> str:

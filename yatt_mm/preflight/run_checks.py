@@ -19,12 +19,13 @@ from yatt_mm.config.data_section import FieldsSection
 from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.judge_section import judge_spec, remote_spec
 from yatt_mm.config.run_config import Config
+from yatt_mm.generation.prompt_check import prompt_template_of
 from yatt_mm.preflight.placement_checks import check_placement
 from yatt_mm.preflight.run_folder import check_run_folder
 from yatt_mm.preflight.run_sets import held_out_sections, key_of
 from yatt_mm.protocol.verdicts import YesNo
 from yatt_mm.rewards.loading import load_reward_function
-from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer, load_prompt_template
+from yatt_mm.rollout.folder_tokenizer import TOKENIZER, FolderTokenizer
 
 TOKENIZERS = ("tokenizer.json", "vocab.json", "tokenizer.model")
 
@@ -92,7 +93,7 @@ def check_sets(config: Config) -> None:
     Raises:
         ConfigError: a file cannot be read, nothing matches, or a key has no effect.
     """
-    if config.data.filter.max_prompt_tokens is not None and load_prompt_template(Path(config.model.path), ()) is None:
+    if config.data.filter.max_prompt_tokens is not None and prompt_template_of(config) is None:
         raise ConfigError(
             f"data.filter.max_prompt_tokens counts tokens before an engine does, which needs {TOKENIZER} in model.path "
             f"({config.model.path}); write it with transformers (AutoTokenizer, save_pretrained), or leave the key out"

@@ -2,8 +2,23 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable
+
+
+def config_parser(prog: str, *, description: str, examples: str, override: str) -> argparse.ArgumentParser:
+    """Return the parser of a command that takes a config and overrides of its keys. `examples`: whole command lines.
+    `override`: an example of an override."""
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        description=description,
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("config", help="YAML file of the run (see configs/ and docs/configuration.md)")
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=f"dotted overrides, for example {override}")
+    return parser
 
 
 def status_of(act: Callable[[], object], *, stopped: str) -> int:

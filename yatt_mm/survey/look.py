@@ -17,11 +17,11 @@ from models.recipes.media_recipes import MediaRecipes, load_recipes
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.config.run_config import Config
+from yatt_mm.generation.prompt_check import prompt_template_of
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.run_checks import check_data
 from yatt_mm.preflight.run_sets import FoundSet, find_held_out_sets, find_train_sets
-from yatt_mm.rollout.folder_tokenizer import load_prompt_template
 from yatt_mm.runtime.run_node import start_node
 from yatt_mm.survey.histograms import check_picture, draw_histograms
 from yatt_mm.survey.survey import Survey, survey_set
@@ -99,8 +99,8 @@ def _survey(
             config,
             recipes,
             found,
-            template=load_prompt_template(Path(config.model.path), tuple(config.data.chat_template_args.items())),
-            num_samples=num_samples,
+            template=prompt_template_of(config),
+            num_samples=num,
             num_first=num_first,
             advance=lambda step: progress.advance(task, step),
         )

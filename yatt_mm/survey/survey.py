@@ -43,8 +43,6 @@ class Survey:
     """What was seen of a data set."""
 
     found: FoundSet
-    num_wanted: int
-    """The number of samples to look at."""
     num_usable: int = 0
     """The number of samples that a run would use, of those that were looked at."""
     num_filtered: int = 0
@@ -87,14 +85,14 @@ def survey_set(
     found: FoundSet,
     *,
     template: PromptTemplate | None,
-    num_samples: int | None,
+    num_samples: int,
     num_first: int,
     advance: Callable[[int], None] = lambda num: None,
 ) -> Survey:
     """Look at samples of a set in the order of a run's first epoch, so those of a set that is not seen whole are drawn
     at random.
 
-    `template`: makes token ids of prompts; None counts no tokens of texts. `num_samples`: None takes all samples.
+    `template`: makes token ids of prompts; None counts no tokens of texts. `num_samples`: at most those of the set.
     `num_first`: the number of samples that are kept to be shown. `advance` is called with the number of samples that
     were looked at since its last call.
     """
@@ -107,12 +105,11 @@ def survey_set(
         eval_sets=() if found.is_trained else sets,
     )
     source = PromptSource(client, config, recipes, start, controller=0)
-    num = run_set.num_samples if num_samples is None else min(num_samples, run_set.num_samples)
-    seen = Survey(found=found, num_wanted=num)
+    seen = Survey(found=found)
     for flaw in found.bad:
         if seen.reasons.add(flaw.reason):
             seen.examples[flaw.reason] = f"{flaw.key or 'the file'} in {flaw.shard}"
-    for slots in _chunks(run_set.name, run_set.num_samples, num, config.run.seed):
+    for slots in _chunks(run_set.name, run_set.num_samples, num_samples, config.run.seed):
         prompts, notices = source.load(slots)
         for notice in notices:
             seen.leave_out(notice)

@@ -19,8 +19,6 @@ SPACE = b" \t\r\n"
 SPACES = np.frombuffer(SPACE, np.uint8)
 MARK = b"\xef\xbb\xbf"
 """The mark of UTF-8 with which some programs begin a file."""
-
-
 Places = Sequence[int] | np.ndarray
 
 
@@ -50,7 +48,7 @@ def find_items(file: RangeFile) -> JsonItems:
 
 
 def _find_lines(file: RangeFile, begin: int) -> JsonItems:
-    bounds, spaced = array("q", [begin]), array("q")
+    bounds, empty, undecided = array("q", [begin]), array("q"), array("q")
     at, begins_line = begin, True
     while at < file.nbytes:
         block = _block(file, at)
@@ -60,21 +58,29 @@ def _find_lines(file: RangeFile, begin: int) -> JsonItems:
         firsts = behind[behind < len(block)]
         if begins_line:
             firsts = np.concatenate([[0], firsts])
-        spaced.frombytes((firsts[np.isin(chars[firsts], SPACES)] + at).tobytes())
+        for first in firsts[np.isin(chars[firsts], SPACES)].tolist():
+            end = block.find(b"\n", first)
+            if end < 0:
+                undecided.append(at + first)
+            elif not block[first:end].strip():
+                empty.append(at + first)
         begins_line = block.endswith(b"\n")
         at += len(block)
     if bounds[-1] < file.nbytes:
         bounds.append(file.nbytes)
     starts, ends = np.frombuffer(bounds, np.int64)[:-1], np.frombuffer(bounds, np.int64)[1:]
-    empty = [line for line in np.searchsorted(starts, spaced).tolist() if _is_empty(file, starts[line], ends[line])]
+    for start in undecided:
+        if _is_empty(file, start, int(ends[np.searchsorted(starts, start)])):
+            empty.append(start)
     if not empty:
         return JsonItems(starts, ends, range(1, len(starts) + 1), "line")
-    kept = np.delete(np.arange(len(starts)), empty)
+    kept = np.delete(np.arange(len(starts)), np.searchsorted(starts, empty))
     return JsonItems(starts[kept], ends[kept], kept + 1, "line")
 
 
 def _is_empty(file: RangeFile, start: int, end: int) -> bool:
-    return not file.read(int(start), int(end - start)).strip()
+    """Return True if a line has nothing but white space. It may be longer than a block."""
+    return not any(file.read(at, min(SCAN_BYTES, end - at)).strip() for at in range(start, end, SCAN_BYTES))
 
 
 def _find_elements(file: RangeFile, begin: int) -> JsonItems:

@@ -105,11 +105,12 @@ def formats_of(member: TarMember) -> tuple[str, ...] | None:
 
 def _index_of(file: RangeFile, folder: Path | None) -> TarIndex:
     """Return the index of a tar, from a folder of indices if it is there."""
-    index = load_index(folder, file) if folder is not None else None
+    if folder is None:
+        return index_tar(file, _refuse)
+    index = load_index(folder, file)
     if index is None:
         index = index_tar(file, _refuse)
-        if folder is not None:
-            save_index(folder, file, index)
+        save_index(folder, file, index)
     return index
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from examples.digits.data import Split, make_split, write_shards
-from examples.digits.prepare import Prepared
+from examples.preparing import WarmedUp
 from tests.yatt_mm import runs
 
 NUM_TRAIN = 400
@@ -55,7 +55,7 @@ class Digits:
 
 
 @pytest.fixture(scope="session")
-def digits(prepared_digits: tuple[Path, Prepared], tmp_path_factory: pytest.TempPathFactory) -> Digits:
+def digits(prepared_digits: tuple[Path, WarmedUp], tmp_path_factory: pytest.TempPathFactory) -> Digits:
     made, prepared = prepared_digits
     split = make_split(seed=0)
     train = list(split.train[:NUM_TRAIN])
