@@ -21,7 +21,7 @@ class PromptOrder:
         or roots are called does not matter."""
         self.sources = tuple(sources)
         self.skipped: dict[str, set[int]] = {source.dataset: set() for source in sources}
-        """[set] the samples that cannot be used."""
+        """[set] the samples that were left out: they cannot be used, or a filter leaves them out."""
         self._sampler = Sampler(sources, seed=seed, batch_size=1)
         self._num_dealt = 0
 
@@ -34,7 +34,7 @@ class PromptOrder:
         for source in self.sources:
             if len(self.skipped[source.dataset]) >= source.num_samples:
                 which = "training samples" if len(self.sources) == 1 else f"samples of the set {source.dataset}"
-                raise DataError(f"all {source.num_samples} {which} are quarantined; check data.train")
+                raise DataError(f"all {source.num_samples} {which} were left out; check data.train and data.filter")
         slots: list[Slot] = []
         while len(slots) < count:
             for draw in self._sampler.next_batch():

@@ -67,7 +67,7 @@ class Rendezvous:
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._reasons = Reasons()
-        """Why samples are quarantined."""
+        """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
 
@@ -172,9 +172,9 @@ class Rendezvous:
         self._records.append(record)
         self._news.set()
 
-    async def why_quarantined(self) -> str:
-        """Return why samples are quarantined, as the end of an error's message; empty if none is."""
-        return self._why_quarantined()
+    async def why_left_out(self) -> str:
+        """Return why samples were left out, as the end of an error's message; empty if none was."""
+        return self._why_left_out()
 
     async def take_records(self, timeout_s: float) -> list[dict[str, Any]]:
         """Return the records since the last call. Waits up to `timeout_s` for the first one."""
@@ -187,20 +187,20 @@ class Rendezvous:
         records, self._records = self._records, []
         return records
 
-    def _why_quarantined(self) -> str:
+    def _why_left_out(self) -> str:
         if not self._reasons:
             return ""
         reason, count = self._reasons.commonest()
         num = len(self._reasons)
-        return f". {num} samples are quarantined (quarantine.jsonl has all), {count} of them because: {reason}"
+        return f". {num} samples were left out (quarantine.jsonl has all), {count} of them because: {reason}"
 
     @contextlib.contextmanager
     def _says_why(self) -> Iterator[None]:
-        """Add to an error of the data, for a block, why samples are quarantined."""
+        """Add to an error of the data, for a block, why samples were left out."""
         try:
             yield
         except DataError as error:
-            raise DataError(f"{error}{self._why_quarantined()}") from None
+            raise DataError(f"{error}{self._why_left_out()}") from None
 
     async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)

@@ -68,9 +68,9 @@ class RendezvousClient:
         """Return the state of the prompts for a checkpoint."""
         return self._ask(Rendezvous.sampling_state)
 
-    def why_quarantined(self) -> str:
-        """Return why samples are quarantined, as the end of an error's message; empty if none is."""
-        return self._ask(Rendezvous.why_quarantined)
+    def why_left_out(self) -> str:
+        """Return why samples were left out, as the end of an error's message; empty if none was."""
+        return self._ask(Rendezvous.why_left_out)
 
     def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher."""

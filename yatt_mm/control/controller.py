@@ -122,7 +122,7 @@ class Controller:
 
     def begin(self) -> None:
         """Measure the model as it is, before the first step."""
-        self._tell(self._start.flaws if self.index == 0 else ())
+        self._tell_flaws()
         self.evaluate()
         self._report()
 
@@ -259,6 +259,7 @@ class Controller:
         with self.phase(Phase.PUBLISH):
             self.publish()
         self._meter.take()
+        self._tell_flaws()
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one has failed."""
@@ -275,6 +276,9 @@ class Controller:
         if self.step < self.config.train.steps:
             coming = self._rendezvous.peek(self.config.train.prompts_per_step)
             self._prompts.prefetch(coming[self.index :: self.config.controllers.num])
+
+    def _tell_flaws(self) -> None:
+        self._tell(self._start.flaws if self.index == 0 else ())
 
     def _tell(self, notices: Sequence[Mapping[str, Any]]) -> None:
         for notice in notices:

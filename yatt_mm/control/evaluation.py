@@ -72,10 +72,8 @@ class Evaluation:
                 prompts, notices = self._prompts.load_eval(held_out)
                 self._tell(notices)
                 if not sum(self._rendezvous.gather(len(prompts))):
-                    why = self._rendezvous.why_quarantined()
-                    raise DataError(
-                        f"all held-out samples are quarantined; check {held_out_key_of(held_out.name)}{why}"
-                    )
+                    why = self._rendezvous.why_left_out()
+                    raise DataError(f"all held-out samples were left out; check {held_out_key_of(held_out.name)}{why}")
                 answered = partial(answer, prompts, self._sampling(section), num_samples=section.num_samples)
                 name = f"evaluation {step}" + (f" of {held_out.name}" if held_out.name != HELD_OUT else "")
                 groups = [work.scored() for work in self._filler.run(entered, name, answered)]

@@ -103,7 +103,7 @@ class BatchFiller:
         else:
             filled = self._in_rounds(self._in_turn) if self._config.judges_in_turn else self._in_a_stream()
         if not filled.outcome.kept:
-            num, why = filled.outcome.num_prompts_used, self._rendezvous.why_quarantined()
+            num, why = filled.outcome.num_prompts_used, self._rendezvous.why_left_out()
             raise DataError(f"step {self._rendezvous.step} drew {num} prompts, and none of them can be used{why}")
         return filled
 

@@ -58,7 +58,7 @@ class PromptSource:
     def load_eval(self, held_out: RunSet) -> tuple[list[Prompt], list[dict[str, Any]]]:
         """Return this controller's share of the prompts of a held-out set. Their positions are those among the prompts
         of all held-out sets. The notices say which samples cannot be used; only the first call for a set has any,
-        and none if the run told of the set before its checkpoint."""
+        and none of which the run told before its checkpoint."""
         if held_out.name in self._eval_prompts:
             return self._eval_prompts[held_out.name], []
         before = itertools.takewhile(lambda one: one.name != held_out.name, self._start.eval_sets)
@@ -68,7 +68,8 @@ class PromptSource:
         samples = self._prepared(held_out, list(indices))
         prompts, notices = self._prompts(slots, samples, samples)
         self._eval_prompts[held_out.name] = prompts
-        return prompts, [] if held_out.name in self._start.told else notices
+        told = self._start.told
+        return prompts, [one for one in notices if (one["shard"], one["key"], one["reason"]) not in told]
 
     def _by_set(self, slots: Sequence[Slot], load: Callable[[RunSet, Sequence[int]], list[Sample]]) -> list[Sample]:
         """Return the samples of the slots, in their order; `load` is called once per set."""

@@ -11,7 +11,7 @@ from dataplane.core.refs import BadMedia, Sample
 from dataplane.datasets.sampler import Source
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.sample_layouts import OWN, Layout, find_layout
-from yatt_mm.config.data_section import FieldsSection, TrainSetSection
+from yatt_mm.config.data_section import TrainSetSection
 from yatt_mm.config.eval_section import EvalSetSection, held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import HELD_OUT, TRAIN, RunSet
@@ -47,10 +47,7 @@ def find_train_sets(client: Client, config: Config) -> list[FoundSet]:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    return [
-        _find(client, config, key_of(one), one.name, root_of(one), one.path, one.fields, one.reward)
-        for one in config.data.train
-    ]
+    return [find_train_set(client, config, one) for one in config.data.train]
 
 
 def find_held_out_sets(client: Client, config: Config) -> list[FoundSet]:
@@ -59,14 +56,28 @@ def find_held_out_sets(client: Client, config: Config) -> list[FoundSet]:
     Raises:
         ConfigError: one of them cannot be used.
     """
-    found = []
-    for name, one in held_out_sections(config).items():
-        root = held_out_root_of(name)
-        indexed = _find(client, config, held_out_key_of(name), name, root, one.path, one.fields, one.reward)
-        num_samples = indexed.run_set.num_samples
-        run_set = replace(indexed.run_set, num_samples=min(num_samples, one.num_prompts or num_samples))
-        found.append(replace(indexed, run_set=run_set))
-    return found
+    return [find_held_out_set(client, config, name, one) for name, one in held_out_sections(config).items()]
+
+
+def find_train_set(client: Client, config: Config, section: TrainSetSection) -> FoundSet:
+    """Index a training set of a run, and see its layout.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    return _find(client, config, section, key=key_of(section), name=section.name, root=root_of(section))
+
+
+def find_held_out_set(client: Client, config: Config, name: str, section: EvalSetSection) -> FoundSet:
+    """Index a held-out set of a run, and see its layout.
+
+    Raises:
+        ConfigError: it cannot be used.
+    """
+    found = _find(client, config, section, key=held_out_key_of(name), name=name, root=held_out_root_of(name))
+    num_samples = found.run_set.num_samples
+    num_prompts = min(num_samples, section.num_prompts or num_samples)
+    return replace(found, run_set=replace(found.run_set, num_samples=num_prompts))
 
 
 def held_out_sections(config: Config) -> dict[str, EvalSetSection]:
@@ -109,22 +120,15 @@ def pattern_of(section: TrainSetSection | EvalSetSection) -> str:
 
 
 def _find(
-    client: Client,
-    config: Config,
-    key: str,
-    name: str,
-    root: str,
-    pattern: str,
-    fields: FieldsSection,
-    reward: str | None,
+    client: Client, config: Config, section: TrainSetSection | EvalSetSection, *, key: str, name: str, root: str
 ) -> FoundSet:
-    dataset = root if config.dataplane.uri is None else pattern
+    dataset = root if config.dataplane.uri is None else section.path
     try:
         found = client.ingest(dataset)
     except DatasetError as error:
         raise ConfigError(f"{key}: {error}") from error
-    question = fields.question or config.data.question_field
-    answer = fields.answer or config.data.answer_field
+    question = section.fields.question or config.data.question_field
+    answer = section.fields.answer or config.data.answer_field
     samples = client.samples(dataset, range(min(NUM_LOOKED_AT, found.num_samples)))
     layout = _layout_of(samples, key, question, answer)
     run_set = RunSet(
@@ -132,9 +136,9 @@ def _find(
         dataset=dataset,
         num_samples=found.num_samples,
         layout=layout,
-        reward=absolute(reward or config.reward.function or layout.reward),
+        reward=absolute(section.reward or config.reward.function or layout.reward),
     )
-    return FoundSet(key=key, pattern=pattern, run_set=run_set, first=samples[0], bad=found.bad)
+    return FoundSet(key=key, pattern=section.path, run_set=run_set, first=samples[0], bad=found.bad)
 
 
 def _layout_of(samples: Sequence[Sample], key: str, question: str | None, answer: str | None) -> Layout:

@@ -288,8 +288,9 @@ def _tell_left_out(config: Config, reporter: Reporter, console: Console) -> None
     """Say how many samples were left out, and how many responses have no score."""
     if reporter.num_quarantined or reporter.num_filtered:
         by_filter = f", {reporter.num_filtered} of them by data.filter" if reporter.num_filtered else ""
+        num = reporter.num_quarantined + reporter.num_filtered
         console.print(
-            f"[yellow]{reporter.num_quarantined + reporter.num_filtered} samples were left out[/]{by_filter}; "
+            f"[yellow]{num} {'sample was' if num == 1 else 'samples were'} left out[/]{by_filter}; "
             f"{config.run_dir / QUARANTINE_FILE} says why",
             highlight=False,
             soft_wrap=True,

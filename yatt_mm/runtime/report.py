@@ -169,12 +169,19 @@ class Reporter:
             self._tensorboard.add_rollouts(step, rows)
 
 
+def read_records(path: Path, last_step: int) -> list[dict[str, Any]]:
+    """Return the records of a file up to a step, without a last line that was cut off; none if there is no file."""
+    if not path.exists():
+        return []
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
+    return [record for record in map(json.loads, lines) if record["step"] <= last_step]
+
+
 def _keep_until(path: Path, last_step: int) -> list[dict[str, Any]]:
     """Drop later steps from a file of records, and a last line that was cut off; return what is left."""
     if not path.exists():
         return []
-    lines = [line for line in path.read_text().splitlines() if line.endswith("}")]
-    kept = [record for record in map(json.loads, lines) if record["step"] <= last_step]
+    kept = read_records(path, last_step)
     with writing(path):
         path.write_text("".join(json.dumps(record) + "\n" for record in kept))
     return kept

@@ -31,7 +31,8 @@ from yatt_mm.preflight.run_sets import (
     key_of,
     sources_of,
 )
-from yatt_mm.protocol.control import HELD_OUT, Best, RunStart
+from yatt_mm.protocol.control import Best, RunStart
+from yatt_mm.runtime.report import QUARANTINE_FILE, read_records
 from yatt_mm.runtime.run_dir import best_step_of
 
 
@@ -68,14 +69,20 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
             for found, first in zip(train_sets, firsts)
             for warning in failure_on_a_prompt(client, config, found.key, first.prompt)
         ]
+    step = state["step"] if state else 0
+    told = _told(config, step)
     start = RunStart(
-        step=state["step"] if state else 0,
+        step=step,
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),
-        told=_told(config, state),
-        flaws=tuple({"shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False} for bad in flaws),
+        told=told,
+        flaws=tuple(
+            {"shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False}
+            for bad in flaws
+            if (bad.shard, bad.key, bad.reason) not in told
+        ),
     )
     return StartPoint(
         start=start,
@@ -106,15 +113,12 @@ def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
     return Best(**found) if is_there else None
 
 
-def _told(config: Config, state: dict[str, Any] | None) -> frozenset[str]:
-    """Return the held-out sets that the run of a checkpoint has measured, with the same files and fields."""
-    if state is None:
-        return frozenset()
-    then, now = state.get("config", {}), config.model_dump(mode="json")
-    same = {name for name, one in now["eval"]["sets"].items() if then.get("eval", {}).get("sets", {}).get(name) == one}
-    keys = ("eval", "num_eval_samples")
-    is_same = [then.get("data", {}).get(key) for key in keys] == [now["data"][key] for key in keys]
-    return frozenset(same | ({HELD_OUT} if is_same else set()))
+def _told(config: Config, step: int) -> frozenset[tuple[str, str, str]]:
+    """Return (shard, key, reason) of what cannot be used, but for training samples, as a run has told of it up to a
+    step."""
+    trained = {one.name for one in config.data.train}
+    notices = read_records(config.run_dir / QUARANTINE_FILE, step) if step else []
+    return frozenset((one["shard"], one["key"], one["reason"]) for one in notices if one.get("set") not in trained)
 
 
 def _about(found: FoundSet, media: str) -> str:

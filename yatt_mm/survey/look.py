@@ -6,6 +6,7 @@ import contextlib
 import secrets
 import tempfile
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -21,7 +22,7 @@ from yatt_mm.generation.prompt_check import prompt_template_of
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.run_checks import check_data
-from yatt_mm.preflight.run_sets import FoundSet, find_held_out_sets, find_train_sets
+from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set, find_train_set, held_out_sections
 from yatt_mm.runtime.run_node import start_node
 from yatt_mm.survey.histograms import check_picture, draw_histograms
 from yatt_mm.survey.survey import Survey, survey_set
@@ -50,13 +51,14 @@ def look(
     config = with_local_paths(config.model_copy(update={"data": data}), console, with_weights=False)
     check_data(config)
     recipes = load_recipes(Path(config.model.path), config.data.video.sampling())
-    surveys, refusals = [], []
+    surveys: list[Survey] = []
+    refusals: list[str] = []
     with ExitStack() as stack:
         scratch = stack.enter_context(owned_folder(Path(tempfile.gettempdir()), "yatt-"))
         node = start_node(stack, config, f"look-{secrets.token_hex(4)}", scratch=scratch, console=console)
         client = stack.enter_context(contextlib.closing(Client(node.uri, timeout_s=config.dataplane.timeout_s)))
         with console.status("reading the index of the sets"):
-            sets = [*find_train_sets(client, config), *find_held_out_sets(client, config)]
+            sets = _find_sets(client, config, refusals)
         for found in sets:
             refusals += _refusal_of(client, config, recipes, found)
             survey = _survey(client, config, recipes, found, num_samples, num_first, console)
@@ -64,12 +66,26 @@ def look(
             if fails_on_bad and (found.bad or survey.num_unusable):
                 refusals.append(f"{found.key} has samples that cannot be used, and data.on_bad_media is fail")
             show_survey(console, survey, share=_share_of(config, found))
-    if histograms is not None:
+    if histograms is not None and surveys:
         draw_histograms(surveys, histograms)
         console.print(f"histograms in {histograms}", highlight=False, soft_wrap=True)
     if refusals:
         raise ConfigError("a run would not start: " + "; ".join(refusals))
     return surveys
+
+
+def _find_sets(client: Client, config: Config, refusals: list[str]) -> list[FoundSet]:
+    """Return the sets that can be read. Why a run would refuse the others is added to `refusals`."""
+    found = []
+    for find in (
+        *(partial(find_train_set, client, config, one) for one in config.data.train),
+        *(partial(find_held_out_set, client, config, *one) for one in held_out_sections(config).items()),
+    ):
+        try:
+            found.append(find())
+        except ConfigError as error:
+            refusals.append(str(error))
+    return found
 
 
 def _refusal_of(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> list[str]:

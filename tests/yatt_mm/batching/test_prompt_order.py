@@ -47,7 +47,7 @@ def test_quarantined_samples_are_left_out_and_positions_stay_gapless() -> None:
 def test_a_set_of_bad_samples_alone_is_an_error_not_a_hang() -> None:
     order = order_of(2, seed=0)
     order.skipped["train"] = {0, 1}
-    with pytest.raises(DataError, match="all 2 training samples are quarantined"):
+    with pytest.raises(DataError, match="all 2 training samples were left out"):
         order.take(1)
 
 
@@ -115,7 +115,7 @@ def test_samples_that_are_set_aside_take_nothing_from_the_share_of_their_set(
 def test_a_set_that_is_all_set_aside_is_named() -> None:
     order = mixed_order(WEIGHTS, num_samples=2)
     order.skipped["b"] = {0, 1}
-    with pytest.raises(DataError, match=r"all 2 samples of the set b are quarantined; check data.train"):
+    with pytest.raises(DataError, match=r"all 2 samples of the set b were left out; check data.train"):
         order.take(1)
 
 

@@ -34,14 +34,14 @@ def test_a_set_of_which_no_sample_can_be_used_is_told_with_the_commonest_reason(
     async def run() -> None:
         batches = StepBatches(SamplingRule(num_groups=2, max_prompts=20), order_of(3, seed=0))
         meeting = Rendezvous(num_controllers=1, deadline_s=5.0, batches=batches)
-        assert await meeting.why_quarantined() == ""
+        assert await meeting.why_left_out() == ""
         slots = await meeting.open_stream(key(), 0)
         for reason in ("no such file", "torn", "no such file"):
             await meeting.put_record({"kind": "quarantine", "reason": reason})
         await meeting.put_record({"kind": "step", "step": 0})
         with pytest.raises(
             DataError,
-            match=r"all 3 training samples are quarantined; check data.train. 3 samples are quarantined "
+            match=r"all 3 training samples were left out; check data.train and data.filter. 3 samples were left out "
             r"\(quarantine.jsonl has all\), 2 of them because: no such file",
         ):
             while slots:

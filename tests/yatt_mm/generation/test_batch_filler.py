@@ -26,8 +26,8 @@ def test_a_step_without_a_group_is_an_error_that_says_why(
     filler: Any = object.__new__(BatchFiller)
     rollout = SimpleNamespace(deterministic=deterministic)
     filler._config = SimpleNamespace(rollout=rollout, judges_in_turn=judges_in_turn)
-    filler._rendezvous = SimpleNamespace(step=3, why_quarantined=lambda: ". 16 samples are quarantined")
-    wanted = "step 3 drew 16 prompts, and none of them can be used. 16 samples are quarantined"
+    filler._rendezvous = SimpleNamespace(step=3, why_left_out=lambda: ". 16 samples were left out")
+    wanted = "step 3 drew 16 prompts, and none of them can be used. 16 samples were left out"
     with pytest.raises(DataError, match=wanted):
         filler.fill()
 

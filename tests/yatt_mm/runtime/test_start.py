@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
+import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 from rich.console import Console
 
+from dataplane.client.embedded import EmbeddedNode
 from tests.yatt_mm import runs
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config, load_config
+from yatt_mm.control.controller import Controller
+from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.runtime.launch import launch
-from yatt_mm.runtime.start_point import _told, _warnings
+from yatt_mm.runtime.start_point import _warnings, find_start
 
 
 def config_of(folder: Path, model: Path, *overrides: str) -> Config:
@@ -48,14 +56,50 @@ def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(folder: Path,
     assert not config.log_dir.exists()
 
 
-def test_a_held_out_set_that_joins_at_a_resume_tells_of_its_bad_samples_and_the_others_are_not_told_again(
-    folder: Path,
+def test_what_cannot_be_used_of_a_set_that_joins_at_a_resume_is_told_until_the_run_has_said_it(
+    folder: Path, tiny_dir: Path
 ) -> None:
-    sets = "eval.sets={clips: {path: clips.tar}, scans: {path: scans.tar}}"
-    state = {"config": config_of(folder, folder, sets).model_dump(mode="json")}
-    assert _told(config_of(folder, folder, sets), None) == frozenset()
-    assert _told(config_of(folder, folder, sets), state) == {"eval", "clips", "scans"}
-    joined = "eval.sets={clips: {path: clips.tar}, scans: {path: more.tar}, new: {path: new.tar}}"
-    assert _told(config_of(folder, folder, joined), state) == {"eval", "clips"}
-    assert _told(config_of(folder, folder, sets, "data.eval=other.tar"), state) == {"clips", "scans"}
-    assert _told(config_of(folder, folder, sets), {"step": 3}) == frozenset()
+    runs.write_shard(folder / "joined.tar", range(6))
+    os.truncate(folder / "joined.tar", (folder / "joined.tar").stat().st_size // 2)
+    roots = {"train": [f"{folder}/train-*.tar"], "eval": [f"{folder}/eval-*.tar"], "joined": [f"{folder}/joined.tar"]}
+    with EmbeddedNode(memory_bytes=16 * 2**20, roots=roots) as node:
+        sets = ("data.train=train", "data.eval=eval", "eval.sets.joined.path=joined")
+        config = config_of(folder, tiny_dir, f"dataplane.uri={node.uri}", *sets)
+        fresh = find_start(config, node.uri, None, None)
+        assert fresh.batches is not None
+        (flaw,) = fresh.start.flaws
+        assert flaw["shard"] == "joined.tar" and fresh.start.told == frozenset()
+        state = {"step": 3} | fresh.batches.state()
+        assert find_start(config, node.uri, folder, state).start.flaws == (flaw,), "the run had no such set before"
+
+        bad = {"position": 1, "index": 1, "shard": "eval.tar", "key": "000001", "reason": "truncated"}
+        notices = [
+            {"step": 3, **flaw},
+            {"step": 2, "set": "eval", **bad, "is_filtered": False},
+            {"step": 2, "set": "train", **bad, "key": "of training", "is_filtered": True},
+            {"step": 4, "set": "eval", **bad, "key": "of a step that is run again", "is_filtered": False},
+        ]
+        config.run_dir.mkdir(parents=True)
+        (config.run_dir / "quarantine.jsonl").write_text("".join(f"{json.dumps(notice)}\n" for notice in notices))
+        resumed = find_start(config, node.uri, folder, state).start
+        assert resumed.flaws == ()
+        assert resumed.told == {("joined.tar", flaw["key"], flaw["reason"]), ("eval.tar", "000001", "truncated")}
+        assert find_start(config, node.uri, None, None).start.flaws == (flaw,), "a fresh run tells of it again"
+
+
+@pytest.mark.parametrize("begins", ["begin", "resume"])
+def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
+    begins: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flaw = {"shard": "joined.tar", "key": "", "reason": "torn", "is_filtered": False}
+    for name in ("publish", "evaluate", "_report", "phase"):
+        monkeypatch.setattr(Controller, name, MagicMock())
+    for index, wanted in ((0, [{"kind": "quarantine", "step": 3, **flaw}]), (1, [])):
+        one: Any = object.__new__(Controller)
+        one.index, one.step = index, 3
+        one._start = SimpleNamespace(checkpoint="step_3", flaws=(flaw,))
+        one._meter, one._workers, records = StepMeter(), MagicMock(), list[dict[str, Any]]()
+        one._rendezvous = SimpleNamespace(put_record=records.append)
+        getattr(one, begins)()
+        assert records == wanted
+        assert one._meter.take().sums.get("data/num_quarantined", 0) == len(wanted)

@@ -114,6 +114,24 @@ def test_what_a_run_would_refuse_is_shown_and_then_refused(
     assert "data.train has samples that cannot be used, and data.on_bad_media is fail" in capsys.readouterr().err
 
 
+def test_a_set_that_cannot_be_read_hides_no_other(
+    folder: Path, tiny_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_lines(tmp_path / "strange.jsonl", [{"a": 1, "b": 2}])
+    sets = f"[{{name: odd, path: {tmp_path}/strange.jsonl}}, {{name: good, path: '{folder}/train-0.jsonl'}}]"
+    assert main(command(folder, tiny_dir, f"data.train={sets}")) == 2
+    done = capsys.readouterr()
+    assert "data.train[good]" in done.out and "5 usable, 2 cannot be used" in done.out and "data.eval" in done.out
+    assert "error: a run would not start: data.train[odd], first sample" in done.err
+    picture = tmp_path / "picture.png"
+    strange = f"{tmp_path}/strange.jsonl"
+    nothing = (f"data.train={strange}", f"data.eval={strange}", "--histograms", str(picture))
+    assert main(command(folder, tiny_dir, *nothing)) == 2
+    said = capsys.readouterr()
+    assert "data.train, first sample" in said.err and "data.eval, first sample" in said.err
+    assert not picture.exists() and "histograms" not in said.out
+
+
 def test_held_out_sets_are_neither_filtered_nor_refused_for_it_and_keep_their_answers(
     folder: Path, tiny_dir: Path
 ) -> None:

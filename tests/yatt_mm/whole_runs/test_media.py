@@ -26,22 +26,25 @@ from yatt_mm.keeper.table import read_rows, table_path
 pytestmark = pytest.mark.alone
 
 SETS = {"verl": 48, "llava": 32, "swift": 16}
-"""The samples of each training set, in the proportion of its weight; a run of three steps uses each sample once."""
+"""The samples of each training set, in the proportion of its weight; a run of three steps uses each sample once. The
+first set has one sample more, which is too large for `data.filter`."""
 NUM_EVAL, NUM_STEPS, NUM_PROMPTS = 6, 3, 32
 NUM_MEDIA = {"verl": 2, "llava": 1, "swift": 2, "eval": 1}
 SIDE, NUM_FRAMES = 224, 4
+LARGE = 20
+"""The sample that is too large."""
 CLIPS = {"num_samples": 4, "temperature": 1.0, "metrics": ["mean@2", "pass@2", "maj@4"], "num_prompts": NUM_EVAL - 1}
 MIB = 2**20
 QUESTION = "What is it?"
 
 
-def write_verl(path: Path, numbers: range, draw: np.random.Generator) -> None:
-    """Write samples with two images, as verl writes them."""
+def write_verl(path: Path, numbers: range, draw: np.random.Generator, *, large: int) -> None:
+    """Write samples with two images, as verl writes them. The images of one of them, `large`, have more pixels."""
     rows = [
         {
             "data_source": "noise",
             "prompt": [{"role": "user", "content": f"<image>{QUESTION}<image>"}],
-            "images": [{"bytes": _jpeg(draw), "path": None} for _ in range(2)],
+            "images": [{"bytes": _jpeg(draw, SIDE + 8 * (number == large)), "path": None} for _ in range(2)],
             "reward_model": {"style": "rule", "ground_truth": str(number % 10)},
         }
         for number in numbers
@@ -72,9 +75,9 @@ def write_swift(path: Path, numbers: range, draw: np.random.Generator) -> None:
             lines.write(json.dumps({"messages": turns, "images": names, "solution": str(number % 10)}) + "\n")
 
 
-def _jpeg(draw: np.random.Generator) -> bytes:
+def _jpeg(draw: np.random.Generator, side: int = SIDE) -> bytes:
     image = io.BytesIO()
-    Image.fromarray(draw.integers(0, 256, (SIDE, SIDE, 3), np.uint8)).save(image, "JPEG")
+    Image.fromarray(draw.integers(0, 256, (side, side, 3), np.uint8)).save(image, "JPEG")
     return image.getvalue()
 
 
@@ -83,7 +86,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("media")
     build_model_folder(path / "model", seed=0, text=TOKENIZER_TEXT)
     draw = np.random.default_rng(0)
-    write_verl(path / "verl.parquet", range(SETS["verl"]), draw)
+    write_verl(path / "verl.parquet", range(SETS["verl"] + 1), draw, large=LARGE)
     write_llava(path / "llava.json", range(SETS["llava"]), draw)
     write_swift(path / "swift.jsonl", range(SETS["swift"]), draw)
     write_llava(path / "eval.json", range(NUM_EVAL), draw)
@@ -110,6 +113,7 @@ def run(folder: Path) -> runs.Finished:
         "rollout.max_videos_per_prompt=1",
         "rollout.max_model_len=512",
         "data.video.fps=4",
+        f"data.filter.max_pixels={SIDE * SIDE}",
         "dataplane.memory=128MiB",
         "eval.every=3",
         "checkpoint.every=0",
@@ -134,9 +138,25 @@ def test_a_run_on_images_and_videos_in_bfloat16_trains_on_every_sample_and_leave
             assert 0 <= record[f"sets/{name}/reward_mean"] <= 1
         assert record["train/grad_norm"] > 0
         assert record["rollout/logprob_diff_mean"] < 0.02, "what bfloat16 rounds, and no more"
-    num_media = sum(NUM_MEDIA[name] * num for name, num in {**SETS, "eval": NUM_EVAL}.items())
+    num_media = sum(NUM_MEDIA[name] * num for name, num in {**SETS, "eval": NUM_EVAL}.items()) + NUM_MEDIA["verl"]
     assert records[-1]["dataplane/num_media"] == records[-1]["dataplane/num_processed"] == num_media
     assert records[-1]["dataplane/num_recomputed"] == 0
+
+
+def test_the_sample_that_the_filter_leaves_out_is_replaced_and_told(run: runs.Finished, folder: Path) -> None:
+    assert run.status == 0, run.output
+    (notice,) = map(json.loads, (folder / "runs" / "media" / "quarantine.jsonl").read_text().splitlines())
+    assert (notice["set"], notice["index"], notice["is_filtered"]) == ("verl", LARGE, True)
+    assert notice["reason"] == "it has images of 232x232 = 53824 pixels; data.filter.max_pixels is 50176"
+    records = runs.metrics(folder, "media")
+    assert sum(record.get("data/num_filtered", 0) for record in records) == 1
+    assert not any(record.get("data/num_quarantined", 0) for record in records)
+    assert "1 sample was left out, 1 of them by data.filter; " in run.output
+    rows = itertools.chain.from_iterable(
+        read_rows(table_path(folder / "runs" / "media", step)) for step in range(1, NUM_STEPS + 1)
+    )
+    trained = {row["index"] for row in rows if row["set"] == "verl"}
+    assert trained == set(range(SETS["verl"] + 1)) - {LARGE}
 
 
 def test_the_frozen_tower_stays_as_it_is_and_the_rest_is_trained(run: runs.Finished, folder: Path) -> None:
