@@ -35,10 +35,6 @@ def test_torch_free_modules_import_no_torch(tmp_path: Path) -> None:
     assert run_python(code, tmp_path).strip() == "False False"
 
 
-def test_transformers_qwen_vl_imports_beside_a_cpu_torch(tmp_path: Path) -> None:
-    run_python("import models" + QWEN_IMPORTS, tmp_path)
-
-
 def test_plain_vllm_imports_the_hooks_by_its_entry_point(tmp_path: Path) -> None:
     if not cuda_builds.torch_is_cpu_only():
         pytest.skip("only a CPU torch needs the hooks")

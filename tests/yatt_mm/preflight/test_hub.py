@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from yatt_mm.config.run_config import load_config
 from yatt_mm.preflight.hub import HubName, hub_name_of, with_local_paths
 
 SCRIPT = """
-import sys
+import json, sys
 from pathlib import Path
 from rich.console import Console
 from models.recipes.media_recipes import load_recipes
@@ -35,8 +36,8 @@ from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.run_checks import check_model
 from yatt_mm.preflight.run_sets import find_train_sets
 
-path, *rest = runs.arguments(Path("unused"), Path("unused"), "hub", "train.steps=1", *sys.argv[1:])
-try:
+def look(overrides):
+    path, *rest = runs.arguments(Path("unused"), Path("unused"), "hub", "train.steps=1", *overrides)
     config = with_local_paths(load_config(path, rest), Console())
     check_model(config)
     roots = {"train": [config.data.train[0].path], "eval": [config.data.eval]}
@@ -45,17 +46,23 @@ try:
         for found in find_train_sets(client, config):
             first = check_first_samples(client, config, load_recipes(Path(config.model.path)), found)
             print("FOUND", found.run_set.num_samples, found.run_set.layout.name, first.words)
-except ConfigError as error:
-    print("ERROR", error)
+
+for overrides in json.loads(sys.argv[1]):
+    try:
+        look(overrides)
+    except ConfigError as error:
+        print("ERROR", error)
+    print("END")
 """
+"""Looks at a config with one list of overrides after another."""
 NAMES = ("model.path=Owner/tiny", "data.train=Owner/chats:train", "data.eval=Owner/chats:test")
 
 
-def start(environment: Mapping[str, str], home: Path, *overrides: str) -> str:
-    """Look at a config in a process of its own, whose cache is in a folder, and return what it says."""
+def start(environment: Mapping[str, str], home: Path, *overrides: Sequence[str]) -> list[str]:
+    """Look at configs in a process of its own, whose cache is in a folder, and return what it says of each."""
     env = {**os.environ, "HF_HOME": str(home), "HF_HUB_DISABLE_PROGRESS_BARS": "1", **environment}
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, *NAMES, *overrides],
+        [sys.executable, "-c", SCRIPT, json.dumps([[*NAMES, *some] for some in overrides])],
         cwd=runs.ROOT,
         env=env,
         capture_output=True,
@@ -63,7 +70,7 @@ def start(environment: Mapping[str, str], home: Path, *overrides: str) -> str:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    return done.stdout
+    return done.stdout.split("END\n")[:-1]
 
 
 def test_a_model_and_a_set_come_from_the_hub_once_and_then_from_the_cache(tiny_dir: Path, tmp_path: Path) -> None:
@@ -77,19 +84,19 @@ def test_a_model_and_a_set_come_from_the_hub_once_and_then_from_the_cache(tiny_d
     found = f"FOUND {published.NUM_SAMPLES} LLaVA or ShareGPT 1 image each"
     with hub({"models/Owner/tiny": model, "datasets/Owner/chats": chats}) as server:
         at_the_server, home = {"HF_ENDPOINT": server.address}, tmp_path / "home"
-        said = start(at_the_server, home)
+        (said,) = start(at_the_server, home, [])
         assert found in said and "model.path: Owner/tiny of the Hugging Face hub" in said
         assert {"config.json", "model.safetensors", "0.jpg"} <= set(server.downloaded)
         assert "pytorch_model.bin" not in server.downloaded
         server.downloaded.clear()
-        assert found in start(at_the_server, home) and not server.downloaded
-        missing = start(at_the_server, home, "model.path=Owner/none")
+        again, missing = start(at_the_server, home, [], ["model.path=Owner/none"])
+        assert found in again and not {"config.json", "model.safetensors", "0.jpg"} & set(server.downloaded)
         assert (
             "ERROR model.path is Owner/none: there is no such folder" in missing
             and "the hub has no such model" in missing
         )
-    assert found in start({"HF_HUB_OFFLINE": "1"}, home)
-    unknown = start({"HF_HUB_OFFLINE": "1"}, home, "data.train=Owner/other")
+    offline, unknown = start({"HF_HUB_OFFLINE": "1"}, home, [], ["data.train=Owner/other"])
+    assert found in offline
     assert "ERROR data.train is Owner/other" in unknown and "it is not in the cache" in unknown
     assert "(hf download Owner/other --repo-type dataset)" in unknown
     assert COMMIT in str(next(home.rglob("train.json")))

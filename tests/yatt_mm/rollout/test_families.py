@@ -25,10 +25,8 @@ from yatt_mm.rollout.vllm_engine import GenerateRequest, Sampled, VllmEngine
 IMAGES = range(3)
 
 
-@pytest.mark.parametrize(
-    "has_experts",
-    [pytest.param(False, id="qwen3_vl", marks=pytest.mark.parity), pytest.param(True, id="qwen3_vl_moe")],
-)
+@pytest.mark.parity
+@pytest.mark.parametrize("has_experts", [pytest.param(False, id="qwen3_vl"), pytest.param(True, id="qwen3_vl_moe")])
 def test_qwen3_vl_is_served_from_its_folder_and_from_the_trainer_alike(
     has_experts: bool,
     prompts: Prompts,

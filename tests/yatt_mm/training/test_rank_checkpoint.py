@@ -42,12 +42,10 @@ EXPERT_MOVES = {
 }
 """The same layouts for a model with experts: one optimizer without expert parallelism, two chained ones with it."""
 QUICK = (
-    "dp2 to dp2",
     "tp2 to tp2",
     "one rank to pp2",
     "tp2 dp2 to tp2 pp2",
     "tp2 pp2 to dp2",
-    "ep2 to ep2",
     "tp2 sp ep2 to dp2",
 )
 """The moves of `make test`; the others are for `make parity`."""

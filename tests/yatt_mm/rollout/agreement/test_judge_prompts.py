@@ -67,6 +67,7 @@ def test_a_judge_reads_what_its_own_processor_makes_of_the_same_conversation(
         check_against_processor(folder, made, read, requests)
 
 
+@pytest.mark.parity
 def test_the_chance_of_yes_is_that_of_transformers_for_what_the_processor_makes(
     engine: VllmEngine, client: Client, reader: Reader, tiny_dir: Path, run: Run, tmp_path: Path
 ) -> None:
