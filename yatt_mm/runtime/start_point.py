@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +36,9 @@ from yatt_mm.protocol.control import Best, RunStart
 from yatt_mm.runtime.report import QUARANTINE_FILE, read_records
 from yatt_mm.runtime.run_dir import best_step_of
 
+SLOW_INDEX_S = 10.0
+"""From this time on, a run says how the next start can be faster."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartPoint:
@@ -58,7 +62,9 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
     """
     recipes = load_recipes(Path(config.model.path), config.data.video.sampling())
     with contextlib.closing(Client(uri, timeout_s=config.dataplane.timeout_s)) as client:
+        started = time.perf_counter()
         train_sets, held_out = find_train_sets(client, config), find_held_out_sets(client, config)
+        indexing_s = time.perf_counter() - started
         every = [*train_sets, *held_out]
         flaws = [bad for found in every for bad in found.bad]
         if flaws and config.data.on_bad_media == "fail":
@@ -88,7 +94,11 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         start=start,
         batches=_batches(config, sources_of(config, train_sets), state) if config.trains else None,
         sets=tuple(_about(found, first.words) for found, first in zip(every, firsts)),
-        warnings=(*reward, *_warnings(config, sum(one.num_samples for one in start.train_sets))),
+        warnings=(
+            *reward,
+            *_warnings(config, sum(one.num_samples for one in start.train_sets)),
+            *_slow_index(config, every, indexing_s),
+        ),
     )
 
 
@@ -119,6 +129,16 @@ def _told(config: Config, step: int) -> frozenset[tuple[str, str, str]]:
     trained = {one.name for one in config.data.train}
     notices = read_records(config.run_dir / QUARANTINE_FILE, step) if step else []
     return frozenset((one["shard"], one["key"], one["reason"]) for one in notices if one.get("set") not in trained)
+
+
+def _slow_index(config: Config, sets: Sequence[FoundSet], seconds: float) -> Iterator[str]:
+    """Say how later starts need not wait again, if the run's own node took long to index tars."""
+    is_kept = config.dataplane.uri is not None or config.dataplane.index_dir is not None
+    if seconds >= SLOW_INDEX_S and not is_kept and any(".tar" in found.pattern for found in sets):
+        yield (
+            f"indexing the data sets took {seconds:.0f} s; with dataplane.index_dir=FOLDER a later start reads the "
+            "indices of tars from that folder"
+        )
 
 
 def _about(found: FoundSet, media: str) -> str:

@@ -19,6 +19,7 @@ from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.control.controller import Controller
 from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.runtime import start_point
 from yatt_mm.runtime.launch import launch
 from yatt_mm.runtime.start_point import _warnings, find_start
 
@@ -85,6 +86,17 @@ def test_what_cannot_be_used_of_a_set_that_joins_at_a_resume_is_told_until_the_r
         assert resumed.flaws == ()
         assert resumed.told == {("joined.tar", flaw["key"], flaw["reason"]), ("eval.tar", "000001", "truncated")}
         assert find_start(config, node.uri, None, None).start.flaws == (flaw,), "a fresh run tells of it again"
+
+
+def test_a_start_that_takes_long_to_index_tars_says_how_the_next_one_is_faster(
+    folder: Path, tiny_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    roots = {"train": [f"{folder}/train-*.tar"], "eval": [f"{folder}/eval-*.tar"]}
+    with EmbeddedNode(memory_bytes=16 * 2**20, roots=roots) as node:
+        for limit_s, overrides, num in ((0.0, (), 1), (60.0, (), 0), (0.0, (f"dataplane.index_dir={folder}",), 0)):
+            monkeypatch.setattr(start_point, "SLOW_INDEX_S", limit_s)
+            said = find_start(config_of(folder, tiny_dir, *overrides), node.uri, None, None).warnings
+            assert sum("with dataplane.index_dir=FOLDER a later start" in line for line in said) == num
 
 
 @pytest.mark.parametrize("begins", ["begin", "resume"])
