@@ -59,7 +59,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
         nargs="?",
         const="auto",
         metavar="DIR|auto",
-        help="continue from a checkpoint folder, or from the newest one of the run",
+        help="continue from a checkpoint folder, or from the newest one of the run; begin where the run has none yet",
     )
     return parser
 

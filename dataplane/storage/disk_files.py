@@ -26,10 +26,11 @@ import numpy as np
 from blake3 import blake3
 
 from dataplane.core.digests import content_digest
+from dataplane.core.disk_sync import sync_directory, sync_file
 from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import identity, map_file
-from dataplane.storage.group_commit import GroupCommit, sync_directory, sync_file
+from dataplane.storage.group_commit import GroupCommit
 from dataplane.storage.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
 from dataplane.storage.retention_marks import HELD, RetentionMarks
 from dataplane.storage.scopes import Scope

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from dataplane.core.digests import content_digest
+from dataplane.core.disk_sync import sync_directory
 from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.core.refs import Ref
 from dataplane.storage.arena import Segment
 from dataplane.storage.disk_files import DiskFile, DiskFiles, charge_bytes
 from dataplane.storage.entries import Entry, Leased, Slab
-from dataplane.storage.group_commit import sync_directory
 from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
 from dataplane.storage.store_lock import StoreLock

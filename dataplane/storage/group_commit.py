@@ -1,12 +1,13 @@
 """Group commit: files are made durable together. A writer that comes while a sync runs shares the next sync."""
 
 import errno
-import os
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from dataplane.core.disk_sync import sync_directory, sync_file
 
 
 @dataclass(slots=True, eq=False)
@@ -61,21 +62,3 @@ class GroupCommit:
                 batch.is_done = True
                 self._is_syncing = False
                 self._turn.notify_all()
-
-
-def sync_file(path: Path) -> None:
-    """Sync the content of a file to the disk."""
-    _sync(path, os.O_RDONLY)
-
-
-def sync_directory(folder: Path) -> None:
-    """Sync the names in a folder to the disk."""
-    _sync(folder, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    fd = os.open(path, flags)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

@@ -19,8 +19,8 @@ from typing import Any
 
 from blake3 import blake3
 
+from dataplane.core.disk_sync import sync_directory
 from dataplane.core.errors import MissingObjectError
-from dataplane.storage.group_commit import sync_directory
 from dataplane.storage.scopes import Scope
 
 HELD = "held"

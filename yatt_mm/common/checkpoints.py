@@ -1,22 +1,24 @@
-"""Checkpoints on disk: written under a temporary name, committed by one rename, found again by `--resume`, and the
-oldest dropped.
+"""Checkpoints on disk: written under a temporary name, brought to the disk, committed by one rename, verified by
+`--resume`, and the oldest dropped.
 
-`runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it) and `state.json` (the step, the
-order of prompts). A folder without `state.json` under its final name does not exist for `--resume`.
+`runs/<name>/checkpoints/step_000010/` holds the training ranks' state (they write it), `state.json` (the step, the
+order of prompts) and `manifest.json` (`yatt_mm.common.manifest`). A folder gets and loses its final name as a whole.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dataplane.core.disk_sync import sync_directory
 from yatt_mm.common.errors import CheckpointError
+from yatt_mm.common.manifest import FileRecord, check_files, write_manifest
 from yatt_mm.common.writing import writing
 
 STATE_FILE = "state.json"
@@ -37,20 +39,35 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def commit(self, step: int, state: dict[str, Any], *, best: int | None = None) -> Path:
+    def commit(
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        recorded: Mapping[str, FileRecord] | None = None,
+        best: int | None = None,
+    ) -> Path:
         """Mark the checkpoint of `step` as complete, drop all but the `keep` newest and that of the step `best`, and
-        return its folder."""
+        return its folder. Afterwards the checkpoint outlives a loss of power.
+
+        `recorded`: by name the files that their writers have recorded.
+
+        Raises:
+            DiskError: it could not be brought to the disk, and does not count.
+        """
         partial, final = self._partial(step), self._final(step)
         with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        if final.exists():
-            shutil.rmtree(final)
-        partial.rename(final)
-        for old in self.steps()[: -self.keep]:
-            if old != best:
-                shutil.rmtree(self._final(old))
+        with writing(partial):
+            write_manifest(partial, recorded or {})
+            if final.exists():
+                self._drop(step)
+            partial.rename(final)
+            for folder in (self.root, *self.root.absolute().parents[:2]):  # the first checkpoint of a run made them
+                sync_directory(folder)
+            for old in self.steps()[: -self.keep]:
+                if old != best:
+                    self._drop(old)
         return final
 
     def steps(self) -> list[int]:
@@ -58,8 +75,28 @@ class Checkpoints:
         if not self.root.is_dir():
             return []
         names = (re.fullmatch(r"step_(\d+)", path.name) for path in self.root.iterdir())
-        found = (int(match[1]) for match in names if match)
-        return sorted(step for step in found if (self._final(step) / STATE_FILE).is_file())
+        return sorted(int(match[1]) for match in names if match)
+
+    def newest(self, tell: Callable[[str], None]) -> Path | None:
+        """Return the folder of the newest checkpoint whose files are as they were written; None if there is no
+        checkpoint at all. `tell` gets a line about each one that is damaged.
+
+        Raises:
+            CheckpointError: all of them are damaged.
+        """
+        steps = self.steps()
+        for step in reversed(steps):
+            try:
+                check_files(self._final(step))
+            except CheckpointError as error:
+                tell(f"{error}; trying the checkpoint before it")
+            else:
+                return self._final(step)
+        if steps:
+            raise CheckpointError(
+                f"--resume: no checkpoint in {self.root} can be used; leave --resume out to start afresh"
+            )
+        return None
 
     def set_aside_after(self, step: int) -> Path | None:
         """Move checkpoints of later steps to another folder, because the run continues from `step` on another path.
@@ -74,10 +111,19 @@ class Checkpoints:
         return aside
 
     def clear_partial(self) -> None:
-        """Remove the folders of checkpoints that an interrupted run did not complete."""
+        """Remove the folders of checkpoints that an interrupted run did not complete, or did not drop to the end."""
         if self.root.is_dir():
-            for path in self.root.glob(".partial_step_*"):
+            for path in (*self.root.glob(".partial_step_*"), *self.root.glob(".dropped_step_*")):
                 shutil.rmtree(path)
+
+    def _drop(self, step: int) -> None:
+        """Remove a checkpoint. It loses its name first, so no part of it is ever taken for a checkpoint."""
+        dropped = self.root / f".dropped_step_{step:06d}"
+        if dropped.exists():
+            shutil.rmtree(dropped)
+        self._final(step).rename(dropped)
+        sync_directory(self.root)
+        shutil.rmtree(dropped)
 
     def _final(self, step: int) -> Path:
         return self.root / f"step_{step:06d}"
@@ -86,27 +132,22 @@ class Checkpoints:
         return self.root / f".partial_step_{step:06d}"
 
 
-def find_checkpoint(run_dir: Path, resume: str) -> Path:
-    """Return the checkpoint folder that `--resume` names; `auto` is the newest one of the run.
+def find_checkpoint(run_dir: Path, resume: str, tell: Callable[[str], None]) -> Path | None:
+    """Return the checkpoint folder that `--resume` names, after its files were compared with its manifest. `auto` is
+    the newest one of the run that is not damaged, or None where the run has no checkpoint yet, so that one command can
+    start a run and continue it. `tell` gets lines for people.
 
     Raises:
-        CheckpointError: there is none, or the folder is not a committed checkpoint.
+        CheckpointError: the folder is not a committed checkpoint, or is damaged.
     """
+    if resume != "auto":
+        check_files(Path(resume))
+        return Path(resume)
     root = run_dir / "checkpoints"
-    if resume == "auto":
-        steps = Checkpoints(root=root, keep=1).steps()
-        if not steps:
-            raise CheckpointError(
-                f"--resume: no committed checkpoint in {root}; leave --resume out to start afresh{_moved(run_dir)}"
-            )
-        return root / f"step_{steps[-1]:06d}"
-    folder = Path(resume)
-    if not (folder / STATE_FILE).is_file():
-        raise CheckpointError(
-            f"--resume: {folder} has no {STATE_FILE}, so it is not a committed checkpoint; name a step_NNNNNN "
-            "folder, or auto for the newest one of the run"
-        )
-    return folder
+    newest = Checkpoints(root=root, keep=1).newest(tell)
+    if newest is None:
+        tell(f"--resume: no checkpoint in {root} yet; the run starts from its beginning{_moved(run_dir)}")
+    return newest
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -10,6 +10,7 @@ token or weight passes through it.
 from __future__ import annotations
 
 import time
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -237,11 +238,11 @@ class Controller:
         state, self._saving = self._saving, None
         self._rendezvous.phase = "checkpoint"
         with self._meter.timed("time/checkpoint_s"):
-            self._workers.on_my_ranks("finish_save")
-            self._rendezvous.gather(None)
+            files = dict(ChainMap(*self._workers.on_my_ranks("finish_save")))
+            recorded = ChainMap(*self._rendezvous.gather(files))
             if self.index == 0:
                 state |= {"config": self.config.model_dump(mode="json")}
-                self._team.checkpoints.commit(state["step"], state, best=self._best.step)
+                self._team.checkpoints.commit(state["step"], state, recorded=recorded, best=self._best.step)
             self._rendezvous.gather(None)
 
     def export(self) -> None:

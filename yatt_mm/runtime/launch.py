@@ -86,7 +86,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     console = console or Console()
     config = with_local_paths(config, console)
     check_run(config)
-    checkpoint = find_checkpoint(config.run_dir, resume) if resume else None
+    checkpoint = _find_checkpoint(config, resume, console) if resume else None
     state = read_state(checkpoint) if checkpoint else None
     if state is not None and state["step"] >= config.train.steps:
         console.print(
@@ -101,6 +101,14 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     _summarise(config, reporter, time.perf_counter() - started, console)
     reporter.learning.finish()
     return reporter.accuracies
+
+
+def _find_checkpoint(config: Config, resume: str, console: Console) -> Path | None:
+    def tell(line: str) -> None:
+        console.print(escape(line), highlight=False, soft_wrap=True)
+
+    with console.status("reading the checkpoint"):
+        return find_checkpoint(config.run_dir, resume, tell)
 
 
 def _launched(config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console) -> Reporter:

@@ -30,6 +30,7 @@ from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
 from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.common.manifest import FileRecord
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
@@ -115,6 +116,8 @@ class TrainEngine:
         """Which parts of this rank's state are on its device. Work without the parts that it needs is refused."""
         self._num_updates = 0
         self._pending_save: rank_checkpoint.PendingSave | None = None
+        self._recorded: dict[str, FileRecord] = {}
+        """[name] the files of the last checkpoint that this rank wrote."""
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
         """True on ranks that need patches, of the media that `own_media` names."""
         self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
@@ -179,11 +182,13 @@ class TrainEngine:
         if not asynchronous:
             self.finish_save()
 
-    def finish_save(self) -> None:
-        """Wait until the save in progress, if any, is on disk on every rank. Raises OSError if it failed."""
+    def finish_save(self) -> dict[str, FileRecord]:
+        """Wait until the save in progress, if any, is on disk on every rank, and return by name the files that this
+        rank wrote. Raises OSError if it failed."""
         pending, self._pending_save = self._pending_save, None
         if pending is not None:
-            pending.finish()
+            self._recorded = pending.finish()
+        return self._recorded
 
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""

@@ -36,6 +36,7 @@ from models.compat.megatron_core import (
     parallel_state,
 )
 from yatt_mm.common.errors import DiskError
+from yatt_mm.common.manifest import FileRecord, record_file
 from yatt_mm.common.writing import writing
 from yatt_mm.training.optimizer import make_state
 
@@ -49,16 +50,18 @@ class PendingSave:
     def __init__(self, directory: Path, request: AsyncRequest) -> None:
         self._directory = directory
         self._finalize: list[Callable[[], None]] = request.finalize_fns
+        self._recorded: dict[str, FileRecord] = {}
         self._thread: threading.Thread | None = None
         if request.async_fn is None:  # this rank has nothing to write that another rank does not write
             return
         rank, write_buckets, results = request.async_fn_args
-        arguments = (rank, _host_copies(write_buckets), results)
+        arguments = (rank, _host_copies(write_buckets), results, self._recorded)
         self._thread = threading.Thread(target=request.async_fn, args=arguments, name=f"save {directory}", daemon=True)
         self._thread.start()
 
-    def finish(self) -> None:
-        """Wait for the thread, then complete the checkpoint. Collective.
+    def finish(self) -> dict[str, FileRecord]:
+        """Wait for the thread, then complete the checkpoint. Return by name the files that this rank wrote, which are
+        on the disk. Collective.
 
         Raises:
             DiskError: a rank could not write its part; rank 0's message says which and why.
@@ -68,6 +71,7 @@ class PendingSave:
         with _named_failure(self._directory):
             for finalize in self._finalize:
                 finalize()
+        return self._recorded
 
 
 def start_save(
@@ -172,9 +176,14 @@ class _ThreadSave(TorchDistSaveShardedStrategy):
 
 
 def _write_buckets(
-    transforms: list[Any], rank: int, write_buckets: list[Any], results_queue: queue.SimpleQueue[Any]
+    transforms: list[Any],
+    rank: int,
+    write_buckets: list[Any],
+    results_queue: queue.SimpleQueue[Any],
+    recorded: dict[str, FileRecord],
 ) -> None:
-    """Write each bucket's file. Put all results, or the first error, on the queue, as megatron's finalizer expects."""
+    """Write each bucket's file, and record it. Put all results, or the first error, on the queue, as megatron's
+    finalizer expects."""
     results: dict[int, Any] = {}
     for number, bucket in enumerate(write_buckets):
         written: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -186,4 +195,10 @@ def _write_buckets(
             results_queue.put(outcome)
             return
         results[number] = outcome
+        path = Path(bucket[0])
+        try:
+            recorded[path.name] = record_file(path)
+        except OSError as error:
+            results_queue.put(error)
+            return
     results_queue.put(results)

@@ -16,11 +16,11 @@ import pytest
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
+from dataplane.core import disk_sync
 from dataplane.core.errors import BadRequestError, ChecksumError, MissingObjectError, OutOfSpaceError
 from dataplane.core.refs import Ref
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
-from dataplane.storage import group_commit
 from dataplane.storage.disk_files import DiskFiles
 from tests.dataplane.shards import wait_until
 
@@ -45,13 +45,13 @@ def client(node: Node) -> Iterator[Client]:
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files and folders that were synced to the disk, in order."""
     paths: list[Path] = []
-    real = group_commit._sync
+    real = disk_sync._sync
 
     def sync(path: Path, flags: int) -> None:
         paths.append(path)
         real(path, flags)
 
-    monkeypatch.setattr(group_commit, "_sync", sync)
+    monkeypatch.setattr(disk_sync, "_sync", sync)
     return paths
 
 

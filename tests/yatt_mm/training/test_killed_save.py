@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import re
 import signal
 import threading
 from pathlib import Path
@@ -58,10 +59,11 @@ def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
 
 def _finish_save(rank: int, engine: TrainEngine, checkpoints: Checkpoints, step: int) -> None:
     """Save as the controllers do: a checkpoint counts once it is committed, after every rank has finished."""
-    engine.finish_save()
-    dist.barrier()
+    every: list[Any] = [None, None]
+    dist.all_gather_object(every, engine.finish_save())
+    assert all(every), "each rank recorded what it wrote"
     if rank == 0:
-        checkpoints.commit(step, {"step": step})
+        checkpoints.commit(step, {"step": step}, recorded={**every[0], **every[1]})
     dist.barrier()
 
 
@@ -82,10 +84,10 @@ def test_after_a_kill_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoin
     (half,) = checkpoints.root.glob(".partial*")
     assert list(half.glob("*.distcp")), "nothing was being written"
 
-    good = find_checkpoint(tmp_path, "auto")
-    assert checkpoints.steps() == [1]
+    good = find_checkpoint(tmp_path, "auto", pytest.fail)
+    assert good is not None and checkpoints.steps() == [1]
     with pytest.raises(CheckpointError, match="not a committed checkpoint"):
-        find_checkpoint(tmp_path, str(half))
+        find_checkpoint(tmp_path, str(half), pytest.fail)
     resumed = ranks.run(2, resume, untied_folder, half, good)[0]
     curves = json.loads((tmp_path / "curves.json").read_text())
     for key in ("losses", "norms"):
@@ -93,3 +95,10 @@ def test_after_a_kill_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoin
 
     checkpoints.clear_partial()
     assert [path.name for path in checkpoints.root.iterdir()] == [good.name]
+    for path in good.iterdir():
+        for damage in (bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:], path.read_bytes()[:-1]):
+            before = path.read_bytes()
+            path.write_bytes(damage)
+            with pytest.raises(CheckpointError, match=re.escape(f"{path} is damaged")):
+                find_checkpoint(tmp_path, str(good), pytest.fail)
+            path.write_bytes(before)

@@ -1,0 +1,121 @@
+"""The manifest of a checkpoint: the size and the BLAKE3 digest of each file, by which damage is found before a run
+continues.
+
+The writers of large files record them while they have them, and `write_manifest` records the rest. A file counts as
+recorded once it is on the disk.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from dataplane.core.disk_sync import sync_directory, sync_file
+from yatt_mm.common.errors import CheckpointError
+
+MANIFEST_FILE = "manifest.json"
+FORMAT = 1
+CHUNK_BYTES = 8 << 20
+NUM_READERS = 4
+"""The number of files that are read at a time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileRecord:
+    """What the manifest says of a file."""
+
+    nbytes: int
+    blake3: str
+    """The digest of its content, as hexadecimal text."""
+
+
+def record_file(path: Path) -> FileRecord:
+    """Bring a file to the disk and return its record. Raises OSError."""
+    sync_file(path)
+    return _read(path)
+
+
+def write_manifest(folder: Path, recorded: Mapping[str, FileRecord]) -> None:
+    """Write the manifest of all files in a folder, and bring it and the folders to the disk. `recorded`: by name the
+    files that were recorded already. Raises OSError."""
+    (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    paths = sorted(path for path in folder.rglob("*") if path.is_file())
+    names = [str(path.relative_to(folder)) for path in paths]
+    files = {name: recorded.get(name) or record_file(path) for name, path in zip(names, paths)}
+    for name in recorded.keys() - files.keys():
+        raise FileNotFoundError(f"{folder / name} was written and is gone")
+    with (folder / MANIFEST_FILE).open("w") as out:
+        out.write(_text(files))
+        out.flush()
+        os.fsync(out.fileno())
+    for inner in (path for path in folder.rglob("*") if path.is_dir()):
+        sync_directory(inner)
+    sync_directory(folder)
+
+
+def check_files(folder: Path) -> None:
+    """Read all files of a checkpoint and compare them with its manifest.
+
+    Raises:
+        CheckpointError: a file is missing, or has another size or content; the message names it.
+    """
+    files = _manifest_of(folder)
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        for problem in pool.map(lambda name: _problem(folder / name, files[name]), files):
+            if problem:
+                raise CheckpointError(problem)
+
+
+def _manifest_of(folder: Path) -> dict[str, FileRecord]:
+    path = folder / MANIFEST_FILE
+    try:
+        text = path.read_bytes().decode()
+        files = {name: FileRecord(**record) for name, record in json.loads(text)["files"].items()}
+    except FileNotFoundError:
+        raise CheckpointError(
+            f"{folder} has no {MANIFEST_FILE}, so it is not a committed checkpoint, or an earlier version wrote it"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged: {error!r}") from None
+    if text != _text(files):
+        raise CheckpointError(f"{path} is damaged: it is not as it was written")
+    return files
+
+
+def _text(files: Mapping[str, FileRecord]) -> str:
+    """Return the manifest's text. It has a digest of itself, so that it can change nowhere without being noticed."""
+    records = {name: asdict(files[name]) for name in sorted(files)}
+    own = blake3(json.dumps(records).encode()).hexdigest()
+    return json.dumps({"format": FORMAT, "files": records, "blake3": own}, indent=1) + "\n"
+
+
+def _problem(path: Path, wanted: FileRecord) -> str:
+    """Return what is wrong with a file; an empty text if nothing is."""
+    try:
+        nbytes = path.stat().st_size
+        if nbytes != wanted.nbytes:
+            return f"{path} is damaged: it has {nbytes} bytes, and {MANIFEST_FILE} says {wanted.nbytes}"
+        if _read(path) != wanted:
+            return f"{path} is damaged: its content is not that of which {MANIFEST_FILE} has the digest"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror or error}"
+    return ""
+
+
+def _read(path: Path) -> FileRecord:
+    """Read a file once and return its record. It is not mapped, because a fault of the disk would end the process."""
+    digest, nbytes = blake3(max_threads=blake3.AUTO), 0
+    buffer = memoryview(bytearray(CHUNK_BYTES))
+    with path.open("rb", buffering=0) as file:
+        while num := file.readinto(buffer):
+            digest.update(buffer[:num])
+            nbytes += num
+    return FileRecord(nbytes=nbytes, blake3=digest.hexdigest())
