@@ -112,7 +112,7 @@ def measure(folder: Path, options: argparse.Namespace, console: Console) -> list
         to_samples(prompt, image_token=IMAGE_TOKEN, vocab_size=TEXT["vocab_size"], patch_values=PATCH_VALUES)  # type: ignore[arg-type]
         for prompt in prompts
     ]
-    init_distributed(rank=0, world_size=1, store_address=f"file://{folder / 'store'}")
+    init_distributed(rank=0, world_size=1, store=f"file://{folder / 'store'}")
     optim = AdamSettings(lr=1e-6, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=1.0)
     engine = TrainEngine(model_dir=model_dir, parallel=Parallel(), optim=optim, seed=0)
     engine.step([samples[0]], _loss)  # the first run allocates

@@ -147,7 +147,7 @@ def _rank(rank: int, store: str, job: dict[str, Any], answers: Any) -> None:
     from yatt_mm.training.megatron_engine import TrainEngine
     from yatt_mm.weights.segment_publisher import SegmentPublisher
 
-    init_distributed(rank=rank, world_size=job["num_ranks"], store_address=store, timeout_s=300)
+    init_distributed(rank=rank, world_size=job["num_ranks"], store=store, timeout_s=300)
     optim = AdamSettings(lr=1e-6, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=0.0)
     parallel = Parallel(tp=job["num_ranks"])
     engine = TrainEngine(model_dir=job["model_dir"], parallel=parallel, optim=optim, dtype=job["dtype"], seed=0)

@@ -170,7 +170,7 @@ def _ours(model_dir: Path, samples: list[Any]) -> Callable[[], object]:
     from yatt_mm.training.megatron_engine import TrainEngine
 
     store = f"file://{model_dir.parent / 'store'}"
-    init_distributed(rank=0, world_size=1, store_address=store, num_threads=os.cpu_count() or 1)
+    init_distributed(rank=0, world_size=1, store=store, num_threads=os.cpu_count() or 1)
     settings = AdamSettings(lr=1e-5, weight_decay=0.0, betas=(0.9, 0.95), clip_grad=1.0)
     dtype = "bfloat16" if torch.cuda.is_available() else "float32"
     engine = TrainEngine(model_dir=model_dir, parallel=Parallel(), optim=settings, dtype=dtype, seed=0)

@@ -62,9 +62,11 @@ class EmbeddedNode:
         directory: Path | None = None,
         spill_dir: Path | None = None,
         spill_bytes: int = 10 << 30,
+        token_file: Path | None = None,
         log_file: Path | None = None,
     ) -> None:
-        """`log_file`: where the node's log goes; without it, to the standard error of this process."""
+        """`token_file`: the tokens that clients must show; without it every local process may connect. `log_file`:
+        where the node's log goes; without it, to the standard error of this process."""
         self._reservation = _reserve(port)
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
@@ -88,6 +90,8 @@ class EmbeddedNode:
             self._command += ["--index-dir", str(index_dir.absolute())]
         if spill_dir is not None:
             self._command += ["--spill", str(spill_dir.absolute()), "--spill-size", str(spill_bytes)]
+        if token_file is not None:
+            self._command += ["--token-file", str(token_file.absolute())]
         self._environ = dict(os.environ) | ({"TMPDIR": tmp_dir} if tmp_dir else {})
         self._restarts: deque[float] = deque()
         self._stopping = threading.Event()

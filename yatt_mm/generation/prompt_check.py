@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from jinja2 import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from dataplane.core.refs import Ref
-from yatt_mm.common.chat_template import read_chat_template
+from yatt_mm.common.chat_template import ChatTemplate, RefusedError, read_chat_template
 from yatt_mm.common.conversation import Conversation, Part, Turn
 from yatt_mm.config.run_config import Config
 from yatt_mm.rollout.engine_media import size_of
@@ -27,8 +26,6 @@ from yatt_mm.rollout.prompt_template import PromptTemplate
 MAX_ORDERS = 1024
 MARK_TOKENS = 64
 """More tokens than a chat template writes around a medium, or around a frame of a video."""
-_GENERATION_TAGS = re.compile(r"\{%-?\s*(end)?generation\s*-?%\}")
-"""Tags that only transformers knows. They mark what an assistant says, and change nothing in the text."""
 _SPECIAL = re.compile(r"<\||<[A-Za-z]+_(CONTEXT|PAD)>", re.IGNORECASE)
 """What a text may spell that a tokenizer takes for one of its special tokens."""
 
@@ -93,8 +90,8 @@ class PromptCheck:
             return None, ""
         turns = Conversation(tuple(Turn(role, (Part("text", "x"),)) for role in roles))
         try:
-            text = self._chat_template.render(messages=turns.messages(), add_generation_prompt=True, **self._arguments)
-        except _RefusedError as error:
+            text = self._chat_template.render(turns.messages(), add_generation_prompt=True, **self._arguments)
+        except RefusedError as error:
             return None, str(error)
         except (TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
             # what else a template needs is known to the tokenizer, not here
@@ -107,21 +104,9 @@ def _num_bytes(text: str) -> int:
     return len(text if text.isascii() else unicodedata.normalize("NFC", text).encode("utf-8", "replace"))
 
 
-class _RefusedError(Exception):
-    """A template called `raise_exception`."""
-
-
-def _refuse(message: str) -> None:
-    raise _RefusedError(message)
-
-
-def _compiled(template: str | None) -> Any:
+def _compiled(text: str | None) -> ChatTemplate | None:
     """Return the chat template; None if there is none, or if it cannot be read, which the preflight says."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
-    )
-    environment.globals["raise_exception"] = _refuse
     try:
-        return environment.from_string(_GENERATION_TAGS.sub("", template)) if template is not None else None
+        return ChatTemplate(text) if text is not None else None
     except TemplateError:
         return None

@@ -28,9 +28,8 @@ class DeviceSegment:
 class WeightStream:
     """A whole model that training rank 0 sends to every receiver."""
 
-    host: str
-    port: int
-    """The port of the store in which the members meet."""
+    store: str
+    """The path of the file in which the members meet. Only the run's user can reach it."""
     key: str
     """A key that only this publish uses."""
     num_members: int

@@ -1,6 +1,6 @@
 """The tokenizer of a model's folder without transformers' own, which would take seconds and much memory to import.
 
-It renders with transformers' code for templates and encodes with the `tokenizers` library.
+It renders as transformers does (`yatt_mm.common.chat_template`) and encodes with the `tokenizers` library.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from models.registry import load_recipe, read_config
-from yatt_mm.common.chat_template import read_chat_template
+from yatt_mm.common.chat_template import ChatTemplate, read_chat_template
 from yatt_mm.rollout.engine_types import MediaTokens
 from yatt_mm.rollout.prompt_template import PromptTemplate
 
@@ -39,13 +39,10 @@ class FolderTokenizer:
         return ids
 
     def apply_chat_template(self, turns: list[dict[str, Any]], *, tokenize: bool, **settings: Any) -> str:
-        """Return the text of a conversation."""
-        from transformers.utils.chat_template_utils import render_jinja_template
-
-        assert not tokenize
+        """Return the text of a conversation. Raises jinja2.TemplateError if the template is broken or refuses it."""
+        assert not tokenize and self._template is not None
         special = {name: _content(self._settings[name]) for name in self._settings if name.endswith("_token")}
-        rendered: Any = render_jinja_template([turns], chat_template=self._template, **special, **settings)
-        return str(rendered[0][0])
+        return ChatTemplate(self._template).render(turns, **special, **settings)
 
 
 @functools.cache

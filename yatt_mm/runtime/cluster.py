@@ -14,15 +14,24 @@ from typing import Any
 
 import ray
 from ray._private import services, utils, worker
+from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
+    AuthenticationMode,
+    AuthenticationTokenLoader,
+    Config,
+    get_authentication_mode,
+)
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from yatt_mm.common.errors import ConfigError, WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
 from yatt_mm.common.ray_calls import wait_all
+from yatt_mm.common.tokens import write_token
 from yatt_mm.runtime.signals import set_signals_again
 
 CONNECT_TIMEOUT_S = 10.0
+RAY_TOKEN = "ray_token"
+"""The name of the file with Ray's token."""
 OBJECT_STORE_BYTES = 100 * 2**20
 """The size of Ray's object store. It is small, because Ray carries calls and refs only, and all large data goes through
 the data plane."""
@@ -48,16 +57,20 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
                 _connect(address, runtime_env={"env_vars": dict(env)}, **common)
             else:
                 os.environ.update(env)  # a local Ray passes the environment to its workers
+                os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN_PATH=str(write_token(scratch / RAY_TOKEN)))
+                os.environ.pop("RAY_AUTH_TOKEN", None)  # it would count before the file
+                _read_environment()
                 _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
         yield
     finally:
         _stop()
         os.environ.clear()
         os.environ.update(before)
+        _read_environment()
 
 
 def _start(**options: Any) -> None:
-    """Start a local cluster for this run.
+    """Start a local cluster for this run. Whoever calls it must show the token that only this user can read.
 
     Raises:
         WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
@@ -69,6 +82,17 @@ def _start(**options: Any) -> None:
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
             "processors; try again when it is lower, or name a running cluster in ray.address"
         ) from error
+
+
+def _read_environment() -> None:
+    """Let Ray read its settings from the environment again; it reads them once, when it is imported."""
+    AuthenticationTokenLoader.instance().reset_cache()
+    Config.initialize("")
+
+
+def asks_for_no_token() -> bool:
+    """Return True if the cluster to which this process is connected lets anyone in who reaches it."""
+    return bool(get_authentication_mode() == AuthenticationMode.DISABLED)
 
 
 def _stop() -> None:

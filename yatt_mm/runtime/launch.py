@@ -34,7 +34,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
-from yatt_mm.runtime.cluster import ray_session
+from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
 from yatt_mm.runtime.ending import ending_with_the_first_error
 from yatt_mm.runtime.report import METRICS_FILE, QUARANTINE_FILE, Reporter
 from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
@@ -152,6 +152,13 @@ def _run(
     )
     with signals_held(console):
         stack.enter_context(session)
+    if config.ray.address is not None and asks_for_no_token():
+        console.print(
+            f"[yellow]warning:[/] the Ray cluster at {config.ray.address} asks for no token: whoever reaches it can "
+            "run programs as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here",
+            highlight=False,
+            soft_wrap=True,
+        )
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
@@ -164,6 +171,7 @@ def _run(
             start=start,
             batches=point.batches,
             weights_dir=scratch.weights,
+            store=scratch.files / "ranks_store",
             tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
         )
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
@@ -228,6 +236,10 @@ def _scratch() -> Iterator[Scratch]:
             yield Scratch(files=files, weights=weights)
 
 
+CLIENT_VARIABLES = tuple(f"DATAPLANE_{name}" for name in ("TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"))
+"""The variables of the environment that name the files with which a client enters a node."""
+
+
 def _env(scratch: Scratch) -> dict[str, str]:
     """Return the environment of every worker process."""
     return {
@@ -237,7 +249,9 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "PYTHONUNBUFFERED": "1",
         "JOBLIB_MULTIPROCESSING": "0",  # transformers imports joblib, whose semaphore would survive the process
-    }
+        "GLOO_SOCKET_IFNAME": "lo",
+        "VLLM_HOST_IP": "127.0.0.1",
+    } | {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
 
 
 def _plan_of(config: Config, point: StartPoint) -> str:

@@ -4,8 +4,10 @@ user started."""
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,10 +17,15 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.owned_dirs import owned_folder
+from yatt_mm.common.tokens import write_token
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.run_sets import held_out_root_of, held_out_sections, pattern_of, root_of
 
 NODE_LOG = "node.log"
+NODE_TOKEN = "node_token"
+"""The name of the file with the token of a run's own node."""
+TOKEN_FILE_VARIABLE = "DATAPLANE_TOKEN_FILE"
+"""The variable of the environment that names the token file to every client."""
 SCOPE_TIMEOUT_S = 10.0
 MAX_ID_CHARS = 60
 """The length limit for the run's part of a node id, which may have 64 characters."""
@@ -76,12 +83,27 @@ def keep_log(scratch: Path, folder: Path) -> None:
         shutil.copy(log, folder)
 
 
+@contextmanager
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable of the environment during a block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        os.environ.pop(name)
+        if before is not None:
+            os.environ[name] = before
+
+
 def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> EmbeddedNode:
     roots = {root_of(one): [pattern_of(one)] for one in config.data.train}
     roots |= {held_out_root_of(name): [pattern_of(one)] for name, one in held_out_sections(config).items()}
     spill_in = Path(config.dataplane.spill_dir or scratch)
     spill_in.mkdir(parents=True, exist_ok=True)
     spill_dir = stack.enter_context(owned_folder(spill_in, "yatt-spill-"))
+    token_file = write_token(scratch / NODE_TOKEN)
+    stack.enter_context(_environment(TOKEN_FILE_VARIABLE, str(token_file)))
     return stack.enter_context(
         EmbeddedNode(
             log_file=scratch / NODE_LOG,
@@ -93,6 +115,7 @@ def _embedded(stack: ExitStack, config: Config, run_id: str, scratch: Path) -> E
             tmp_dir=str(scratch),
             spill_dir=spill_dir,
             spill_bytes=config.dataplane.spill_size,
+            token_file=token_file,
             node_id=run_id[-MAX_ID_CHARS:].lstrip("._-"),
         )
     )

@@ -51,9 +51,11 @@ def build_team(
     start: RunStart,
     batches: StepBatches | None,
     weights_dir: Path,
+    store: Path,
     tell: Callable[[str], None],
 ) -> Team:
-    """Start every actor except the controllers; `stack` ends them. `tell` gets a line when engines or ranks are ready.
+    """Start every actor except the controllers; `stack` ends them. `store`: a file in which the training ranks meet.
+    `tell` gets a line when engines or ranks are ready.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
@@ -81,7 +83,7 @@ def build_team(
         deadline_s=config.controllers.deadline_s / 2,
     )
     stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
-    _start(site, engines, judges, ranks, tell)
+    _start(site, engines, judges, ranks, store, tell)
     return Team(
         rendezvous=rendezvous,
         coordinator=coordinator,
@@ -111,17 +113,16 @@ def _start(
     engines: list[Any],
     judges: dict[str, tuple[Any, ...]],
     ranks: list[Any],
+    store: Path,
     tell: Callable[[str], None],
 ) -> None:
     """Start the actors: on GPUs one after another, because an engine takes its device's memory before it sleeps; on the
     CPU all at once."""
-    addresses = [("training rank 0", rank.address.remote()) for rank in ranks[:1]]
-    store = wait_all(addresses, what="finding an address", deadline_s=START_DEADLINE_S)
     turns: list[list[tuple[str, Any, tuple[str, ...]]]]
     turns = [[(f"engine {number}", engine.start, ()) for number, engine in enumerate(engines)]]
     for name, of_one in judges.items():
         turns += [[(f"engine {number} of judge {name}", judge.start, ()) for number, judge in enumerate(of_one)]]
-    turns += [[(f"training rank {number}", rank.start, tuple(store)) for number, rank in enumerate(ranks)]]
+    turns += [[(f"training rank {number}", rank.start, (f"file://{store}",)) for number, rank in enumerate(ranks)]]
     ready = _tell_when_ready([[name for name, *_ in turn] for turn in turns], tell)
     if not site.devices.gpus:
         turns = [list(chain.from_iterable(turns))]

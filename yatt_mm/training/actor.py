@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from typing import TYPE_CHECKING
 
 from models.layout.parallel import Parallel
@@ -28,18 +27,9 @@ class TrainActor:
         self._parallel = parallel
         self._dataplane_uri = dataplane_uri
         self._worker: TrainWorker | None = None
-        self._listener: socket.socket | None = None
 
-    def address(self) -> str:
-        """Return a `host:port` on this rank's machine, reserved for the ranks to meet at."""
-        import ray
-
-        self._listener = socket.socket()
-        self._listener.bind(("", 0))
-        return f"{ray.util.get_node_ip_address()}:{self._listener.getsockname()[1]}"
-
-    def start(self, store_address: str) -> None:
-        """Join the training world and load the model. Waits for all other ranks."""
+    def start(self, store: str) -> None:
+        """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
         pin_to_cores(self._spec.cores)
         with large_imports():
             from yatt_mm.training.worker import TrainWorker
@@ -47,7 +37,7 @@ class TrainActor:
         self._worker = TrainWorker(
             rank=self._rank, spec=self._spec, parallel=self._parallel, dataplane_uri=self._dataplane_uri
         )
-        self._worker.start(store_address, self._listener)
+        self._worker.start(store)
 
     def set_state(self, state: State) -> StateReport:
         """Put the rank to sleep, let it hold weights only, or wake it up. Return the memory that it holds then."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import socket
 from datetime import timedelta
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -17,15 +15,12 @@ def init_distributed(
     *,
     rank: int,
     world_size: int,
-    store_address: str,
-    listener: socket.socket | None = None,
+    store: str,
     timeout_s: float = 600.0,
     num_threads: int = 1,
 ) -> None:
-    """Join the world at `store_address` (host:port of rank 0, or any torch init method with ://).
-
-    `listener`: at rank 0 the socket that is bound to that port, so that no other process takes it before the ranks
-    meet. It is used up.
+    """Join the world that meets in `store`: `file://` and the path of a file in a folder that only this user can enter,
+    because whoever reaches the store could take part.
 
     The backend is nccl with this process's first visible device on CUDA, otherwise gloo with `num_threads` threads;
     their number is part of what makes two runs bit-identical. Every collective fails after `timeout_s`.
@@ -34,14 +29,12 @@ def init_distributed(
         torch.cuda.set_device(0)
     else:
         torch.set_num_threads(num_threads)
-    timeout = timedelta(seconds=timeout_s)
-    meeting: dict[str, Any] = {"init_method": store_address}
-    if "://" not in store_address:
-        host, _, port = store_address.rpartition(":")
-        held: dict[str, Any] = {"master_listen_fd": listener.detach()} if listener else {}
-        meeting = {"store": dist.TCPStore(host, int(port), world_size, rank == 0, timeout=timeout, **held)}
     dist.init_process_group(
-        "nccl" if torch.cuda.is_available() else "gloo", rank=rank, world_size=world_size, timeout=timeout, **meeting
+        "nccl" if torch.cuda.is_available() else "gloo",
+        init_method=store,
+        rank=rank,
+        world_size=world_size,
+        timeout=timedelta(seconds=timeout_s),
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import math
-import socket
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -96,16 +95,12 @@ class TrainWorker:
             entropy_coef=spec.entropy_coef,
         )
 
-    def start(self, store_address: str, listener: socket.socket | None = None) -> None:
-        """Join the training world and load the model. Waits for all other ranks.
-
-        `listener`: see `init_distributed`.
-        """
+    def start(self, store: str) -> None:
+        """Join the training world, which meets in `store`, and load the model. Waits for all other ranks."""
         spec, world_size = self._spec, self._parallel.world_size
-        init_distributed(rank=self._rank, world_size=world_size, store_address=store_address, listener=listener)
+        init_distributed(rank=self._rank, world_size=world_size, store=store)
         self._carrier = resolve_carrier(spec.carrier, device())
-        host = store_address.rpartition(":")[0]
-        self._receivers = Receivers(host=host, num=spec.num_receivers, deadline_s=spec.deadline_s)
+        self._receivers = Receivers(num=spec.num_receivers, deadline_s=spec.deadline_s)
         self._engine = TrainEngine(
             model_dir=Path(spec.model_dir),
             parallel=self._parallel,

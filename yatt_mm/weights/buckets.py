@@ -12,7 +12,7 @@ import torch
 
 from yatt_mm.protocol.published import WeightStream
 from yatt_mm.weights.segment import Row, view_of
-from yatt_mm.weights.stream_group import StreamGroup, connect_store
+from yatt_mm.weights.stream_group import StreamGroup, open_store
 
 BUCKET_BYTES = 64 * 2**20
 """The size of a bucket in bytes, whose tensors are broadcast together; a larger tensor gets a separate bucket."""
@@ -27,7 +27,7 @@ def receive(stream: WeightStream, device: torch.device, name: str) -> Iterator[t
 
     Raises StreamError if the sender or another receiver is late or has gone.
     """
-    group = StreamGroup(stream, connect_store(stream), device, name)
+    group = StreamGroup(stream, open_store(stream), device, name)
     try:
         for bucket in buckets(stream.index):
             flat = new_flat(bucket, device)

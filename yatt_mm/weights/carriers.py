@@ -52,10 +52,11 @@ def make_publisher(
 ) -> Publisher:
     """Return the publisher that uses this carrier. Collective over all training ranks.
 
-    `path`: the file for a segment in shared memory. `receivers`: the engines' processes, for nccl.
+    `path`: the file for a segment in shared memory, or for nccl the beginning of the names of files in which the ranks
+    and the engines meet. `receivers`: the engines' processes, for nccl.
     """
     if carrier == "cuda_ipc":
         return DevicePublisher(weights, device)
     if carrier == "nccl":
-        return StreamPublisher(weights, device, receivers)
+        return StreamPublisher(weights, device, path, receivers)
     return SegmentPublisher(weights, path)

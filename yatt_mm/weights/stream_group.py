@@ -1,6 +1,6 @@
 """A process group of one sender and its receivers, for one publish: NCCL on GPUs, gloo on the CPU.
 
-The members meet in a store on the sender's host. Each receiver takes the next free number there, so no list of
+The members meet in a file on their host. Each receiver takes the next free number there, so no list of
 receivers is needed in advance. No wait is longer than the weight stream's deadline; the error then names the receivers
 that came.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ class StreamGroup:
         Raises StreamError if a member did not come before the deadline, or if there are too many.
         """
         self._deadline = timedelta(seconds=stream.deadline_s)
-        self._others = f"the receivers of {stream.key}" if not name else f"training rank 0 at {stream.host}"
+        self._others = f"the receivers of {stream.key}" if not name else "training rank 0"
         space = dist.PrefixStore(stream.key, store)
         number = space.add("receivers", 1) if name else 0
         if name:
@@ -81,20 +82,13 @@ class StreamGroup:
             ) from error
 
 
-def connect_store(stream: WeightStream) -> dist.Store:
-    """Connect to the sender's store. Raises StreamError if it does not reply in time."""
-    try:
-        return dist.TCPStore(
-            stream.host,
-            stream.port,
-            is_master=False,
-            timeout=timedelta(seconds=stream.deadline_s),
-            wait_for_workers=False,
-        )
-    except RuntimeError as error:
-        raise StreamError(
-            f"training rank 0 does not answer at {stream.host}:{stream.port} within {stream.deadline_s:g} s: {error}"
-        ) from error
+def open_store(stream: WeightStream) -> dist.Store:
+    """Open the store in which the members meet. Raises StreamError if its file is gone."""
+    if not Path(stream.store).exists():
+        raise StreamError(f"{stream.store}, in which {stream.key} meets, is gone: training rank 0 has ended")
+    store = dist.FileStore(stream.store)
+    store.set_timeout(timedelta(seconds=stream.deadline_s))
+    return store
 
 
 def _make(store: dist.Store, number: int, num_members: int, device: torch.device, deadline: timedelta) -> Any:

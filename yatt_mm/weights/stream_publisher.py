@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -21,15 +21,13 @@ from yatt_mm.weights.buckets import buckets, new_flat
 from yatt_mm.weights.checked_copy import check_finite
 from yatt_mm.weights.rank_agreement import fail_together
 from yatt_mm.weights.segment import SegmentLayout, view_of
-from yatt_mm.weights.stream_group import StreamGroup
+from yatt_mm.weights.stream_group import StreamGroup, open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receivers:
     """The engines' processes that receive the weights."""
 
-    host: str
-    """The address of the training rank's host, as the receivers reach it."""
     num: int
     """The number of processes that hold an engine's model, or a part of it."""
     deadline_s: float
@@ -39,12 +37,16 @@ class Receivers:
 class StreamPublisher:
     """One training rank's part of publishing by broadcast; `publish` is collective over all ranks."""
 
-    def __init__(self, weights: ShardedWeights, device: torch.device, receivers: Receivers) -> None:
+    def __init__(self, weights: ShardedWeights, device: torch.device, path: str, receivers: Receivers) -> None:
+        """`path`: the beginning of the names of files in which the members meet, in a folder that only this user can
+        enter."""
         self._weights = weights
         self._device = device
         self._receivers = receivers
         self._index = SegmentLayout.of(weights.metadata()).index
-        self._store: dist.TCPStore | None = None
+        self._path = path
+        self._meeting: Path | None = None
+        """The file in which the members of the last publish met."""
         self._sender = ThreadPoolExecutor(max_workers=1, thread_name_prefix="weights")
         self._sending: Future[None] | None = None
         self._num_published = 0
@@ -77,14 +79,13 @@ class StreamPublisher:
             check_finite(name, tensor)
 
     def _announce(self, version: int) -> WeightStream:
-        """Open the TCP store in which the receivers meet, if necessary, and return the description of the new weight
-        stream."""
-        if self._store is None:
-            timeout = timedelta(seconds=self._receivers.deadline_s)
-            self._store = dist.TCPStore("0.0.0.0", 0, is_master=True, timeout=timeout, wait_for_workers=False)
+        """Make the file in which the members meet, and return the description of the new weight stream."""
+        if self._meeting is not None:
+            self._meeting.unlink(missing_ok=True)
+        self._meeting = Path(f"{self._path}.stream_{self._num_published}")
+        self._meeting.touch(mode=0o600)
         return WeightStream(
-            host=self._receivers.host,
-            port=self._store.port,
+            store=str(self._meeting),
             key=f"version {version} (publish {self._num_published})",
             num_members=1 + self._receivers.num,
             deadline_s=self._receivers.deadline_s,
@@ -101,18 +102,15 @@ class StreamPublisher:
         tensors = iter(self._weights)
         try:
             if stream:
-                assert self._store is not None
-                _send_all(stream, self._store, tensors, self._device)
+                _send_all(stream, tensors, self._device)
         finally:
             for _ in tensors:
                 """Only iterate: the other ranks need this rank to gather."""
 
 
-def _send_all(
-    stream: WeightStream, store: dist.Store, tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device
-) -> None:
+def _send_all(stream: WeightStream, tensors: Iterator[tuple[str, torch.Tensor]], device: torch.device) -> None:
     """Send all tensors to the stream's receivers, and wait until all have them."""
-    group = StreamGroup(stream, store, device, name="")
+    group = StreamGroup(stream, open_store(stream), device, name="")
     try:
         for bucket in buckets(stream.index):
             flat = new_flat(bucket, device)

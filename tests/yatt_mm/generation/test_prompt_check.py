@@ -4,6 +4,8 @@ that spell special tokens."""
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,3 +113,24 @@ def test_a_text_that_spells_a_special_token_is_set_aside(folder: Path) -> None:
     with pytest.raises(ValueError, match="the question must not spell one"):
         check_of(folder).check(ask("What is <|image_pad|>?", ["image"]), [image()])
     check_of(folder).check(ask("Is 3<4, <b>or</b> <|not|>?", ["image"]), [image()])
+
+
+def test_a_process_that_counts_tokens_can_hold_no_picture(folder: Path) -> None:
+    config, *rest = runs.arguments(Path("unused"), folder, "check", "train.steps=1", "rollout.max_model_len=20")
+    code = f"""
+import sys
+from yatt_mm.common.conversation import ask
+from yatt_mm.config.run_config import load_config
+from yatt_mm.control.actor import FORBIDDEN_MODULES
+from yatt_mm.generation.prompt_check import PromptCheck
+try:
+    PromptCheck(load_config({config!r}, {rest!r})).check(ask("What is it? " * 99), ())
+except ValueError as error:
+    print(error)
+print([name for name in FORBIDDEN_MODULES if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=runs.ROOT, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    said, imported = done.stdout.splitlines()
+    assert "tokens; rollout.max_model_len (20)" in said
+    assert imported == "[]"

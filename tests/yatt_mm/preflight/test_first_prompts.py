@@ -11,6 +11,7 @@ import pytest
 
 from dataplane.core.refs import Lineage, Ref
 from tests.yatt_mm import runs
+from yatt_mm.common.chat_template import ChatTemplate
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config, load_config
@@ -65,6 +66,24 @@ def test_text_and_tokens_are_those_of_transformers(folder: Path, form: str) -> N
     assert rendered == theirs.apply_chat_template(TURNS, tokenize=False, add_generation_prompt=True)
     ids = theirs(rendered, add_special_tokens=False)["input_ids"]
     assert own(rendered, add_special_tokens=False)["input_ids"] == ids
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for m in messages %}{% generation %}\n{{ m }}\n{% set a = 1 %}{% endgeneration %}\n{{ a }}{% endfor %}",
+        "a {%- generation -%} b {%- endgeneration -%} c{% if tools is not none %}tools{% endif %}{{ documents }}",
+        "{{ messages | tojson }}{{ messages[0] | tojson(indent=2, ensure_ascii=True) }}{{ '<é>' | tojson }}",
+        "{{ strftime_now('%Y') }}{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}-{% endfor %}",
+        "   {% if add_generation_prompt %}\n  on{% endif %}{{ enable_thinking }}{{ no_such_name }}",
+    ],
+)
+@pytest.mark.parametrize("settings", [{}, {"add_generation_prompt": True, "enable_thinking": False}])
+def test_templates_are_rendered_as_transformers_renders_them(template: str, settings: dict[str, bool]) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    (wanted,), _ = render_jinja_template([TURNS], chat_template=template, **settings)
+    assert ChatTemplate(template).render(TURNS, **settings) == wanted
 
 
 def test_prompts_that_engines_can_use_pass(folder: Path) -> None:

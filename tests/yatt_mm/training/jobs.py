@@ -144,8 +144,9 @@ def publish(rank: int, model_dir: Path, parallel: Parallel, path: str, version: 
 
 def stream(rank: int, model_dir: Path, parallel: Parallel, path: str, version: int) -> None:
     """Send the weights to one receiver, which finds at `path` how to get them."""
-    receivers = Receivers(host="127.0.0.1", num=1, deadline_s=60)
-    publisher = StreamPublisher(build_engine(model_dir, parallel).weights, torch.device("cpu"), receivers)
+    receivers = Receivers(num=1, deadline_s=60)
+    weights = build_engine(model_dir, parallel).weights
+    publisher = StreamPublisher(weights, torch.device("cpu"), f"{path}.meeting", receivers)
     announced = publisher.publish(version)
     if announced:
         draft = Path(f"{path}.draft")

@@ -107,7 +107,7 @@ def _serve(rank: int, pipe: Connection) -> None:
         except EOFError:
             return
         try:
-            init_distributed(rank=rank, world_size=world_size, store_address=store, timeout_s=DEADLINE_S)
+            init_distributed(rank=rank, world_size=world_size, store=store, timeout_s=DEADLINE_S)
             pipe.send((True, job(rank, *args)))
         except BaseException:
             pipe.send((False, f"rank {rank}:\n{traceback.format_exc()}"))
