@@ -73,7 +73,8 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
     except (yaml.YAMLError, ValueError) as error:
         raise ConfigError(
             f"{key}: {value!r} is not a YAML value: {error}. Put quotes around a text with braces, brackets or colons, "
-            f"and quotes around those for the shell: {key}='\"...\"'"
+            f"and quotes around those for the shell: {key}='\"...\"'; a section or a list needs the shell's alone: "
+            f"{key}='{{name: value}}'"
         ) from error
 
 

@@ -16,6 +16,7 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.media_refs import kind_of
 from yatt_mm.common.reasons import Reasons
 from yatt_mm.common.sample_fields import take_field
+from yatt_mm.config.data_section import FilterSection
 from yatt_mm.config.judge_section import judge_spec
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import PromptSource
@@ -64,7 +65,11 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
         if prompts:
             break
     if not prompts:
+        if not found.first.bad and not found.first.media:
+            _check_no_paths(found.first.fields, config, found)
         raise ConfigError(f"{key}: none of the first {len(notices)} samples can be used{_why(notices)}")
+    if found.is_trained:
+        _check_filter(client, config, recipes, found)
     check_prompts(config, prompts, key)
     media: Counter[str] = Counter(kind_of(ref) for prompt in prompts for ref in prompt.media)
     if not media:
@@ -78,6 +83,26 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
         num = len(prompts) + len(notices)
         words += f"; of the first {num} samples {len(notices)} cannot be used{_why(notices)}"
     return FirstSamples(prompt=prompts[0], words=words)
+
+
+def _check_filter(client: Client, config: Config, recipes: MediaRecipes, found: FoundSet) -> None:
+    """Check that `data.filter` leaves something of a training set."""
+    if config.data.filter == FilterSection():
+        return
+    run_set, notices = found.run_set, list[dict[str, Any]]()
+    start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
+    source = PromptSource(client, config, recipes, start, controller=0)
+    for numbers in _portions(run_set.num_samples):
+        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in numbers]
+        prompts, left_out = source.load(slots)
+        notices += left_out
+        if prompts:
+            return
+    num = sum(notice["is_filtered"] for notice in notices)
+    raise ConfigError(
+        f"{found.key}: of the first {len(notices)} samples data.filter leaves out {num}, and no other can be "
+        f"used{_why(notices)}; widen data.filter, or leave it out"
+    )
 
 
 def _portions(num_samples: int) -> Iterator[range]:
@@ -120,7 +145,10 @@ def _check_fields(config: Config, found: FoundSet) -> None:
                     "sample must stand one after another in the tar, with the same name before the first dot "
                     "(tar --sort=name)"
                 ) from error
-            raise ConfigError(f"{where}: {error}; set {option}") from error
+            own = option.removeprefix("data.").removesuffix("_field")
+            raise ConfigError(
+                f"{where}: {error}; set {option}, or for this set alone fields: {{{own}: ...}}, which counts first"
+            ) from error
     if not found.is_trained:
         return
     for judge, section in config.reward.judges.items():

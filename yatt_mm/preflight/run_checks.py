@@ -44,9 +44,7 @@ def check_run(config: Config) -> None:
     check_sets(config)
     if not held_out_sections(config):
         raise ConfigError("data.eval is missing, and eval.sets has no set; add one of them to the config")
-    rewards = [one.reward for one in config.data.train] + [one.reward for one in config.eval.sets.values()]
-    for path in filter(None, (config.reward.function, *rewards)):
-        load_reward_function(path)
+    _check_rewards(config)
     check_judges(config)
     check_placement(config)
     check_words(config)
@@ -76,7 +74,8 @@ def check_run(config: Config) -> None:
 
 
 def check_data(config: Config) -> None:
-    """Check what is needed to make prompts of the data sets: the model's folder without its weights, and the files.
+    """Check what is needed to make prompts of the data sets: the model's folder without its weights, the files, and the
+    reward functions.
 
     Raises:
         ConfigError: something is missing, or they do not fit.
@@ -85,6 +84,19 @@ def check_data(config: Config) -> None:
     check_tokenizer("model.path", config.model.path)
     check_media(config, "model.path", config.model.path)
     check_sets(config)
+    _check_rewards(config)
+
+
+def _check_rewards(config: Config) -> None:
+    paths = {"reward.function": config.reward.function}
+    paths |= {f"{key_of(one)}.reward": one.reward for one in config.data.train}
+    paths |= {f"eval.sets.{name}.reward": one.reward for name, one in config.eval.sets.items()}
+    for key, path in paths.items():
+        try:
+            if path is not None:
+                load_reward_function(path)
+        except ConfigError as error:
+            raise ConfigError(f"{key} is {error}") from error
 
 
 def check_sets(config: Config) -> None:

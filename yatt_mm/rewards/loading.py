@@ -25,11 +25,12 @@ def load_reward_function(path: str) -> RewardFunction:
     """Return the function behind `file.py:name` or `module:name`. A file is run once per process.
 
     Raises:
-        ConfigError: it cannot be loaded, is not a function, or takes what nothing is known about.
+        ConfigError: it cannot be loaded, is not a function, or takes what nothing is known about. The message begins
+            with the path.
     """
     source, separator, name = path.rpartition(":")
     if not separator or not source or not name:
-        raise ConfigError(f"reward.function is {path!r}; {WANTED}")
+        raise ConfigError(f"{path!r}; {WANTED}")
     module = _load_file(path, Path(source)) if source.endswith(".py") else _import(path, source)
     function = vars(module).get(name)
     if not callable(function):
@@ -38,11 +39,11 @@ def load_reward_function(path: str) -> RewardFunction:
             for key, value in vars(module).items()
             if inspect.isfunction(value) and value.__module__ == module.__name__ and not key.startswith("_")
         )
-        raise ConfigError(f"reward.function is {path!r}: {source} has no function {name}; it has {found}")
+        raise ConfigError(f"{path!r}: {source} has no function {name}; it has {found}")
     try:
         form_of(function)
     except ValueError as error:
-        raise ConfigError(f"reward.function is {path!r}: {error}") from error
+        raise ConfigError(f"{path!r}: {error}") from error
     return function
 
 
@@ -55,7 +56,7 @@ def absolute(path: str) -> str:
 def _load_file(path: str, file: Path) -> ModuleType:
     """Return the module in a file. What lies beside it can be imported there, as in a script."""
     if not file.is_file():
-        raise ConfigError(f"reward.function is {path!r}: there is no file {file.absolute()}; {WANTED}")
+        raise ConfigError(f"{path!r}: there is no file {file.absolute()}; {WANTED}")
     spec = importlib.util.spec_from_file_location(file.stem, file.absolute())
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -64,7 +65,7 @@ def _load_file(path: str, file: Path) -> ModuleType:
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:  # a script may end itself
-        raise ConfigError(f"reward.function is {path!r}: {file} raised {type(error).__name__}: {error}") from error
+        raise ConfigError(f"{path!r}: {file} raised {type(error).__name__}: {error}") from error
     return module
 
 
@@ -77,6 +78,5 @@ def _import(path: str, name: str) -> ModuleType:
         return importlib.import_module(name)
     except ImportError as error:
         raise ConfigError(
-            f"reward.function is {path!r}: cannot import {name}: {error}. It is looked for in {Path.cwd()} and in "
-            f"PYTHONPATH; {WANTED}"
+            f"{path!r}: cannot import {name}: {error}. It is looked for in {Path.cwd()} and in PYTHONPATH; {WANTED}"
         ) from error

@@ -70,7 +70,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
 
 
 def _start(**options: Any) -> None:
-    """Start a local cluster for this run. Whoever calls it must show the token that only this user can read.
+    """Start a local cluster for this run. Every call to it must show a token that only this user can read.
 
     Raises:
         WorkerError: Ray's processes did not start in time, which can happen on a busy machine.

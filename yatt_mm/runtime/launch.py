@@ -153,12 +153,11 @@ def _run(
     with signals_held(console):
         stack.enter_context(session)
     if config.ray.address is not None and asks_for_no_token():
-        console.print(
-            f"[yellow]warning:[/] the Ray cluster at {config.ray.address} asks for no token: whoever reaches it can "
-            "run programs as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here",
-            highlight=False,
-            soft_wrap=True,
+        warning = (
+            f"the Ray cluster at {config.ray.address} asks for no token: any process that reaches it can run programs "
+            "as its user; start it with RAY_AUTH_MODE=token, and set that and RAY_AUTH_TOKEN_PATH here"
         )
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     judges = " and judges" if config.has_local_judges else ""
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
@@ -286,6 +285,13 @@ def _summarise(config: Config, reporter: Reporter, seconds: float, console: Cons
         console.print(
             f"best {config.eval.keep_best}: {reporter.last['best/value']:.3f} at step "
             f"{reporter.last['best/step']:.0f}; model in {config.run_dir / run_dir.BEST_DIR}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif config.eval.keep_best and "best/step" in reporter.last:
+        console.print(
+            f"best {config.eval.keep_best}: {reporter.last['best/value']:.3f} at step 0, before training; no model is "
+            "kept for it",
             highlight=False,
             soft_wrap=True,
         )

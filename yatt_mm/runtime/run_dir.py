@@ -78,10 +78,13 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     checkpoints.clear_partial()
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
-        if (folder / BEST_DIR).is_dir() and best_step_of(folder) > step:
+        metric = read_state(checkpoint).get("config", {}).get("eval", {}).get("keep_best")
+        is_later, is_other = best_step_of(folder) > step, metric != config.eval.keep_best
+        if (folder / BEST_DIR).is_dir() and (is_later or is_other):
             aside = folder / f"{BEST_DIR}.{time.strftime('%Y%m%d-%H%M%S')}"
             (folder / BEST_DIR).rename(aside)
-            console.print(f"the best model so far is of a later step, and was moved to {aside}", soft_wrap=True)
+            why = "of a later step" if is_later else f"the best by {metric}, which is not eval.keep_best any more"
+            console.print(f"the best model so far is {why}, and was moved to {aside}", soft_wrap=True)
         aside_checkpoints = checkpoints.set_aside_after(step)
         if aside_checkpoints is not None:
             console.print(f"checkpoints after step {step} moved to {aside_checkpoints}", soft_wrap=True)

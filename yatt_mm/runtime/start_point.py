@@ -17,19 +17,16 @@ from yatt_mm.batching.prompt_order import PromptOrder
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import ConfigError
-from yatt_mm.config.eval_section import held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.judge_servers import unreachable_servers
-from yatt_mm.preflight.overlap import files_in_both
-from yatt_mm.preflight.reward_trial import failure_on_a_prompt
+from yatt_mm.preflight.overlap import overlaps
+from yatt_mm.preflight.reward_trial import try_rewards
 from yatt_mm.preflight.run_sets import (
     FoundSet,
     find_held_out_sets,
     find_train_sets,
-    held_out_sections,
-    key_of,
     sources_of,
 )
 from yatt_mm.protocol.control import Best, RunStart
@@ -70,11 +67,8 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         if flaws and config.data.on_bad_media == "fail":
             raise bad_media_error(flaws[0].shard, flaws[0].key, flaws[0].reason)
         firsts = [check_first_samples(client, config, recipes, found) for found in every]
-        reward = [
-            warning
-            for found, first in zip(train_sets, firsts)
-            for warning in failure_on_a_prompt(client, config, found.key, first.prompt)
-        ]
+        prompts = {found.key: first.prompt for found, first in zip(train_sets, firsts)}
+        reward = list(try_rewards(client, config, prompts))
     step = state["step"] if state else 0
     told = _told(config, step)
     start = RunStart(
@@ -153,10 +147,4 @@ def _warnings(config: Config, num_train: int) -> Iterator[str]:
             "every step uses samples several times"
         )
     yield from unreachable_servers(config)
-    for one in config.data.train if config.dataplane.uri is None else ():
-        for name, held_out in held_out_sections(config).items():
-            if both := files_in_both(one.path, held_out.path):
-                yield (
-                    f"{key_of(one)} and {held_out_key_of(name)} have {len(both)} file(s) in common, such as {both[0]}: "
-                    "the run trains on held-out samples, so their accuracy says nothing about others"
-                )
+    yield from overlaps(config)

@@ -37,7 +37,7 @@ def draw_histograms(surveys: Sequence[Survey], path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    names = [name for name in MEASURES if any(survey.measures[name] for survey in surveys)] or [MEASURES[0]]
+    names = [name for name in MEASURES if any(name in survey.measured for survey in surveys)] or [MEASURES[0]]
     figure = Figure(figsize=(3 * len(names), 2.5 * len(surveys) + 0.5), layout="constrained")
     FigureCanvasAgg(figure)
     panels = figure.subplots(len(surveys), len(names), squeeze=False)
@@ -46,7 +46,7 @@ def draw_histograms(surveys: Sequence[Survey], path: Path) -> None:
         for panel, name in zip(row, names):
             panel.tick_params(labelsize=7)
             panel.set_title(name, fontsize=8)
-            if survey.measures[name]:
+            if name in survey.measured:
                 panel.hist(survey.measures[name], bins=NUM_BINS, color="#4477aa")
             else:
                 panel.set_axis_off()

@@ -21,6 +21,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompt_check import prompt_template_of
 from yatt_mm.preflight.first_samples import check_first_samples
 from yatt_mm.preflight.hub import with_local_paths
+from yatt_mm.preflight.overlap import overlaps
 from yatt_mm.preflight.run_checks import check_data
 from yatt_mm.preflight.run_sets import FoundSet, find_held_out_set, find_train_set, held_out_sections
 from yatt_mm.runtime.run_node import start_node
@@ -66,6 +67,8 @@ def look(
             if fails_on_bad and (found.bad or survey.num_unusable):
                 refusals.append(f"{found.key} has samples that cannot be used, and data.on_bad_media is fail")
             show_survey(console, survey, share=_share_of(config, found))
+    for warning in overlaps(config):
+        console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     if histograms is not None and surveys:
         draw_histograms(surveys, histograms)
         console.print(f"histograms in {histograms}", highlight=False, soft_wrap=True)

@@ -65,8 +65,8 @@ class Survey:
 
     @property
     def measured(self) -> dict[str, array[float]]:
-        """The measures that have values."""
-        return {name: values for name, values in self.measures.items() if values}
+        """The measures that have values, and not zeros alone."""
+        return {name: values for name, values in self.measures.items() if any(values)}
 
     def leave_out(self, notice: dict[str, Any]) -> None:
         """Count a sample that is left out."""
@@ -148,12 +148,9 @@ def _measure(seen: Survey, prompt: Prompt, template: PromptTemplate | None) -> N
         with contextlib.suppress(TemplateError, ValueError):  # a fault of the template, which a run tells at its start
             seen.measures[PROMPT_TOKENS].append(len(template.token_ids(prompt.conversation, sizes)))
     seen.measures[ANSWER_CHARS].append(len(prompt.answer))
-    if not prompt.media:
-        return
     seen.measures[MEDIA_TOKENS].append(sum(size.num_tokens for size in sizes))
     for kind, name in (("image", IMAGES), ("video", VIDEOS)):
-        if num := sum(size.kind == kind for size in sizes):
-            seen.measures[name].append(num)
+        seen.measures[name].append(sum(size.kind == kind for size in sizes))
     for ref in prompt.media:
         _measure_medium(seen, ref)
 

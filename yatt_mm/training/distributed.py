@@ -20,7 +20,7 @@ def init_distributed(
     num_threads: int = 1,
 ) -> None:
     """Join the world that meets in `store`: `file://` and the path of a file in a folder that only this user can enter,
-    because whoever reaches the store could take part.
+    because any process that reaches the store could take part.
 
     The backend is nccl with this process's first visible device on CUDA, otherwise gloo with `num_threads` threads;
     their number is part of what makes two runs bit-identical. Every collective fails after `timeout_s`.

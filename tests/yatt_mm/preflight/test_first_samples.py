@@ -43,6 +43,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with tarfile.open(path / "train.tar") as whole, tarfile.open(path / "apart.tar", "w") as apart:
         for member in sorted(whole.getmembers(), key=lambda member: member.name.rpartition(".")[2], reverse=True):
             apart.addfile(member, whole.extractfile(member))
+    write_lines(path / "marked.jsonl", [row | {"question": "What is <image>?"}] * 2)
     write_lines(path / "texts.jsonl", [{"question": "What is 3 + 4?", "answer": "7"}])
     return path
 
@@ -57,6 +58,7 @@ SETS = (
     "late.tar",
     "five.tar",
     "paths.jsonl",
+    "marked.jsonl",
     "texts.jsonl",
     "paths.jsonl#media=image_path",
 )
@@ -208,7 +210,48 @@ def test_a_reward_function_that_fails_on_a_right_answer_is_told_and_a_slow_one_i
     first = check_first_samples(
         client, config, load_recipes(tiny_dir, VideoSampling()), found(client, config, "train.tar")
     )
-    told = list(reward_trial.failure_on_a_prompt(client, config, "data.train", first.prompt))
+    told = list(reward_trial.try_rewards(client, config, {"data.train": first.prompt}))
     assert len(told) == len(wanted)
     for warning, message in zip(told, wanted):
         assert re.search(f"fails on the first sample of data.train, with its own answer .*{message}", warning)
+
+
+@pytest.mark.parametrize(
+    ("weights", "returned", "wanted"),
+    [
+        ("{colur: 1}", "{'colour': 1, 'form': 0}", "names colur, and .* they returned colour, form"),
+        ("{colour: 1}", "1.0", "names colour, and .* they returned no parts"),
+        ("{colour: 1}", "{'colour': 1}", None),
+        ("{colour: 1}", "no_such_name", "fails on the first sample"),
+    ],
+)
+def test_a_weight_of_a_part_that_no_function_returns_is_told(
+    client: Client, tiny_dir: Path, tmp_path: Path, weights: str, returned: str, wanted: str | None
+) -> None:
+    (tmp_path / "mine.py").write_text(f"def score(response, answer, fields):\n    return {returned}\n")
+    config = config_of(tiny_dir, f"reward.function={tmp_path / 'mine.py'}:score", f"reward.part_weights={weights}")
+    recipes = load_recipes(tiny_dir, VideoSampling())
+    first = check_first_samples(client, config, recipes, found(client, config, "train.tar"))
+    told = list(reward_trial.try_rewards(client, config, {"data.train": first.prompt}))
+    assert len(told) == (wanted is not None)
+    assert all(re.search(str(wanted), line) for line in told)
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "refuses"),
+    [("data.train", "train.tar", True), ("data.eval", "train.tar", False), ("data.train", "late.tar", True)],
+)
+def test_a_filter_that_leaves_nothing_is_refused(
+    client: Client, tiny_dir: Path, key: str, name: str, refuses: bool
+) -> None:
+    assert "image each" in check(client, tiny_dir, "data.filter.max_prompt_tokens=20", key=key, name=name)
+    if not refuses:
+        assert "image each" in check(client, tiny_dir, "data.filter.max_prompt_tokens=19", key=key, name=name)
+        return
+    with pytest.raises(ConfigError, match=r"data\.filter leaves out .* because: .*; widen data\.filter"):
+        check(client, tiny_dir, "data.filter.max_prompt_tokens=19", key=key, name=name)
+
+
+def test_a_column_of_paths_is_named_also_where_the_question_has_placeholders(client: Client, tiny_dir: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the samples have no media, but image_path holds paths of images"):
+        check(client, tiny_dir, name="marked.jsonl")

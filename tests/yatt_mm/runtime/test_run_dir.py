@@ -38,6 +38,28 @@ def test_changes_are_those_since_the_checkpoint_however_often_the_run_was_tried_
     assert said(first, checkpoint, 1) == "", "the last attempt does not count"
 
 
+def test_the_best_model_by_another_metric_or_of_a_later_step_is_moved_aside(tmp_path: Path) -> None:
+    new = "eval.sets.new={path: new.tar, num_samples: 2, temperature: 1, metrics: [pass@2]}"
+    first, other = (config_of(tmp_path, new, f"eval.keep_best=eval/{name}") for name in ("accuracy", "new/pass@2"))
+    checkpoints = Checkpoints(root=first.run_dir / "checkpoints", keep=1)
+    checkpoints.begin(2)
+    checkpoint = checkpoints.commit(2, {"step": 2, "config": first.model_dump(mode="json")})
+    (first.run_dir / "metrics.jsonl").write_text('{"step": 2, "best/step": 1}\n')
+    for config, step, why in (
+        (first, 2, None),
+        (other, 2, "the best by eval/accuracy"),
+        (first, 0, "of a later step"),
+    ):
+        (first.run_dir / "best").mkdir(exist_ok=True)
+        text = said(config, checkpoint, step)
+        assert (first.run_dir / "best").is_dir() == (why is None)
+        moved = list(first.run_dir.glob("best.*"))
+        assert len(moved) == (why is not None) and (why is None or why in text)
+        for folder in moved:
+            assert f"was moved to {folder}" in text
+            folder.rmdir()
+
+
 def test_an_earlier_run_is_moved_and_the_console_says_where(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     config.run_dir.mkdir(parents=True)
