@@ -7,6 +7,7 @@ order of prompts) and `manifest.json` (`yatt_mm.common.manifest`). A folder gets
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -53,7 +54,8 @@ class Checkpoints:
         `recorded`: by name the files that their writers have recorded.
 
         Raises:
-            DiskError: it could not be brought to the disk, and does not count.
+            DiskError: a file could not be written or synced; the message names the folder. The checkpoint counts if the
+                folder has its final name.
         """
         partial, final = self._partial(step), self._final(step)
         with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
@@ -63,10 +65,13 @@ class Checkpoints:
             if final.exists():
                 self._drop(step)
             partial.rename(final)
-            for folder in (self.root, *self.root.absolute().parents[:2]):  # the first checkpoint of a run made them
-                sync_directory(folder)
-            for old in self.steps()[: -self.keep]:
-                if old != best:
+        with writing(final):
+            for folder in (self.root, *self.root.absolute().parents[:3]):  # the first checkpoint of a run made them
+                with contextlib.suppress(PermissionError):  # of a folder above those of this user
+                    sync_directory(folder)
+        for old in self.steps()[: -self.keep]:
+            if old != best:
+                with writing(self._final(old)):
                     self._drop(old)
         return final
 
@@ -89,7 +94,7 @@ class Checkpoints:
             try:
                 check_files(self._final(step))
             except CheckpointError as error:
-                tell(f"{error}; trying the checkpoint before it")
+                tell(f"{error}{'; trying the checkpoint before it' if step != steps[0] else ''}")
             else:
                 return self._final(step)
         if steps:
@@ -108,6 +113,8 @@ class Checkpoints:
         aside.mkdir()
         for other in later:
             self._final(other).rename(aside / self._final(other).name)
+        sync_directory(aside)
+        sync_directory(self.root)
         return aside
 
     def clear_partial(self) -> None:
@@ -138,7 +145,8 @@ def find_checkpoint(run_dir: Path, resume: str, tell: Callable[[str], None]) -> 
     start a run and continue it. `tell` gets lines for people.
 
     Raises:
-        CheckpointError: the folder is not a committed checkpoint, or is damaged.
+        CheckpointError: the folder is not a committed checkpoint, or is damaged; or the run has none, and an earlier
+            run of its name that was moved aside has.
     """
     if resume != "auto":
         check_files(Path(resume))
@@ -146,7 +154,9 @@ def find_checkpoint(run_dir: Path, resume: str, tell: Callable[[str], None]) -> 
     root = run_dir / "checkpoints"
     newest = Checkpoints(root=root, keep=1).newest(tell)
     if newest is None:
-        tell(f"--resume: no checkpoint in {root} yet; the run starts from its beginning{_moved(run_dir)}")
+        if moved := _moved(run_dir):
+            raise CheckpointError(f"--resume: no checkpoint in {root}; leave --resume out to start afresh{moved}")
+        tell(f"--resume: no checkpoint in {root} yet; the run starts from its beginning")
     return newest
 
 

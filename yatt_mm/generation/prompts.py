@@ -69,7 +69,9 @@ class PromptSource:
         prompts, notices = self._prompts(slots, samples, samples)
         self._eval_prompts[held_out.name] = prompts
         told = self._start.told
-        return prompts, [one for one in notices if (one["shard"], one["key"], one["reason"]) not in told]
+        return prompts, [
+            one for one in notices if tuple(one[of] for of in ("set", "shard", "key", "reason")) not in told
+        ]
 
     def _by_set(self, slots: Sequence[Slot], load: Callable[[RunSet, Sequence[int]], list[Sample]]) -> list[Sample]:
         """Return the samples of the slots, in their order; `load` is called once per set."""

@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from dataplane.client.client import Client
+from dataplane.datasets.permutation import permuted
 from models.recipes.media_recipes import MediaRecipes
 from yatt_mm.common.conversation import ask
 from yatt_mm.common.errors import ConfigError
@@ -65,7 +66,7 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
         if prompts:
             break
     if not prompts:
-        if not found.first.bad and not found.first.media:
+        if not found.first.media and "placeholders" in notices[0]["reason"]:
             _check_no_paths(found.first.fields, config, found)
         raise ConfigError(f"{key}: none of the first {len(notices)} samples can be used{_why(notices)}")
     if found.is_trained:
@@ -92,15 +93,16 @@ def _check_filter(client: Client, config: Config, recipes: MediaRecipes, found: 
     run_set, notices = found.run_set, list[dict[str, Any]]()
     start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
     source = PromptSource(client, config, recipes, start, controller=0)
-    for numbers in _portions(run_set.num_samples):
-        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in numbers]
+    for numbers in _portions(run_set.num_samples):  # in the order of a run: files may be sorted by length
+        drawn = [permuted(number, run_set.num_samples, config.run.seed, 0, run_set.name) for number in numbers]
+        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in drawn]
         prompts, left_out = source.load(slots)
         notices += left_out
         if prompts:
             return
     num = sum(notice["is_filtered"] for notice in notices)
     raise ConfigError(
-        f"{found.key}: of the first {len(notices)} samples data.filter leaves out {num}, and no other can be "
+        f"{found.key}: of {len(notices)} samples at random data.filter leaves out {num}, and no other can be "
         f"used{_why(notices)}; widen data.filter, or leave it out"
     )
 

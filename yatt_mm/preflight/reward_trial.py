@@ -33,7 +33,7 @@ def try_rewards(client: Client, config: Config, prompts: Mapping[str, Prompt]) -
             )
     returned = {name for outcome in tried.values() if isinstance(outcome, Reward) for name in outcome.parts}
     unknown = sorted(config.reward.part_weights.keys() - returned)
-    if unknown and not any(isinstance(outcome, Fault) for outcome in tried.values()):
+    if unknown and tried and not any(isinstance(outcome, Fault) for outcome in tried.values()):
         yield (
             f"reward.part_weights names {', '.join(unknown)}, and no reward function returned such a part for the "
             f"first sample of its set; they returned {', '.join(sorted(returned)) or 'no parts'}"

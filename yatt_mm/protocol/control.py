@@ -128,8 +128,8 @@ class RunStart:
     """The held-out sets; their numbers of samples are those of an evaluation."""
     best: Best | None = None
     """The best evaluation before the checkpoint; None for a fresh run, and if it is not kept."""
-    told: frozenset[tuple[str, str, str]] = frozenset()
-    """(shard, key, reason) of the held-out samples of which the run told before the checkpoint that they cannot be
+    told: frozenset[tuple[str, str, str, str]] = frozenset()
+    """(set, shard, key, reason) of the held-out samples of which the run told before the checkpoint that they cannot be
     used."""
     flaws: tuple[Mapping[str, Any], ...] = ()
     """Notices of shards and members that could not be indexed (torn shards, members that cannot be read), of which the

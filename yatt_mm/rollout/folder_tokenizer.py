@@ -27,7 +27,7 @@ class FolderTokenizer:
         config = folder / "tokenizer_config.json"
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
         self._settings: dict[str, Any] = json.loads(config.read_text(encoding="utf-8")) if config.is_file() else {}
-        self._template = read_chat_template(folder)
+        self._template_text = read_chat_template(folder)
 
     def __call__(self, text: str, *, add_special_tokens: bool) -> dict[str, list[int]]:
         """Return the token ids of a text."""
@@ -40,9 +40,14 @@ class FolderTokenizer:
 
     def apply_chat_template(self, turns: list[dict[str, Any]], *, tokenize: bool, **settings: Any) -> str:
         """Return the text of a conversation. Raises jinja2.TemplateError if the template is broken or refuses it."""
-        assert not tokenize and self._template is not None
+        assert not tokenize
         special = {name: _content(self._settings[name]) for name in self._settings if name.endswith("_token")}
-        return ChatTemplate(self._template).render(turns, **special, **settings)
+        return self._template.render(turns, **special, **settings)
+
+    @functools.cached_property
+    def _template(self) -> ChatTemplate:
+        assert self._template_text is not None, "the preflight looks for a template"
+        return ChatTemplate(self._template_text)
 
 
 @functools.cache

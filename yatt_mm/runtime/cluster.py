@@ -15,10 +15,8 @@ from typing import Any
 import ray
 from ray._private import services, utils, worker
 from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
-    AuthenticationMode,
     AuthenticationTokenLoader,
     Config,
-    get_authentication_mode,
 )
 from ray.util.placement_group import PlacementGroup, placement_group, placement_group_table, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -91,8 +89,15 @@ def _read_environment() -> None:
 
 
 def asks_for_no_token() -> bool:
-    """Return True if the cluster to which this process is connected lets anyone in who reaches it."""
-    return bool(get_authentication_mode() == AuthenticationMode.DISABLED)
+    """Return True if the cluster to which this process is connected answers a call that shows no token."""
+    import grpc
+
+    with grpc.insecure_channel(ray.get_runtime_context().gcs_address) as channel:
+        try:
+            channel.unary_unary("/ray.rpc.NodeInfoGcsService/GetAllNodeInfo")(b"", timeout=CONNECT_TIMEOUT_S)
+        except grpc.RpcError:
+            return False
+    return True
 
 
 def _stop() -> None:

@@ -68,7 +68,8 @@ def evaluate(config: Config, *, console: Console | None = None) -> dict[str, flo
     folder = config.run_dir / "evaluations" / time.strftime("%Y%m%d-%H%M%S")
     config = with_local_paths(config.for_evaluation(folder), console)
     check_run(config)
-    reporter = _launched(config, None, None, console)
+    with run_dir.locked(config):
+        reporter = _launched(config, None, None, console)
     metrics = {name: value for name, value in reporter.last.items() if name.startswith("eval/")}
     console.print(_table_of(metrics))
     _tell_left_out(config, reporter, console)
@@ -86,18 +87,19 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     console = console or Console()
     config = with_local_paths(config, console)
     check_run(config)
-    checkpoint = _find_checkpoint(config, resume, console) if resume else None
-    state = read_state(checkpoint) if checkpoint else None
-    if state is not None and state["step"] >= config.train.steps:
-        console.print(
-            f"{config.run_dir} is finished: {checkpoint} is of step {state['step']}, and train.steps is "
-            f"{config.train.steps}; raise train.steps to go on",
-            highlight=False,
-            soft_wrap=True,
-        )
-        return {}
-    started = time.perf_counter()
-    reporter = _launched(config, checkpoint, state, console)
+    with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
+        checkpoint = _find_checkpoint(config, resume, console) if resume else None
+        state = read_state(checkpoint) if checkpoint else None
+        if state is not None and state["step"] >= config.train.steps:
+            console.print(
+                f"{config.run_dir} is finished: {checkpoint} is of step {state['step']}, and train.steps is "
+                f"{config.train.steps}; raise train.steps to go on",
+                highlight=False,
+                soft_wrap=True,
+            )
+            return {}
+        started = time.perf_counter()
+        reporter = _launched(config, checkpoint, state, console)
     _summarise(config, reporter, time.perf_counter() - started, console)
     reporter.learning.finish()
     return reporter.accuracies
@@ -133,7 +135,6 @@ def _run(
 ) -> Reporter:
     """Start everything on `stack`, watch the run to its end, and return its reporter."""
     started = time.perf_counter()
-    stack.enter_context(run_dir.locked(config))
     scratch = stack.enter_context(_scratch())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
@@ -250,7 +251,7 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "JOBLIB_MULTIPROCESSING": "0",  # transformers imports joblib, whose semaphore would survive the process
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
-    } | {name: os.environ[name] for name in CLIENT_VARIABLES if name in os.environ}
+    } | {name: str(Path(os.environ[name]).absolute()) for name in CLIENT_VARIABLES if os.environ.get(name)}
 
 
 def _plan_of(config: Config, point: StartPoint) -> str:

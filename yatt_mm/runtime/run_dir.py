@@ -66,10 +66,9 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
         folder.rename(aside)
-        console.print(
-            f"{folder} held an earlier run, which is in {aside} now; with --resume this run would have gone on with it",
-            soft_wrap=True,
-        )
+        has_checkpoint = Checkpoints(root=aside / "checkpoints", keep=1).steps()
+        advice = "with --resume this run would have gone on with it" if has_checkpoint else "it has no checkpoint"
+        console.print(f"{folder} held an earlier run, which is in {aside} now; {advice}", soft_wrap=True)
     if checkpoint is None and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
@@ -79,7 +78,8 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
         metric = read_state(checkpoint).get("config", {}).get("eval", {}).get("keep_best")
-        is_later, is_other = best_step_of(folder) > step, metric != config.eval.keep_best
+        is_later = best_step_of(folder) > step
+        is_other = config.eval.keep_best is not None and metric != config.eval.keep_best
         if (folder / BEST_DIR).is_dir() and (is_later or is_other):
             aside = folder / f"{BEST_DIR}.{time.strftime('%Y%m%d-%H%M%S')}"
             (folder / BEST_DIR).rename(aside)

@@ -63,11 +63,12 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         train_sets, held_out = find_train_sets(client, config), find_held_out_sets(client, config)
         indexing_s = time.perf_counter() - started
         every = [*train_sets, *held_out]
-        flaws = [bad for found in every for bad in found.bad]
+        flaws = [(found.run_set.name, bad) for found in every for bad in found.bad]
         if flaws and config.data.on_bad_media == "fail":
-            raise bad_media_error(flaws[0].shard, flaws[0].key, flaws[0].reason)
+            _, bad = flaws[0]
+            raise bad_media_error(bad.shard, bad.key, bad.reason)
         firsts = [check_first_samples(client, config, recipes, found) for found in every]
-        prompts = {found.key: first.prompt for found, first in zip(train_sets, firsts)}
+        prompts = {found.key: first.prompt for found, first in zip(every, firsts)}
         reward = list(try_rewards(client, config, prompts))
     step = state["step"] if state else 0
     told = _told(config, step)
@@ -79,9 +80,9 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         best=_best_of(config, state),
         told=told,
         flaws=tuple(
-            {"shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False}
-            for bad in flaws
-            if (bad.shard, bad.key, bad.reason) not in told
+            {"set": of, "shard": bad.shard, "key": bad.key, "reason": bad.reason, "is_filtered": False}
+            for of, bad in flaws
+            if (of, bad.shard, bad.key, bad.reason) not in told
         ),
     )
     return StartPoint(
@@ -117,12 +118,16 @@ def _best_of(config: Config, state: dict[str, Any] | None) -> Best | None:
     return Best(**found) if is_there else None
 
 
-def _told(config: Config, step: int) -> frozenset[tuple[str, str, str]]:
-    """Return (shard, key, reason) of what cannot be used, but for training samples, as a run has told of it up to a
-    step."""
+def _told(config: Config, step: int) -> frozenset[tuple[str, str, str, str]]:
+    """Return (set, shard, key, reason) of what cannot be used, but for training samples, as a run has told of it up to
+    a step."""
     trained = {one.name for one in config.data.train}
     notices = read_records(config.run_dir / QUARANTINE_FILE, step) if step else []
-    return frozenset((one["shard"], one["key"], one["reason"]) for one in notices if one.get("set") not in trained)
+    return frozenset(
+        (of, one["shard"], one["key"], one["reason"])
+        for one in notices
+        if (of := one.get("set")) is not None and (of not in trained or "index" not in one)
+    )
 
 
 def _slow_index(config: Config, sets: Sequence[FoundSet], seconds: float) -> Iterator[str]:

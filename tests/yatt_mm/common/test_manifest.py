@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import errno
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -96,9 +96,10 @@ def test_files_that_were_recorded_are_not_read_again_and_must_be_there(tmp_path:
         write_manifest(tmp_path, {"weights": record, "more": FileRecord(nbytes=1, blake3="")})
 
 
-def test_a_file_that_cannot_be_read_is_named(folder: Path) -> None:
-    (folder / "state.json").unlink()
-    (folder / "state.json").mkdir()
-    with pytest.raises(CheckpointError, match=r"state\.json"):
+def test_a_file_that_the_disk_does_not_give_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path) -> FileRecord:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(manifest, "_read", read)
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
         check_files(folder)
-    shutil.rmtree(folder / "state.json")

@@ -42,7 +42,7 @@ def source(
     node: EmbeddedNode,
     model: Path,
     *overrides: str,
-    told: Sequence[tuple[str, str, str]] = (),
+    told: Sequence[tuple[str, str, str, str]] = (),
     train: str = "train",
 ) -> PromptSource:
     config, *rest = runs.arguments(Path("unused"), model, "prompts", "train.steps=1")
@@ -151,7 +151,8 @@ def test_held_out_notices_are_told_once_and_not_again_after_a_resume(node: Embed
     assert held_out(fresh) == (prompts, [])
     (bad,) = notices
     shard, key, reason = bad["shard"], bad["key"], bad["reason"]
-    for told, num in (((shard, key, reason), 0), ((shard, "another", reason), 1), ((shard, key, "another"), 1)):
+    same = ("eval", shard, key, reason)
+    for told, num in ((same, 0), *(((*same[:at], "another", *same[at + 1 :]), 1) for at in range(4))):
         assert len(held_out(source(node, tiny_dir, "controllers.num=1", told=(told,)))[1]) == num
 
 

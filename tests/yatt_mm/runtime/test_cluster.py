@@ -13,7 +13,7 @@ import ray
 
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.common.held_memory import GPUS_VARIABLE
-from yatt_mm.runtime.cluster import Devices, _our_signals, reserved_devices
+from yatt_mm.runtime.cluster import Devices, _our_signals, asks_for_no_token, reserved_devices
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_a_run_uses_the_gpus_that_ray_gave_it_and_keeps_its_signals(
     assert signal.getsignal(signal.SIGTERM) is handler
     groups = {os.getpgid(process.pid) for process in psutil.Process().children() if "ray" in process.name()}
     assert groups and os.getpgrp() not in groups
+    assert asks_for_no_token(), "this one was started without"
     with reserved_devices(2, deadline_s=60.0) as mine:
         assert set(mine.gpus) < {*three_gpus} and len(set(mine.gpus)) == 2
         variables = mine.beside([1, 0])["runtime_env"]["env_vars"]

@@ -69,7 +69,7 @@ def test_what_cannot_be_used_of_a_set_that_joins_at_a_resume_is_told_until_the_r
         fresh = find_start(config, node.uri, None, None)
         assert fresh.batches is not None
         (flaw,) = fresh.start.flaws
-        assert flaw["shard"] == "joined.tar" and fresh.start.told == frozenset()
+        assert (flaw["set"], flaw["shard"]) == ("joined", "joined.tar") and fresh.start.told == frozenset()
         state = {"step": 3} | fresh.batches.state()
         assert find_start(config, node.uri, folder, state).start.flaws == (flaw,), "the run had no such set before"
 
@@ -84,7 +84,8 @@ def test_what_cannot_be_used_of_a_set_that_joins_at_a_resume_is_told_until_the_r
         (config.run_dir / "quarantine.jsonl").write_text("".join(f"{json.dumps(notice)}\n" for notice in notices))
         resumed = find_start(config, node.uri, folder, state).start
         assert resumed.flaws == ()
-        assert resumed.told == {("joined.tar", flaw["key"], flaw["reason"]), ("eval.tar", "000001", "truncated")}
+        torn = ("joined", "joined.tar", flaw["key"], flaw["reason"])
+        assert resumed.told == {torn, ("eval", "eval.tar", "000001", "truncated")}
         assert find_start(config, node.uri, None, None).start.flaws == (flaw,), "a fresh run tells of it again"
 
 

@@ -126,7 +126,7 @@ def test_what_a_run_says_before_it_starts_is_said_here_too(
     assert "data.train and data.eval have 1 file(s) in common" in capsys.readouterr().out
     assert main(command(folder, tiny_dir, "data.filter.min_pixels=1000000")) == 2
     assert (
-        "a run would not start: data.train: of the first 7 samples data.filter leaves out 5" in capsys.readouterr().err
+        "a run would not start: data.train: of 7 samples at random data.filter leaves out 5" in capsys.readouterr().err
     )
 
 

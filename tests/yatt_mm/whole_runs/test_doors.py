@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.client
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +27,9 @@ METHODS = (
     "ReporterService/GetTraceback",
 )
 """One method of each of Ray's services. A port serves one of them, and does not know the others."""
+PATHS = ("/", "/metrics", "/get_or_create_runtime_env", "/api/version", "/logs", "/api/jobs/")
+"""Pages of Ray's web servers, and of others."""
+COUNTERS = "counters for Prometheus"
 UNKNOWN = ("UNIMPLEMENTED", "UNAVAILABLE")
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
 
@@ -38,10 +44,10 @@ def processes(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
-def answers(port: int, metadata: Sequence[tuple[str, str]]) -> set[str]:
-    """Return how a port answers calls of Ray's methods, but for those that it does not know."""
+def answers(where: str, metadata: Sequence[tuple[str, str]]) -> set[str]:
+    """Return how an address answers calls of Ray's methods, but for those that it does not know."""
     found = set()
-    with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+    with grpc.insecure_channel(where) as channel:
         for method in METHODS:
             try:
                 channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5, metadata=metadata)
@@ -86,16 +92,34 @@ def _check_node(uri: str, ours: list[psutil.Process]) -> None:
 def _check_ports(ours: list[psutil.Process]) -> None:
     (token_file,) = {Path(found) for one in ours if (found := one.environ().get("RAY_AUTH_TOKEN_PATH"))}
     shown = [("authorization", f"Bearer {token_file.read_text().strip()}")]
-    num_ports = 0
+    num_ports = num_web = 0
     for one in ours:
         for found in one.net_connections("tcp"):
             if found.status != psutil.CONN_LISTEN or found.laddr.ip in LOOPBACK:
                 continue
-            port, name = found.laddr.port, " ".join(one.cmdline())[:100]
-            assert answers(port, []) <= {"UNAUTHENTICATED"}, f"{name} answers at port {port}"
-            assert answers(port, [("authorization", f"Bearer {'0' * 64}")]) <= {"UNAUTHENTICATED"}, name
-            num_ports += "OK" in answers(port, shown)
+            host = "127.0.0.1" if found.laddr.ip in ("0.0.0.0", "::") else found.laddr.ip
+            where, name = f"{host}:{found.laddr.port}", " ".join(one.cmdline())[:100]
+            assert answers(where, []) <= {"UNAUTHENTICATED"}, f"{name} answers at {where}"
+            assert answers(where, [("authorization", f"Bearer {'0' * 64}")]) <= {"UNAUTHENTICATED"}, name
+            num_ports += "OK" in answers(where, shown)
+            web = {said for path in PATHS if (said := web_page(where, path))}
+            assert web <= {"401"} or web == {COUNTERS}, f"{name} at {where}: {web}"
+            num_web += bool(web)
     assert num_ports >= 8, "Ray's own servers, and one of each worker"
+    assert num_web >= 2, "those that show counters, and Ray's agents"
+
+
+def web_page(where: str, path: str) -> str:
+    """Return the status with which a web server answers a request without a token, or what it shows; an empty text if
+    there is no such page, or no web server."""
+    try:
+        with urllib.request.urlopen(f"http://{where}{path}", timeout=5) as reply:
+            text = reply.read().decode()
+            return COUNTERS if text.startswith("# HELP ") else f"{reply.status}: {text[:100]}"
+    except urllib.error.HTTPError as error:
+        return "" if error.code == 404 else str(error.code)
+    except (OSError, http.client.HTTPException):
+        return ""
 
 
 def _check_files(temporary: Path, ours: list[psutil.Process]) -> None:
