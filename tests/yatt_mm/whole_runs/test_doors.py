@@ -71,7 +71,8 @@ def test_nothing_of_a_run_can_be_called_without_its_token(tmp_path: Path, tiny_d
                 if line.startswith("step    1"):
                     break
             ours = list(processes(mark))
-            _check_node(said[0].split()[3].rstrip(","), ours)
+            (node,) = (line.split()[3].rstrip(",") for line in said if line.startswith("data plane at "))
+            _check_node(node, ours)
             _check_ports(ours)
             _check_files(Path(temporary), ours)
             process.terminate()
