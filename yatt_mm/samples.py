@@ -7,6 +7,7 @@ run may be under way, finished, or dead.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ EXAMPLES = """examples:
   python -m yatt_mm.samples runs/digits_cpu --step 0 --split eval
   python -m yatt_mm.samples runs/digits_cpu --prompts 1 --responses 16
   python -m yatt_mm.samples runs/digits_cpu --pictures /tmp/pictures
+  python -m yatt_mm.samples runs/compare_cpu --conversation --split train
 
 The files have one row per response; pandas, DuckDB and other readers of Parquet open them as well.
 """
@@ -39,7 +41,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.s
     """
     options = _parser(prog).parse_args(arguments)
     try:
-        step, rows = _read(Path(options.run), options.step, options.split)
+        step, rows = _read(Path(options.run), options.step, options.split, options.set)
         _show(Console(), step, rows, options)
     except (ConfigError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -47,7 +49,7 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.s
     return 0
 
 
-def _read(run: Path, step: int | None, split: str | None) -> tuple[int, list[Row]]:
+def _read(run: Path, step: int | None, split: str | None, of_set: str | None) -> tuple[int, list[Row]]:
     """Return (step, its rows). Raises ConfigError if there are none."""
     if not run.is_dir():
         raise ConfigError(f"{run}: no such folder; give the folder of a run, such as runs/digits_cpu")
@@ -67,7 +69,10 @@ def _read(run: Path, step: int | None, split: str | None) -> tuple[int, list[Row
         raise ConfigError(f"{path} is no file of rollouts: {error}") from error
     if not rows:
         raise ConfigError(f"{path} has no rows of the split {split}; leave --split out, or choose another step")
-    return step, rows
+    sets = sorted({row.get("set") or "" for row in rows})
+    if of_set is not None and of_set not in sets:
+        raise ConfigError(f"{path} has no rows of the set {of_set}; it has {', '.join(sets)}")
+    return step, [row for row in rows if of_set in (None, row.get("set"))]
 
 
 def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Namespace) -> None:
@@ -77,7 +82,9 @@ def _show(console: Console, step: int, rows: Sequence[Row], options: argparse.Na
             first = responses[0]
             of_set = "" if first.get("set") in (None, TRAIN, HELD_OUT) else f" of {first['set']}"
             console.rule(f"step {step}, {split}, sample {first['index']}{of_set}")
-            put(console, "question", first["question"])
+            turns = json.loads(first.get("conversation") or "[]") if options.conversation else []
+            for turn in turns or [{"role": "question", "content": first["question"]}]:
+                put(console, turn["role"], _text_of(turn["content"]))
             put(console, "answer", first["answer"])
             for place, medium in enumerate(first["media"]):
                 shown = f"{medium['kind']} {medium['source']}"
@@ -98,6 +105,13 @@ def _response(console: Console, row: Row) -> None:
     put(console, "", row["response"])
     for name, words in verdicts(row):
         put(console, name, words)
+
+
+def _text_of(content: str | list[dict[str, str]]) -> str:
+    """Return what a turn says, with `<image>` and `<video>` where its media stand."""
+    if isinstance(content, str):
+        return content
+    return "".join(part["text"] if part["type"] == "text" else f"<{part['type']}>" for part in content)
 
 
 def _some(responses: Sequence[Row], most: int) -> list[Row]:
@@ -139,6 +153,12 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     parser.add_argument("run", metavar="RUN", help="the folder of a run, such as runs/digits_cpu")
     parser.add_argument("--step", type=int, metavar="N", help="the step (default: the newest); 0 is before training")
     parser.add_argument("--split", choices=SPLITS, help="only the responses for training, or those to held-out samples")
+    parser.add_argument("--set", metavar="NAME", help="only the samples of this set")
+    parser.add_argument(
+        "--conversation",
+        action="store_true",
+        help="show all turns that the model read, with the system prompt and the template, instead of the question",
+    )
     parser.add_argument("--prompts", type=_count, default=4, metavar="N", help="the most prompts of each split (4)")
     parser.add_argument("--responses", type=_count, default=4, metavar="N", help="the most responses of a prompt (4)")
     parser.add_argument("--pictures", metavar="FOLDER", help="write the pictures of the media there, as JPEG files")

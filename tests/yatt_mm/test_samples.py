@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,26 @@ def test_a_step_and_a_split_can_be_chosen_and_pictures_are_written(
     assert "step 0, eval" in text and "train" not in text
     (file,) = pictures.iterdir()
     assert file.read_bytes() == picture(0) and str(file) in text
+
+
+def test_what_the_model_read_is_shown_with_its_media_and_one_set_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    content = [{"type": "image"}, {"type": "text", "text": "Which?"}]
+    turns = [
+        {"role": "system", "content": [{"type": "text", "text": "Be short."}]},
+        {"role": "user", "content": content},
+    ]
+    said = [row(0, 0, conversation=json.dumps(turns), set="scans"), row(1, 0, set="clips"), row(2, 0, conversation="")]
+    write_rows(table_path(tmp_path, 1), said)
+    assert main([str(tmp_path), "--conversation", "--set", "scans"]) == 0
+    text = capsys.readouterr().out
+    assert "  system Be short.\n" in text and "  user <image>Which?\n" in text and "question" not in text
+    assert "of scans" in text and "clips" not in text
+    assert main([str(tmp_path), "--conversation"]) == 0
+    assert capsys.readouterr().out.count("\n  question ") == 2, "earlier files have no turns"
+    assert main([str(tmp_path), "--set", "none"]) == 2
+    assert "has no rows of the set none; it has clips, scans, train" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
