@@ -41,8 +41,8 @@ NAMED = (
         claim="the control learns nothing",
         test=f"{LEARNING}test_with_shuffled_answers_it_learns_nothing",
         path="yatt_mm/generation/prompts.py",
-        before="        if config.data.shuffle_answers:",
-        after="        if False:",
+        before="self._by_set(slots, self._donors) if self._shuffle_answers else samples",
+        after="samples",
     ),
     Named(
         claim="the sign of the reward decides what is learnt",
