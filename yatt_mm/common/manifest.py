@@ -8,7 +8,6 @@ recorded once it is on the disk.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -50,10 +49,8 @@ def write_manifest(folder: Path, recorded: Mapping[str, FileRecord]) -> None:
     files = {name: recorded.get(name) or record_file(path) for name, path in zip(names, paths)}
     for name in recorded.keys() - files.keys():
         raise FileNotFoundError(f"{folder / name} was written and is gone")
-    with (folder / MANIFEST_FILE).open("w") as out:
-        out.write(_text(files))
-        out.flush()
-        os.fsync(out.fileno())
+    (folder / MANIFEST_FILE).write_text(_text(files))
+    sync_file(folder / MANIFEST_FILE)
     for inner in (path for path in folder.rglob("*") if path.is_dir()):
         sync_directory(inner)
     sync_directory(folder)

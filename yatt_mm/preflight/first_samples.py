@@ -4,7 +4,7 @@ prompt. What is wrong with all of them is wrong with the config."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -23,7 +23,7 @@ from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.preflight.first_prompts import check_prompts
 from yatt_mm.preflight.run_sets import FoundSet
-from yatt_mm.protocol.control import Prompt, RunStart, Slot
+from yatt_mm.protocol.control import Prompt, RunSet, RunStart, Slot
 
 NUM_FIRST = 8
 """The number of samples whose media are made, if one of them can be used."""
@@ -56,15 +56,7 @@ def check_first_samples(client: Client, config: Config, recipes: MediaRecipes, f
     # neither filters nor shuffles: what a filter leaves out is no fault of the set, and the next sample takes its place
     start = RunStart(step=0, checkpoint=None, train_sets=(), eval_sets=(run_set,))
     source = PromptSource(client, config, recipes, start, controller=0)
-    prompts: list[Prompt] = []
-    notices: list[dict[str, Any]] = []
-    for numbers in _portions(run_set.num_samples):
-        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in numbers]
-        loaded, left_out = source.load(slots)
-        prompts += loaded
-        notices += left_out
-        if prompts:
-            break
+    prompts, notices = _first_usable(source, run_set, lambda place: place)
     if not prompts:
         if not found.first.media and "placeholders" in notices[0]["reason"]:
             _check_no_paths(found.first.fields, config, found)
@@ -90,21 +82,34 @@ def _check_filter(client: Client, config: Config, recipes: MediaRecipes, found: 
     """Check that `data.filter` leaves something of a training set."""
     if config.data.filter == FilterSection():
         return
-    run_set, notices = found.run_set, list[dict[str, Any]]()
+    run_set = found.run_set
     start = RunStart(step=0, checkpoint=None, train_sets=(run_set,), eval_sets=())
     source = PromptSource(client, config, recipes, start, controller=0)
-    for numbers in _portions(run_set.num_samples):  # in the order of a run: files may be sorted by length
-        drawn = [permuted(number, run_set.num_samples, config.run.seed, 0, run_set.name) for number in numbers]
-        slots = [Slot(position=number, epoch=0, index=number, set_name=run_set.name) for number in drawn]
-        prompts, left_out = source.load(slots)
-        notices += left_out
-        if prompts:
-            return
+    prompts, notices = _first_usable(  # in the order of a run: files may be sorted by length
+        source, run_set, lambda place: permuted(place, run_set.num_samples, config.run.seed, 0, run_set.name)
+    )
+    if prompts:
+        return
     num = sum(notice["is_filtered"] for notice in notices)
     raise ConfigError(
         f"{found.key}: of {len(notices)} samples at random data.filter leaves out {num}, and no other can be "
         f"used{_why(notices)}; widen data.filter, or leave it out"
     )
+
+
+def _first_usable(
+    source: PromptSource, run_set: RunSet, index_of: Callable[[int], int]
+) -> tuple[list[Prompt], list[dict[str, Any]]]:
+    """Return the usable prompts of the first portion of samples that has one, and the notices of all samples before
+    and beside them. `index_of`: the sample at a place of the order in which they are looked at."""
+    notices: list[dict[str, Any]] = []
+    for places in _portions(run_set.num_samples):
+        slots = [Slot(position=place, epoch=0, index=index_of(place), set_name=run_set.name) for place in places]
+        prompts, left_out = source.load(slots)
+        notices += left_out
+        if prompts:
+            return prompts, notices
+    return [], notices
 
 
 def _portions(num_samples: int) -> Iterator[range]:

@@ -7,6 +7,7 @@ timeline.json which role held which device when.
 from __future__ import annotations
 
 import json
+import math
 import re
 import shutil
 from collections.abc import Sequence
@@ -169,7 +170,7 @@ class Reporter:
             self._tensorboard.add_rollouts(step, rows)
 
 
-def read_records(path: Path, last_step: int) -> list[dict[str, Any]]:
+def read_records(path: Path, last_step: float = math.inf) -> list[dict[str, Any]]:
     """Return the records of a file up to a step, without a last line that was cut off; none if there is no file."""
     if not path.exists():
         return []

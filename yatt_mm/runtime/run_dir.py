@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from yatt_mm.common.checkpoints import Checkpoints, read_state
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config, dump_config
-from yatt_mm.runtime.report import METRICS_FILE
+from yatt_mm.runtime.report import METRICS_FILE, read_records
 
 CONFIG_FILE = "config.yaml"
 BEST_DIR = "best"
@@ -94,8 +93,7 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
 
 def best_step_of(folder: Path) -> int:
     """Return the step of the best model in a run's folder: that of its last record."""
-    lines = (folder / METRICS_FILE).read_text().splitlines() if (folder / METRICS_FILE).exists() else []
-    steps = [json.loads(line).get("best/step", 0) for line in lines if line.endswith("}")]
+    steps = [record.get("best/step", 0) for record in read_records(folder / METRICS_FILE)]
     return int(steps[-1]) if steps else 0
 
 
