@@ -21,12 +21,12 @@ EXAMPLES = """examples:
 def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.train") -> int:
     """Run the command line and return the exit status.
 
-    0: the run finished; 1: the run failed; 2: the config is wrong; 130: interrupted. `arguments`: None reads
-    `sys.argv`. `prog`: the name of the command in its help.
+    0: the run finished; 1: the run failed; 2: the config is wrong; 75: saved and stopped, start it again with
+    `--resume`; 130: interrupted. `arguments`: None reads `sys.argv`. `prog`: the name of the command in its help.
     """
     from yatt_mm.runtime.command_line import status_of
 
-    return status_of(lambda: _train(arguments, prog), stopped="everything that this run started")
+    return status_of(lambda: _train(arguments, prog), stopped="everything that this run started", loses_nothing=True)
 
 
 def _train(arguments: list[str] | None, prog: str) -> None:

@@ -195,6 +195,14 @@ def wait_for_process(mark: str, pattern: str, *, deadline_s: float) -> int:
     raise AssertionError(f"no process {pattern} appeared in {deadline_s:g} s")
 
 
+CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
+
+
+def curve(folder: Path, name: str) -> list[dict[str, float]]:
+    """Return what must be the same in two runs, by step."""
+    return [{key: record[key] for key in CURVE if key in record} for record in metrics(folder, name)]
+
+
 def metrics(folder: Path, name: str) -> list[dict[str, Any]]:
     """Return the records of a run's metrics.jsonl."""
     lines = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()

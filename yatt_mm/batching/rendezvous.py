@@ -31,6 +31,8 @@ class MeetingKey:
     """The number of restarts of the controllers. A call from an earlier start is refused."""
     sequence: int
     """The number of the controller's meetings before this one."""
+    may_stop: bool = False
+    """True at meetings at which a run that was told to stop gives the step up."""
 
     def __str__(self) -> str:
         return f"step {self.step}, phase {self.phase} (restart {self.restart_count}, meeting {self.sequence})"
@@ -43,6 +45,10 @@ class _Meeting:
     done: asyncio.Event = field(default_factory=asyncio.Event)
     result: Any = None
     num_left: int = 0
+
+
+class Stopping:
+    """What a meeting gives to every controller, instead of its result, after the run was told to stop."""
 
 
 class Rendezvous:
@@ -70,6 +76,11 @@ class Rendezvous:
         """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
+        self._is_stopping = asyncio.Event()
+        self._step = -1
+        """The latest step of a meeting."""
+        self._before_step: dict[str, Any] = {}
+        """The state of the prompts at the beginning of that step."""
 
     @property
     def _batches(self) -> StepBatches:
@@ -161,9 +172,23 @@ class Rendezvous:
         for room in self._rooms.values():
             room.done.set()
 
-    async def sampling_state(self) -> dict[str, Any]:
-        """Return the state of the prompts for a checkpoint between steps."""
-        return self._batches.state()
+    async def stop(self) -> None:
+        """Let the run stop: from now on every meeting that may stop gives `Stopping` to all controllers, also to those
+        that wait in it now. A meeting to which all have come keeps its result."""
+        self._is_stopping.set()
+        for room in self._rooms.values():
+            if room.key.may_stop and room.result is None:
+                room.result = Stopping()
+                room.done.set()
+
+    async def wait_stop(self) -> None:
+        """Wait until the run is told to stop."""
+        await self._is_stopping.wait()
+
+    async def sampling_state(self, step: int) -> dict[str, Any]:
+        """Return for a checkpoint the state of the prompts after `step`: the present step, or the step before it, where
+        the present one is given up."""
+        return self._batches.state() if step == self._step else self._before_step
 
     async def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
@@ -208,12 +233,18 @@ class Rendezvous:
         if room.key != key:
             await self.abort(controller, f"it came to {key} where the others are at {room.key}")
             raise PhaseAbortedError(str(self._aborted))
+        if key.step > self._step:
+            self._step = key.step
+            self._before_step = self._given_batches.state() if self._given_batches is not None else {}
         room.values[controller] = value
-        if len(room.values) == self._num:
+        if key.may_stop and self._is_stopping.is_set() and room.result is None:
+            room.result = Stopping()
+            room.done.set()
+        elif len(room.values) == self._num and room.result is None:
             room.result = finish([room.values[c] for c in range(self._num)])
             room.done.set()
         await self._wait(room)
-        if len(room.values) < self._num or room.result is None:
+        if room.result is None:
             raise PhaseAbortedError(str(self._aborted))
         room.num_left += 1
         if room.num_left == self._num:

@@ -5,19 +5,25 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
+from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, Stopping
 from yatt_mm.batching.step_batches import RoundOutcome
+from yatt_mm.common.errors import StopRequested
 from yatt_mm.common.ray_calls import ask_actor
 from yatt_mm.protocol.control import Slot
 
 T = TypeVar("T")
+
+FIRST_AFTER_STOP = 10**9
+"""The number of the first meeting after the run was told to stop. Controllers give the step up at different meetings,
+so from then on they count anew."""
 
 
 class RendezvousClient:
     """Calls the rendezvous for one controller, always with a deadline. `Rendezvous` says what each call does.
 
     Every method but the awaitable ones raises WorkerError if the rendezvous failed or did not reply in time; the error
-    of another controller arrives in this way.
+    of another controller arrives in this way. The methods that meet the other controllers raise StopRequested while
+    `may_stop`, after the run was told to stop.
     """
 
     def __init__(self, actor: Any, *, controller: int, restart_count: int, step: int, deadline_s: float) -> None:
@@ -26,27 +32,30 @@ class RendezvousClient:
         """The step of the run, in the name of every meeting."""
         self.phase = "start"
         """The part of the step that the controller is in, in the name of every meeting."""
+        self.may_stop = False
+        """True while the step can be given up."""
         self._actor = actor
         self._controller = controller
         self._restart_count = restart_count
         self._deadline_s = deadline_s
         self._num_meetings = 0
+        self._stop: Any = None
 
     def gather(self, value: T) -> list[T]:
         """Meet the other controllers, and return [C] the values that all of them brought."""
-        return self._ask(Rendezvous.gather, self._next_meeting(), self._controller, value)
+        return self._meet(Rendezvous.gather, value)
 
     def draw(self, bad: Sequence[int]) -> list[Slot]:
         """Meet the other controllers, and return this controller's further prompts of the round."""
-        return self._ask(Rendezvous.draw, self._next_meeting(), self._controller, list(bad))
+        return self._meet(Rendezvous.draw, list(bad))
 
     def finish_round(self, landed: Sequence[tuple[int, bool]]) -> RoundOutcome:
         """Meet the other controllers at the end of a round, and return whether the batch is full."""
-        return self._ask(Rendezvous.finish_round, self._next_meeting(), self._controller, list(landed))
+        return self._meet(Rendezvous.finish_round, list(landed))
 
     def open_stream(self) -> list[Slot]:
         """Meet the other controllers, and return the prompts with which this one begins a stream."""
-        return self._ask(Rendezvous.open_stream, self._next_meeting(), self._controller)
+        return self._meet(Rendezvous.open_stream)
 
     def land(self, landed: Sequence[tuple[int, bool | None]]) -> Awaitable[list[Slot]]:
         """Report finished groups of the stream; the result has the prompts that this controller gets for them."""
@@ -64,9 +73,21 @@ class RendezvousClient:
         """Return the prompts that will be drawn next, if none of them turns out to be bad."""
         return self._ask(Rendezvous.peek, count)
 
+    def stop_asked(self) -> Awaitable[None]:
+        """Return a call that ends when the run is told to stop; it is the same one each time."""
+        if self._stop is None:
+            self._stop = self._actor.wait_stop.remote()
+        return self._stop
+
+    def give_up_step(self) -> None:
+        """Go back to the step before, as all controllers do when the run was told to stop."""
+        self.step -= 1
+        self.may_stop = False
+        self._num_meetings = FIRST_AFTER_STOP
+
     def sampling_state(self) -> dict[str, Any]:
-        """Return the state of the prompts for a checkpoint."""
-        return self._ask(Rendezvous.sampling_state)
+        """Return the state of the prompts after `step`, for a checkpoint."""
+        return self._ask(Rendezvous.sampling_state, self.step)
 
     def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""
@@ -80,11 +101,19 @@ class RendezvousClient:
         """Tell the other controllers that this one has failed."""
         self._ask(Rendezvous.abort, self._controller, reason)
 
-    def _next_meeting(self) -> MeetingKey:
-        self._num_meetings += 1
-        return MeetingKey(
-            step=self.step, phase=self.phase, restart_count=self._restart_count, sequence=self._num_meetings - 1
+    def _meet(self, method: Any, *arguments: Any) -> Any:
+        key = MeetingKey(
+            step=self.step,
+            phase=self.phase,
+            restart_count=self._restart_count,
+            sequence=self._num_meetings,
+            may_stop=self.may_stop,
         )
+        self._num_meetings += 1
+        result = self._ask(method, key, self._controller, *arguments)
+        if isinstance(result, Stopping):
+            raise StopRequested("the run was told to stop")
+        return result
 
     def _ask(self, method: Any, *arguments: Any) -> Any:
         return ask_actor("the rendezvous", self._actor, method, *arguments, deadline_s=self._deadline_s)

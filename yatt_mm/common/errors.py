@@ -7,6 +7,14 @@ class YattError(Exception):
     """Base of all errors that this package raises on purpose."""
 
 
+class RunStopped(YattError):
+    """The run was told to stop, has saved its state, and was stopped. The message says how it goes on."""
+
+
+class StopRequested(YattError):
+    """The run was told to stop; raised in every controller at the same place of a step."""
+
+
 class ConfigError(YattError, ValueError):
     """The configuration asks for something impossible. The message names the key, the value and what to change."""
 

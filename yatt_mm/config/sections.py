@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, field_validator
 
 from yatt_mm.config.judge_section import JudgeSection
-from yatt_mm.config.values import Count, Seconds, Section, Size
+from yatt_mm.config.values import Count, Duration, Seconds, Section, Size
 from yatt_mm.config.wanted import JUDGE_NAME, NAME
 from yatt_mm.protocol.placement_model import Role
 from yatt_mm.protocol.published import Carrier
@@ -227,6 +227,9 @@ class ParallelSection(Section):
 class TrainSection(Section):
     steps: Count
     """The number of training steps."""
+    max_time: Duration | None = None
+    """The time after which the run has ended, counted from its start, such as `11h` or `11:30:00`. Before it runs out,
+    the run is saved and stopped with exit status 75, and the same command with `--resume` goes on."""
     prompts_per_step: Count
     """The prompts drawn per step, over all controllers."""
     lr: Annotated[float, Field(gt=0)]
@@ -268,8 +271,8 @@ class WeightsSection(Section):
 
 
 class CheckpointSection(Section):
-    every: Annotated[int, Field(ge=0)] = 0
-    """The steps between checkpoints; 0 saves only at the end."""
+    every: Annotated[int, Field(ge=0)] = 10
+    """The steps between checkpoints; 0 saves only at the end, and when the run is told to stop."""
     keep: Count = 2
     """The number of newest checkpoints that stay on disk."""
     asynchronous: bool = True

@@ -20,9 +20,26 @@ def parse_size(value: object) -> int:
     return int(float(match[1]) * SIZE_UNITS[match[2].upper()])
 
 
+TIME_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def parse_duration(value: object) -> float:
+    """Return the seconds of `value`: a number, or a text such as `90m`, `12h`, `2d`, `11:30:00` or `1-12:00:00`."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return value
+    text = str(value).strip()
+    if match := re.fullmatch(r"([0-9.]+)\s*([smhd]?)", text):
+        return float(match[1]) * TIME_UNITS[match[2]]
+    if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        return days * 86400 + hours * 3600 + minutes * 60 + seconds
+    raise ValueError(f"found {value!r}; wanted seconds, or a time such as 90m, 12h, 2d, 11:30:00 or 1-12:00:00")
+
+
 Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
 Count = Annotated[int, Field(ge=1)]
 Seconds = Annotated[float, Field(gt=0)]
+Duration = Annotated[float, BeforeValidator(parse_duration), Field(gt=0)]
 
 
 class Section(BaseModel):

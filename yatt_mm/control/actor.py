@@ -23,20 +23,22 @@ class ControllerActor:
     def __init__(self, *, index: int, config: Config, team: Team, start: RunStart) -> None:
         self._controller = Controller(index=index, config=config, team=team, start=start)
 
-    def run(self) -> None:
-        """Run the whole loop, or the evaluation of a config that has nothing to train on.
+    def run(self) -> int:
+        """Run the whole loop, or the evaluation of a config that has nothing to train on. Return the step at which it
+        ended.
 
         Raises:
             YattError: the error that ended the run early, after the other controllers were told.
         """
         try:
-            (train if self._controller.config.trains else evaluate)(self._controller)
+            step = (train if self._controller.config.trains else evaluate)(self._controller)
         # this is the edge of the process, and the other controllers must not wait for this one
         except Exception as error:
             with contextlib.suppress(YattError):  # the rendezvous may be gone; the first error says more
                 self._controller.abort(f"{type(error).__name__}: {error}")
             raise
         _check_nothing_heavy_was_held()
+        return step
 
 
 def _check_nothing_heavy_was_held() -> None:

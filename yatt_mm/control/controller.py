@@ -110,6 +110,7 @@ class Controller:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
             self._step_started = time.perf_counter()
+            self._rendezvous.may_stop = True
             yield self.step
             is_last = self.step == self.config.train.steps
             if is_last or _is_due(self.step, self.config.eval.every):
@@ -177,6 +178,7 @@ class Controller:
             for group in groups
         ]
         all_groups = [group for part in self._rendezvous.gather(mine) for group in part]
+        self._rendezvous.may_stop = False  # from here on the step is finished
         parallel = self._team.parallel
         plan = plan_step(
             all_groups,
@@ -244,6 +246,17 @@ class Controller:
                 state |= {"config": self.config.model_dump(mode="json")}
                 self._team.checkpoints.commit(state["step"], state, recorded=recorded, best=self._best.step)
             self._rendezvous.gather(None)
+
+    def give_up_step(self) -> int:
+        """Save the run as it was before the present step, unless that is saved already, and return the step before."""
+        self.step -= 1
+        self._workers.step = self.step
+        self._rendezvous.give_up_step()
+        self.finish_checkpoint()
+        if not self._rendezvous.gather(self.index or self.step in self._team.checkpoints.steps())[0]:
+            self.checkpoint()
+            self.finish_checkpoint()
+        return self.step
 
     def export(self) -> None:
         """Write the trained model as a Hugging Face folder."""

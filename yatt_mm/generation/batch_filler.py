@@ -15,7 +15,7 @@ from dataplane.core.refs import Ref
 from yatt_mm.algorithms.advantages import has_signal
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import RoundOutcome
-from yatt_mm.common.errors import DataError
+from yatt_mm.common.errors import DataError, StopRequested
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.metrics import StepMeter
@@ -112,6 +112,7 @@ class BatchFiller:
 
         Raises:
             WorkerError: a worker or another controller failed or was late.
+            StopRequested: the run was told to stop, and the step can be given up.
         """
 
         async def run() -> T:
@@ -129,9 +130,25 @@ class BatchFiller:
                     number=entered.number,
                     awake=entered.awake,
                 )
-                return await work(context)
+                return await self._unless_stopped(work(context))
 
         return asyncio.run(run())
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return the result of a coroutine, or cancel it when the run is told to stop."""
+        if not self._rendezvous.may_stop:
+            return await work
+        working, stop = asyncio.ensure_future(work), asyncio.ensure_future(self._rendezvous.stop_asked())
+        try:
+            await asyncio.wait([working, stop], return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            stop.result()
+            raise StopRequested("the run was told to stop")
+        finally:
+            stop.cancel()
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
 
     def _in_a_stream(self) -> FilledBatch:
         """Fill the batch as a stream: groups go from stage to stage, each at its own speed."""

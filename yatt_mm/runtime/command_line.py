@@ -21,17 +21,21 @@ def config_parser(prog: str, *, description: str, examples: str, override: str) 
     return parser
 
 
-def status_of(act: Callable[[], object], *, stopped: str) -> int:
-    """Do what a command does, and return its exit status: 0, 1 if a part failed, 2 if the config is wrong, 130 if it
-    was interrupted. `stopped`: what has been stopped after an interruption, for people."""
-    from yatt_mm.runtime.signals import ending_signals_interrupt
+def status_of(act: Callable[[], object], *, stopped: str, loses_nothing: bool = False) -> int:
+    """Do what a command does, and return its exit status: 0, 1 if a part failed, 2 if the config is wrong, 75 if it was
+    told to stop and lost nothing, 130 if it was interrupted.
+
+    `stopped`: what has been stopped after an interruption, for people. `loses_nothing`: True if nothing is lost when
+    SIGTERM or SIGHUP interrupts the command.
+    """
+    from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, Terminated, ending_signals_interrupt
 
     try:
         with ending_signals_interrupt():
             return _status_of(act)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interruption:
         print(f"interrupted; {stopped} has been stopped", file=sys.stderr)
-        return 130
+        return SAVED_AND_STOPPED if loses_nothing and isinstance(interruption, Terminated) else INTERRUPTED
 
 
 def _status_of(act: Callable[[], object]) -> int:
@@ -39,10 +43,14 @@ def _status_of(act: Callable[[], object]) -> int:
 
     check_packages_are_ours()
     from dataplane.core.errors import DataPlaneError
-    from yatt_mm.common.errors import ConfigError, YattError
+    from yatt_mm.common.errors import ConfigError, RunStopped, YattError
+    from yatt_mm.runtime.signals import SAVED_AND_STOPPED
 
     try:
         act()
+    except RunStopped as stop:
+        print(stop, file=sys.stderr)
+        return SAVED_AND_STOPPED
     except (YattError, DataPlaneError) as error:
         print(f"error: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1

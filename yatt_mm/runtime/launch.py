@@ -12,21 +12,19 @@ import secrets
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import ray
-from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Column, Table
 
 from dataplane.core.errors import DataPlaneError
-from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint, read_state
-from yatt_mm.common.errors import YattError
+from yatt_mm.common.checkpoints import find_checkpoint, read_state
+from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
 from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.ray_calls import fetch, own_words, wait_all
@@ -36,10 +34,12 @@ from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
 from yatt_mm.runtime.ending import ending_with_the_first_error
-from yatt_mm.runtime.report import METRICS_FILE, QUARANTINE_FILE, Reporter
+from yatt_mm.runtime.report import Reporter
 from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
-from yatt_mm.runtime.start_point import StartPoint, find_start
+from yatt_mm.runtime.start_point import find_start
+from yatt_mm.runtime.stopping import Stopping
+from yatt_mm.runtime.summary import plan_of, summarise, table_of, tell_left_out, tell_what_is_saved
 from yatt_mm.runtime.team import build_team, start_controllers
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -69,10 +69,10 @@ def evaluate(config: Config, *, console: Console | None = None) -> dict[str, flo
     config = with_local_paths(config.for_evaluation(folder), console)
     check_run(config)
     with run_dir.locked(config):
-        reporter = _launched(config, None, None, console)
+        reporter = _launched(config, None, None, console, Stopping(None))
     metrics = {name: value for name, value in reporter.last.items() if name.startswith("eval/")}
-    console.print(_table_of(metrics))
-    _tell_left_out(config, reporter, console)
+    console.print(table_of(metrics))
+    tell_left_out(config, reporter, console)
     console.print(f"metrics and responses in {folder}", highlight=False, soft_wrap=True)
     return metrics
 
@@ -82,9 +82,10 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
 
     Raises:
         ConfigError: before anything heavy is started.
+        RunStopped: when it was told to stop by a signal or by `train.max_time`, and its state is saved.
         YattError: when a part of the run failed, or nothing could be learned; everything has been stopped by then.
     """
-    console = console or Console()
+    console, stopping = console or Console(), Stopping(config.train.max_time)
     config = with_local_paths(config, console)
     check_run(config)
     with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
@@ -98,9 +99,8 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
                 soft_wrap=True,
             )
             return {}
-        started = time.perf_counter()
-        reporter = _launched(config, checkpoint, state, console)
-    _summarise(config, reporter, time.perf_counter() - started, console)
+        reporter = _launched(config, checkpoint, state, console, stopping)
+    summarise(config, reporter, stopping.seconds, console)
     reporter.learning.finish()
     return reporter.accuracies
 
@@ -113,27 +113,37 @@ def _find_checkpoint(config: Config, resume: str, console: Console) -> Path | No
         return find_checkpoint(config.run_dir, resume, tell)
 
 
-def _launched(config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console) -> Reporter:
+def _launched(
+    config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console, stopping: Stopping
+) -> Reporter:
     """Run `config` to its end, and return what it reported."""
     with signals_restored(), ending_with_the_first_error() as stack:
         interrupt_on_signals(console)
         try:
-            return _run(stack, config, checkpoint, state, console)
+            return _run(stack, config, checkpoint, state, console, stopping)
+        except RunStopped:
+            raise
         except (YattError, DataPlaneError) as error:
             _note_logs(error, config.log_dir)
             raise
         except KeyboardInterrupt:
             if config.trains:
-                stack.callback(_tell_what_is_saved, config, console)
+                stack.callback(tell_what_is_saved, config, console)
             raise
         finally:
             say_on_signals(console)
 
 
 def _run(
-    stack: ExitStack, config: Config, checkpoint: Path | None, state: dict[str, Any] | None, console: Console
+    stack: ExitStack,
+    config: Config,
+    checkpoint: Path | None,
+    state: dict[str, Any] | None,
+    console: Console,
+    stopping: Stopping,
 ) -> Reporter:
-    """Start everything on `stack`, watch the run to its end, and return its reporter."""
+    """Start everything on `stack`, watch the run to its end, and return its reporter. Raises RunStopped if the end came
+    before the last step."""
     started = time.perf_counter()
     scratch = stack.enter_context(_scratch())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
@@ -142,7 +152,7 @@ def _run(
     start = point.start
     run_dir.prepare(config, checkpoint, start.step, console)
     stack.callback(keep_log, scratch.files, config.log_dir)
-    console.print(_plan_of(config, point), highlight=False, soft_wrap=True)
+    console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
         console.print(f"[yellow]warning:[/] {escape(warning)}", highlight=False, soft_wrap=True)
     session = ray_session(
@@ -186,8 +196,24 @@ def _run(
             console=console,
         )
     )
-    _watch(team.rendezvous, controllers, reporter, node)
+    if config.trains:
+        stopping.listen(console)
+    step = _watch(team.rendezvous, controllers, reporter, node, stopping, console)
+    if config.trains and step < config.train.steps:
+        raise _stopped(config, stopping, step, first_step=start.step)
     return reporter
+
+
+def _stopped(config: Config, stopping: Stopping, step: int, *, first_step: int) -> YattError:
+    """Return what tells that the run has stopped after `step`."""
+    if stopping.is_by_time and step == first_step:
+        return ConfigError(
+            f"train.max_time of {config.train.max_time:g} s is too short: no step ended in it, so starting again would "
+            "not help; raise it, or make steps shorter (fewer prompts or responses)"
+        )
+    return RunStopped(
+        f"saved after step {step} and stopped ({stopping.why()}); start {config.run_dir} again with --resume to go on"
+    )
 
 
 def _note_logs(error: Exception, folder: Path) -> None:
@@ -199,15 +225,17 @@ def _note_logs(error: Exception, folder: Path) -> None:
         error.add_note("logs: " + ", ".join(map(str, [*logs_of(str(error), folder), file])))
 
 
-def _tell_what_is_saved(config: Config, console: Console) -> None:
-    """Say, after an interruption, where the run can go on."""
-    steps = Checkpoints(root=config.run_dir / "checkpoints", keep=config.checkpoint.keep).steps()
-    saved = f"--resume goes on after step {steps[-1]}" if steps else "no checkpoint was saved yet"
-    console.print(f"{config.run_dir}: {saved}", highlight=False, soft_wrap=True)
-
-
-def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: RunNode) -> None:
-    """Show records until every controller is finished. The first failure ends the run."""
+def _watch(
+    rendezvous: Any,
+    controllers: list[Any],
+    reporter: Reporter,
+    node: RunNode,
+    stopping: Stopping,
+    console: Console,
+) -> int:
+    """Show records until every controller is finished, and return the step at which they ended. The first failure ends
+    the run. Controllers are told to stop when `stopping` says so."""
+    is_told, step = False, 0
     runs = {controller.run.remote(): f"controller {c}" for c, controller in enumerate(controllers)}
     left = list(runs)
     while left:
@@ -215,9 +243,15 @@ def _watch(rendezvous: Any, controllers: list[Any], reporter: Reporter, node: Ru
         _take_records(rendezvous, reporter, node, wait_s=0.0 if done else POLL_S)
         for run in done:
             with own_words():
-                fetch(run, name=runs[run], what="the run")
+                step = fetch(run, name=runs[run], what="the run")
         node.check()
+        stopping.take(reporter.last)
+        if not is_told and (why := stopping.why()):
+            console.print(f"{why}: saving and stopping; a second signal stops at once", soft_wrap=True)
+            rendezvous.stop.remote()
+            is_told = True
     _take_records(rendezvous, reporter, node, wait_s=0.0)
+    return step
 
 
 def _take_records(rendezvous: Any, reporter: Reporter, node: RunNode, *, wait_s: float) -> None:
@@ -252,82 +286,3 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "GLOO_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
     } | {name: str(Path(os.environ[name]).absolute()) for name in CLIENT_VARIABLES if os.environ.get(name)}
-
-
-def _plan_of(config: Config, point: StartPoint) -> str:
-    parallel, start = config.parallel(), point.start
-    pools = {"vLLM engines": config.engines} | {f"of judge {name}": judge for name, judge in config.judges.items()}
-    engines = ", ".join(f"{pool.num} {name}{f' (tp {pool.tp})' if pool.tp > 1 else ''}" for name, pool in pools.items())
-    num_train, num_held_out = (sum(one.num_samples for one in sets) for sets in (start.train_sets, start.eval_sets))
-    sets = "".join(f"  {escape(line)}\n" for line in point.sets)
-    if not config.trains:
-        return f"{config.model.path}: {num_held_out} held-out samples; {engines}\n{sets}".rstrip()
-    return (
-        f"[bold]{config.run.name}[/]: {config.model.path}; {num_train} training samples and {num_held_out} "
-        f"held-out samples\n{sets}"
-        f"  {config.controllers.num} controllers, {config.placement.num_devices} devices, "
-        f"{config.placement.mode}: {engines} and {parallel.world_size} Megatron ranks "
-        f"(tp {parallel.tp}, pp {parallel.pp}, cp {parallel.cp}, dp {parallel.dp})\n"
-        f"  steps {start.step + 1} to {config.train.steps}, {config.train.prompts_per_step} prompts x "
-        f"{config.rollout.group_size} samples each"
-    )
-
-
-def _summarise(config: Config, reporter: Reporter, seconds: float, console: Console) -> None:
-    first, last = min(reporter.accuracies, default=None), max(reporter.accuracies, default=None)
-    if first is not None and last is not None:
-        console.print(
-            f"held-out accuracy: {reporter.accuracies[first]:.3f} at step {first}, "
-            f"{reporter.accuracies[last]:.3f} at step {last}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if reporter.last.get("best/step"):
-        console.print(
-            f"best {config.eval.keep_best}: {reporter.last['best/value']:.3f} at step "
-            f"{reporter.last['best/step']:.0f}; model in {config.run_dir / run_dir.BEST_DIR}",
-            highlight=False,
-            soft_wrap=True,
-        )
-    elif config.eval.keep_best and "best/step" in reporter.last:
-        console.print(
-            f"best {config.eval.keep_best}: {reporter.last['best/value']:.3f} at step 0, before training; no model is "
-            "kept for it",
-            highlight=False,
-            soft_wrap=True,
-        )
-    _tell_left_out(config, reporter, console)
-    console.print(
-        f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
-        f"(tensorboard --logdir {config.run_dir})",
-        highlight=False,
-        soft_wrap=True,
-    )
-
-
-def _table_of(metrics: Mapping[str, float]) -> Table:
-    """Return the metrics of an evaluation, one line each."""
-    table = Table("metric", Column("value", justify="right"), box=box.SIMPLE)
-    for name, value in metrics.items():
-        table.add_row(escape(name), f"{value:.0f}" if name.rpartition("/")[2].startswith("num_") else f"{value:.4f}")
-    return table
-
-
-def _tell_left_out(config: Config, reporter: Reporter, console: Console) -> None:
-    """Say how many samples were left out, and how many responses have no score."""
-    if reporter.num_quarantined or reporter.num_filtered:
-        by_filter = f", {reporter.num_filtered} of them by data.filter" if reporter.num_filtered else ""
-        num = reporter.num_quarantined + reporter.num_filtered
-        console.print(
-            f"[yellow]{num} {'sample was' if num == 1 else 'samples were'} left out[/]{by_filter}; "
-            f"{config.run_dir / QUARANTINE_FILE} says why",
-            highlight=False,
-            soft_wrap=True,
-        )
-    if reporter.num_without_score:
-        console.print(
-            f"[yellow]{reporter.num_without_score} scores could not be given[/] by the reward function and the judges; "
-            "the lines with 'no score' say why",
-            highlight=False,
-            soft_wrap=True,
-        )

@@ -25,6 +25,7 @@ FREE_TO_CHANGE = (
     "run.dir",
     "run.name",
     "train.steps",
+    "train.max_time",
     "eval",
     "rollouts",
     "checkpoint",

@@ -10,8 +10,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
+SAVED_AND_STOPPED = 75
+"""The exit status of a run that was told to stop and lost nothing (`EX_TEMPFAIL` of sysexits.h: try again)."""
+INTERRUPTED = 130
+"""The exit status after Ctrl-C, as shells have it."""
 STOPPING = "stopping what this run started; one moment"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM or SIGHUP came. Who sends them wants the process to end, and may start it again."""
+
+
+def _interruption(signum: int) -> KeyboardInterrupt:
+    return KeyboardInterrupt() if signum == signal.SIGINT else Terminated()
 
 
 @contextmanager
@@ -27,20 +39,25 @@ def signals_restored() -> Iterator[None]:
 
 @contextmanager
 def ending_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP do what Ctrl-C does, for a block, also while modules are being imported."""
+    """Let SIGTERM and SIGHUP raise Terminated, for a block, also while modules are being imported."""
+
+    def end(signum: int, frame: object) -> None:
+        raise Terminated
+
     with signals_restored():
         for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, signal.default_int_handler)
+            signal.signal(number, end)
         yield
 
 
 def interrupt_on_signals(console: Console) -> None:
-    """From now on the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt. Later ones are only answered."""
+    """From now on the first SIGINT raises KeyboardInterrupt, SIGTERM or SIGHUP its subclass Terminated. Later ones are
+    only answered."""
 
     def interrupt(signum: int, frame: object) -> None:
         say_on_signals(console)
         console.print(STOPPING)
-        raise KeyboardInterrupt
+        raise _interruption(signum)
 
     for number in SIGNALS:
         signal.signal(number, interrupt)
@@ -67,7 +84,7 @@ def set_signals_again() -> None:
 
 @contextmanager
 def signals_held(console: Console) -> Iterator[None]:
-    """Answer signals during a block that must not be interrupted. After it, KeyboardInterrupt is raised if one came."""
+    """Answer signals during a block that must not be interrupted. After it, the first that came has its effect."""
     came: list[int] = []
 
     def hold(signum: int, frame: object) -> None:
@@ -79,4 +96,4 @@ def signals_held(console: Console) -> Iterator[None]:
             signal.signal(number, hold)
         yield
     if came:
-        raise KeyboardInterrupt
+        raise _interruption(came[0])

@@ -8,13 +8,15 @@ import pytest
 
 from tests.yatt_mm.batching.orders import order_of
 from yatt_mm.batching.dynamic_sampling import SamplingRule
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
+from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, Stopping
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
 
 
-def key(step: int = 1, phase: str = "train", sequence: int = 0, restart_count: int = 0) -> MeetingKey:
-    return MeetingKey(step=step, phase=phase, restart_count=restart_count, sequence=sequence)
+def key(
+    step: int = 1, phase: str = "train", sequence: int = 0, restart_count: int = 0, *, may_stop: bool = False
+) -> MeetingKey:
+    return MeetingKey(step=step, phase=phase, restart_count=restart_count, sequence=sequence, may_stop=may_stop)
 
 
 def make(num: int = 2, deadline_s: float = 5.0) -> Rendezvous:
@@ -127,3 +129,39 @@ def test_a_busy_controller_that_shows_signs_of_life_is_waited_for() -> None:
         return await asyncio.gather(first, meeting.gather(key(), 1, "late"))
 
     assert asyncio.run(run()) == [["early", "late"]] * 2
+
+
+def test_a_run_that_is_told_to_stop_gives_the_step_up_for_all_controllers_and_its_prompts_are_drawn_again() -> None:
+    async def run() -> None:
+        meeting = make(2)
+        await asyncio.gather(*(meeting.gather(key(), c, None) for c in range(2)))
+        before = await meeting.sampling_state(1)
+        draws = [meeting.draw(key(2, sequence=1, may_stop=True), c, []) for c in range(2)]
+        assert [len(share) for share in await asyncio.gather(*draws)] == [3, 3]
+        stop = asyncio.ensure_future(meeting.wait_stop())
+        first = asyncio.ensure_future(meeting.gather(key(2, sequence=2, may_stop=True), 0, None))
+        await asyncio.sleep(0)
+        assert not stop.done() and not first.done()
+        await meeting.stop()
+        await stop
+        assert isinstance(await first, Stopping), "who waits is told at once"
+        late = await meeting.gather(key(2, sequence=2, may_stop=True), 1, None)
+        assert isinstance(late, Stopping), "who comes last as well, though all have come now"
+        assert await meeting.sampling_state(2) != before
+        assert await meeting.sampling_state(1) == before
+        parts = await asyncio.gather(*(meeting.gather(key(1, sequence=10**9), c, c) for c in range(2)))
+        assert parts == [[0, 1]] * 2, "what has to be finished still is"
+        assert await meeting.sampling_state(1) == before
+
+    asyncio.run(run())
+
+
+def test_controllers_that_may_not_stop_any_more_meet_as_before() -> None:
+    async def run() -> list:
+        meeting = make(2)
+        first = asyncio.ensure_future(meeting.gather(key(), 0, 0))
+        await asyncio.sleep(0)
+        await meeting.stop()
+        return await asyncio.gather(first, meeting.gather(key(), 1, 1))
+
+    assert asyncio.run(run()) == [[0, 1]] * 2

@@ -23,12 +23,10 @@ from tests.yatt_mm.whole_runs.killing_reward import NODE_AT, RANK_WHEN
 
 pytestmark = pytest.mark.alone
 
-CURVE = ("eval/accuracy", "reward/mean", "train/loss", "train/entropy", "train/grad_norm", "rollout/num_tokens")
-
 
 def curve(digits: Digits, name: str) -> list[dict[str, float]]:
     """Return what must be the same in two runs, by step."""
-    return [{key: record[key] for key in CURVE if key in record} for record in runs.metrics(digits.folder, name)]
+    return runs.curve(digits.folder, name)
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +100,11 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: every process in the group gets it
 
     done = run_until("step    5", stop, digits.arguments("stopped", "train.steps=1000", *layout, *resumed))
-    assert done.status == 130, done.output
-    assert "interrupted" in done.output
-    assert done.left_behind == []
+    assert done.status == 75, done.output
+    (said,) = (line for line in done.output.splitlines() if line.startswith("saved after step"))
+    assert "stopped (SIGINT)" in said and done.left_behind == []
+    saved = sorted(path.name for path in (digits.run("stopped") / "checkpoints").iterdir())[-1]
+    assert int(said.split()[3]) == int(saved.removeprefix("step_")) >= 5, (said, saved)
     here, there = (
         next(record for record in runs.metrics(digits.folder, name) if record["step"] == 5)
         for name in ("stopped", "whole")
@@ -115,13 +115,44 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
         assert here[key] == there[key]
 
 
+@pytest.mark.timeout(1200)
+def test_a_run_that_is_told_to_stop_in_a_step_saves_the_step_before_and_goes_on_as_if_nothing_had_been(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    """Test a run whose only checkpoint is the one of its end."""
+
+    def stop(process: subprocess.Popen[str], mark: str) -> None:
+        os.kill(process.pid, signal.SIGTERM)
+
+    assert whole.status == 0, whole.output
+    command = digits.arguments("told", "train.steps=4", "checkpoint.every=0", "--resume")
+    done = run_until("step    1", stop, command)
+    assert done.status == 75, done.output
+    assert "saved after step" in done.output and "stopped (SIGTERM)" in done.output
+    assert done.left_behind == []
+    (saved,) = (digits.run("told") / "checkpoints").iterdir()
+    assert saved.name in ("step_000001", "step_000002"), "the first or, where the signal came later, the second step"
+    done = runs.run(command)
+    assert done.status == 0, done.output
+    last, wanted = curve(digits, "told")[4], curve(digits, "whole")[4]
+    assert curve(digits, "told")[:4] == curve(digits, "whole")[:4]
+    assert {key: last[key] for key in wanted} == wanted, "the last step of this run has an evaluation as well"
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("line", "is_for_the_group"),
-    [("steps 1 to 1000", False), ("steps 1 to 1000", True), ("step    1", False), ("step    1", True)],
+    ("line", "is_for_the_group", "status"),
+    [
+        ("steps 1 to 1000", False, 75),
+        ("steps 1 to 1000", True, 75),
+        ("step    1", False, 130),
+        ("step    1", True, 130),
+    ],
 )
-def test_sigterm_stops_everything_that_was_started(line: str, is_for_the_group: bool, digits: Digits) -> None:
-    """Test the signal in the middle of vLLM's start and of the second step, and once more while it is handled."""
+def test_a_second_sigterm_stops_at_once_everything_that_was_started(
+    line: str, is_for_the_group: bool, status: int, digits: Digits
+) -> None:
+    """Test the signals in the middle of vLLM's start, where nothing can be lost, and of the second step."""
 
     def stop(process: subprocess.Popen[str], mark: str) -> None:
         runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)
@@ -132,7 +163,7 @@ def test_sigterm_stops_everything_that_was_started(line: str, is_for_the_group: 
 
     begun: list[float] = []
     done = run_until(line, stop, digits.arguments("terminated", "train.steps=1000"))
-    assert done.status == 130, done.output
+    assert done.status == status, done.output
     assert "interrupted" in done.output
     assert done.left_behind == []
     assert time.monotonic() - begun[0] < 25

@@ -1,7 +1,9 @@
-"""Tests that a run ends well at whatever moment it is told to: from its first second to its last."""
+"""Tests that a run that is told to stop at whatever moment loses nothing and leaves nothing behind, and goes on with
+the numbers of a run without a break."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
@@ -16,23 +18,30 @@ from tests.yatt_mm import runs
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults]
 
-NUM_MOMENTS = 20
+NUM_SIGNALS = 20
 LONGEST_END_S = 30.0
-"""The seconds within which a run that was told to end must have ended, on a busy machine too."""
+"""The seconds within which a run that was told to stop must have ended, on a busy machine too."""
+SAVED, INTERRUPTED = 75, 130
 
 
 @pytest.fixture(scope="module")
-def command(tmp_path_factory: pytest.TempPathFactory, tiny_dir: Path) -> list[str]:
-    """The arguments of a short run with two evaluations, two steps, a checkpoint and an export."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("signals")
     runs.write_shard(folder / "train-000000.tar", range(40))
     runs.write_shard(folder / "eval-000000.tar", range(1000, 1012))
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "train.steps=2", "checkpoint.every=1")
-    return runs.arguments(folder, tiny_dir, "told", *small)
+    return folder
 
 
-def told_at(command: list[str], moment_s: float, number: signal.Signals, *, is_for_the_group: bool) -> str:
-    """Run, send the signal after `moment_s`, check the end, and return what happened as a line."""
+def command(folder: Path, model: Path, name: str) -> list[str]:
+    """Return the arguments of a run with evaluations and checkpoints in some of its steps, and an export at its end."""
+    small = ("placement.num_devices=1", "rollout.num_engines=1", "train.steps=12", "checkpoint.every=5", "eval.every=4")
+    return runs.arguments(folder, model, name, *small, "--resume")
+
+
+def told_after(
+    command: list[str], moment_s: float, number: signal.Signals, *, is_for_the_group: bool
+) -> tuple[str, int]:
+    """Run, send the signal after `moment_s`, check the end, and return what happened as a line, with the status."""
     before = runs.shared_memory()
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
         with runs.started(command, temporary=Path(temporary)) as (process, mark):
@@ -43,28 +52,42 @@ def told_at(command: list[str], moment_s: float, number: signal.Signals, *, is_f
             sent = time.monotonic()
             done = runs.finish(process, mark, before, Path(temporary))
     seconds = time.monotonic() - sent
+    saved = next((said for said in done.output.splitlines() if said.startswith("saved after")), "").split(" and ")[0]
     target = "group" if is_for_the_group else "pid"
-    line = f"{moment_s:5.1f} s  {number.name} to the {target}: status {done.status} after {seconds:.1f} s"
+    line = f"{moment_s:5.1f} s  {number.name} to the {target}: status {done.status} after {seconds:.1f} s  {saved}"
     assert done.left_behind == [], f"{line}\n{done.left_behind}\n{done.output}"
-    assert done.status == 130 or (done.status == 0 and "done in" in done.output), f"{line}\n{done.output}"
-    assert done.status == 0 or "interrupted; everything that this run started has been stopped" in done.output
     assert "Traceback" not in done.output, done.output
     assert seconds < LONGEST_END_S, line
-    return line
+    if done.status == INTERRUPTED:  # Ctrl-C before the first step: people do not want to go on
+        assert number is signal.SIGINT and not saved, f"{line}\n{done.output}"
+    if done.status in (INTERRUPTED, SAVED) and not saved:
+        assert "interrupted; everything that this run started has been stopped" in done.output, done.output
+    assert done.status in (0, SAVED, INTERRUPTED), f"{line}\n{done.output}"
+    assert done.status or "done in" in done.output or "is finished" in done.output, f"{line}\n{done.output}"
+    return line, done.status
 
 
 @pytest.mark.timeout(7200)
-def test_a_signal_at_any_moment_ends_everything_in_seconds(
-    command: list[str], capsys: pytest.CaptureFixture[str]
+def test_a_run_that_is_told_to_stop_twenty_times_has_the_numbers_of_one_without_a_break(
+    folder: Path, tiny_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = time.monotonic()
-    done = runs.run(command)
+    done = runs.run(command(folder, tiny_dir, "whole"))
     length_s = time.monotonic() - started
     assert done.status == 0, done.output
-    draw = random.Random(0)
-    for place in range(NUM_MOMENTS):
-        moment_s = draw.uniform(place, place + 1) / NUM_MOMENTS * (length_s - 1) + 1
-        number = (signal.SIGINT, signal.SIGTERM)[place % 2]
-        line = told_at(command, moment_s, number, is_for_the_group=place % 4 >= 2)
+    draw, numbers, statuses = random.Random(0), itertools.count(), []
+    name = f"told-{next(numbers)}"
+    for place in range(NUM_SIGNALS):
+        # the places are spread over the run's length, in a random order
+        moment_s = 1 + (place * 7 % NUM_SIGNALS + draw.random()) / NUM_SIGNALS * (length_s - 1)
+        number = (signal.SIGTERM, signal.SIGTERM, signal.SIGINT)[place % 3]
+        line, status = told_after(command(folder, tiny_dir, name), moment_s, number, is_for_the_group=place % 4 >= 2)
         with capsys.disabled():
             print(line, flush=True)
+        statuses.append(status)
+        if status == 0:
+            assert runs.curve(folder, name) == runs.curve(folder, "whole")
+            name = f"told-{next(numbers)}"
+    assert runs.run(command(folder, tiny_dir, name)).status == 0
+    assert runs.curve(folder, name) == runs.curve(folder, "whole")
+    assert statuses.count(SAVED) >= NUM_SIGNALS / 2

@@ -1,0 +1,60 @@
+"""Tests of why and when a run stops before its last step."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from rich.console import Console
+
+from yatt_mm.config.values import parse_duration
+from yatt_mm.runtime.signals import Terminated, signals_restored
+from yatt_mm.runtime.stopping import ENDING_S, ONE_SIGNAL_S, Stopping
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: signal.Signals) -> None:
+    stopping = Stopping(None)
+    with signals_restored():
+        stopping.listen(Console(quiet=True))
+        assert stopping.why() == ""
+        signal.raise_signal(number)
+        signal.raise_signal(number)  # one that was sent to the process and to its group
+        assert stopping.why() == number.name and not stopping.is_by_time
+        time.sleep(ONE_SIGNAL_S)
+        with pytest.raises(KeyboardInterrupt) as interrupted:
+            signal.raise_signal(number)
+        assert isinstance(interrupted.value, Terminated) == (number is not signal.SIGINT)
+        signal.raise_signal(number)  # while everything is ended: it is only answered
+
+
+def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    stopping = Stopping(100)
+    stopping.take({"time/train_s": 5.0, "time/publish_s": 1.0, "time/rollout_s": 50.0})
+    stopping.take({"time/train_s": 6.0, "time/publish_s": 1.0, "time/checkpoint_s": 3.0})
+    stopping.take({})
+    now_s = 1000 + 100 - ENDING_S - 2 * 10
+    assert stopping.why() == ""
+    now_s += 0.1
+    assert stopping.why() == "train.max_time of 100 s runs out"
+    assert stopping.is_by_time
+    assert stopping.seconds == pytest.approx(70.1)
+    assert Stopping(None).why() == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [(90, 90), (1.5, 1.5), ("45", 45), ("45s", 45), ("90m", 5400), ("1.5h", 5400), ("2d", 172800)]
+    + [("00:20:00", 1200), ("11:30:00", 41400), ("1-12:00:00", 129600), ("100:00:00", 360000)],
+)
+def test_times_are_written_as_people_and_batch_systems_write_them(text: object, seconds: float) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "1:30", "5w", True, None, "1-12", "1:2:3"])
+def test_another_text_is_refused_with_examples(text: object) -> None:
+    with pytest.raises(ValueError, match=r"found .* wanted seconds, or a time such as 90m, 12h"):
+        parse_duration(text)

@@ -1,0 +1,65 @@
+"""Whether a run has to stop before its last step: it was told to by a signal, or `train.max_time` runs out."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+
+from yatt_mm.runtime.signals import SIGNALS, interrupt_on_signals
+
+ENDING_S = 10.0
+"""The seconds that the end of a run's processes may take."""
+ONE_SIGNAL_S = 0.25
+"""Signals that follow each other within these seconds are one: some programs send theirs to a process and its group."""
+FINISHED_FIRST = tuple(f"time/{what}_s" for what in ("train", "publish", "eval", "checkpoint", "export"))
+"""The metrics of what is done to the end, or for the stop itself, after a run was told to stop."""
+
+
+class Stopping:
+    """Says why a run has to stop now. It is made when the run starts."""
+
+    def __init__(self, max_time_s: float | None) -> None:
+        self.is_by_time = False
+        """True if `train.max_time` was the reason."""
+        self._started_s = time.monotonic()
+        self._max_time_s = max_time_s
+        self._longest_s = 0.0
+        self._signal = ""
+
+    def listen(self, console: Console) -> None:
+        """From now on the first SIGINT, SIGTERM or SIGHUP lets the run stop, and a second one interrupts it."""
+        told_s = 0.0
+
+        def stop(signum: int, frame: object) -> None:
+            nonlocal told_s
+            if not self._signal:
+                self._signal, told_s = signal.Signals(signum).name, time.monotonic()
+            elif time.monotonic() - told_s > ONE_SIGNAL_S:
+                interrupt_on_signals(console)
+                signal.raise_signal(signum)
+
+        for number in SIGNALS:
+            signal.signal(number, stop)
+
+    def take(self, record: Mapping[str, Any]) -> None:
+        """Take the metrics of a step, which say how long a stop takes."""
+        self._longest_s = max(self._longest_s, sum(record.get(name, 0.0) for name in FINISHED_FIRST))
+
+    def why(self) -> str:
+        """Return why the run has to stop now; empty if it has not."""
+        if self._signal:
+            return self._signal
+        if self._max_time_s is None:
+            return ""
+        # twice the longest time so far, because the next one may be longer
+        self.is_by_time = self._max_time_s - self.seconds < ENDING_S + 2 * self._longest_s
+        return f"train.max_time of {self._max_time_s:g} s runs out" if self.is_by_time else ""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since the run started."""
+        return time.monotonic() - self._started_s
