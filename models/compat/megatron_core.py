@@ -7,12 +7,8 @@ from models.compat.megatron import prepare
 
 prepare()
 
-from megatron.core import dist_checkpointing, parallel_state, tensor_parallel  # noqa: E402
-from megatron.core.dist_checkpointing.dict_utils import extract_matching_values, merge  # noqa: E402
-from megatron.core.dist_checkpointing.mapping import ShardedBase  # noqa: E402
-from megatron.core.dist_checkpointing.strategies import filesystem_async  # noqa: E402
-from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest  # noqa: E402
-from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy  # noqa: E402
+from megatron.core import parallel_state, tensor_parallel  # noqa: E402
+from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory  # noqa: E402
 from megatron.core.distributed import (  # noqa: E402
     DistributedDataParallel,
     DistributedDataParallelConfig,
@@ -44,7 +40,6 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset  # noqa: E402
 
 __all__ = [
-    "AsyncRequest",
     "AttnMaskType",
     "ColumnParallelLinear",
     "DistributedDataParallel",
@@ -58,14 +53,11 @@ __all__ = [
     "PackedSeqParams",
     "ProcessGroupCollection",
     "RowParallelLinear",
-    "ShardedBase",
-    "TorchDistSaveShardedStrategy",
+    "ShardedTensor",
+    "ShardedTensorFactory",
     "TransformerBlockSubmodules",
     "TransformerConfig",
     "VocabParallelEmbedding",
-    "dist_checkpointing",
-    "extract_matching_values",
-    "filesystem_async",
     "finalize_model_grads",
     "get_forward_backward_func",
     "get_gpt_layer_local_spec",
@@ -73,7 +65,6 @@ __all__ = [
     "get_megatron_optimizer",
     "get_num_layers_to_build",
     "get_transformer_layer_offset",
-    "merge",
     "parallel_state",
     "set_tensor_model_parallel_attributes",
     "tensor_parallel",

@@ -12,14 +12,14 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dataplane.core.disk_sync import sync_directory
 from yatt_mm.common.errors import CheckpointError
-from yatt_mm.common.manifest import FileRecord, check_files, write_manifest
+from yatt_mm.common.manifest import check_files, num_written, write_manifest
 from yatt_mm.common.writing import writing
 
 STATE_FILE = "state.json"
@@ -40,18 +40,13 @@ class Checkpoints:
             folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def commit(
-        self,
-        step: int,
-        state: dict[str, Any],
-        *,
-        recorded: Mapping[str, FileRecord] | None = None,
-        best: int | None = None,
-    ) -> Path:
+    def num_written(self, step: int) -> int:
+        """Return the number of files of the checkpoint of `step` that their writers have finished."""
+        return num_written(self._partial(step))
+
+    def commit(self, step: int, state: dict[str, Any], *, best: int | None = None) -> Path:
         """Mark the checkpoint of `step` as complete, drop all but the `keep` newest and that of the step `best`, and
         return its folder. Afterwards the checkpoint outlives a loss of power.
-
-        `recorded`: by name the files that their writers have recorded.
 
         Raises:
             DiskError: a file could not be written or synced; the message names the folder. The checkpoint counts if the
@@ -61,7 +56,7 @@ class Checkpoints:
         with writing(partial / STATE_FILE), (partial / STATE_FILE).open("w") as file:
             json.dump(state, file, indent=1)
         with writing(partial):
-            write_manifest(partial, recorded or {})
+            write_manifest(partial)
             if final.exists():
                 self._drop(step)
             partial.rename(final)

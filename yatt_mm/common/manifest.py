@@ -1,8 +1,8 @@
 """The manifest of a checkpoint: the size and the BLAKE3 digest of each file, by which damage is found before a run
 continues.
 
-The writers of large files record them while they have them, and `write_manifest` records the rest. A file counts as
-recorded once it is on the disk.
+The writers of large files record each one in a small file beside it (`note_written`), and `write_manifest` records the
+rest. A file counts as recorded once it is on the disk.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from dataplane.core.disk_sync import sync_directory, sync_file
 from yatt_mm.common.errors import CheckpointError
 
 MANIFEST_FILE = "manifest.json"
+WRITTEN = ".written"
+"""The end of the name of a record, which follows the name of its file."""
 FORMAT = 1
 CHUNK_BYTES = 8 << 20
 NUM_READERS = 4
@@ -40,10 +42,26 @@ def record_file(path: Path) -> FileRecord:
     return _read(path)
 
 
-def write_manifest(folder: Path, recorded: Mapping[str, FileRecord]) -> None:
-    """Write the manifest of all files in a folder, and bring it and the folders to the disk. `recorded`: by name the
-    files that were recorded already. Raises OSError."""
+def note_written(path: Path, record: FileRecord) -> None:
+    """Say in a file beside it that a file is whole and on the disk. Raises OSError."""
+    unfinished = path.with_name(f".{path.name}")
+    unfinished.write_text(json.dumps(asdict(record)))
+    unfinished.rename(path.with_name(path.name + WRITTEN))
+
+
+def num_written(folder: Path) -> int:
+    """Return the number of files in a folder that were recorded so far."""
+    return len(list(folder.glob(f"*{WRITTEN}")))
+
+
+def write_manifest(folder: Path) -> None:
+    """Write the manifest of all files in a folder, and bring it and the folders to the disk. The records of
+    `note_written` are removed. Raises OSError."""
     (folder / MANIFEST_FILE).unlink(missing_ok=True)
+    recorded = {}
+    for path in folder.glob(f"*{WRITTEN}"):
+        recorded[path.name.removesuffix(WRITTEN)] = FileRecord(**json.loads(path.read_text()))
+        path.unlink()
     paths = sorted(path for path in folder.rglob("*") if path.is_file())
     names = [str(path.relative_to(folder)) for path in paths]
     files = {name: recorded.get(name) or record_file(path) for name, path in zip(names, paths)}

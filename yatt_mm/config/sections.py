@@ -276,5 +276,5 @@ class CheckpointSection(Section):
     keep: Count = 2
     """The number of newest checkpoints that stay on disk."""
     asynchronous: bool = True
-    """True copies the training state to host memory and writes it during the next step; the checkpoint counts after
-    that step."""
+    """True copies the training state to host memory and writes it while training continues; the checkpoint counts as
+    soon as it is written."""

@@ -28,7 +28,7 @@ def parse_duration(value: object) -> float:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return value
     text = str(value).strip()
-    if match := re.fullmatch(r"([0-9.]+)\s*([smhd]?)", text):
+    if match := re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smhd]?)", text):
         return float(match[1]) * TIME_UNITS[match[2]]
     if match := re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())

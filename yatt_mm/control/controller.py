@@ -10,7 +10,6 @@ token or weight passes through it.
 from __future__ import annotations
 
 import time
-from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,6 +22,7 @@ from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
+from yatt_mm.control.saving import Saving
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -95,7 +95,10 @@ class Controller:
         self._best = BestModel(config.eval.keep_best, start.best)
         self._is_best = False
         """True if the last evaluation was better than all before."""
-        self._saving: dict[str, Any] | None = None
+        self._is_saving = False
+        """True while ranks write a checkpoint."""
+        self._saving: Saving | None = None
+        """What commits it, in controller 0."""
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
         self._step_started = time.perf_counter()
@@ -116,7 +119,7 @@ class Controller:
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
             self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
-            self.finish_checkpoint()  # the checkpoint of an earlier step, which was written during this one
+            self.finish_checkpoint()  # that of an earlier step
             if is_last or _is_due(self.step, self.config.checkpoint.every) or self._is_best:
                 self.checkpoint()
             if self._is_best:
@@ -227,24 +230,31 @@ class Controller:
         with self.phase(Phase.TRAIN, clock="checkpoint"):
             directory = self._team.checkpoints.begin(self.step)
             self._workers.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
-            self._saving = {"step": self.step}
             if self.index == 0:
-                self._saving |= self._rendezvous.sampling_state() | {"best": self._best.state()}
+                state = {"step": self.step, "best": self._best.state(), "config": self.config.model_dump(mode="json")}
+                self._saving = Saving(
+                    self._team.checkpoints,
+                    self.step,
+                    state | self._rendezvous.sampling_state(),
+                    num_ranks=len(self._team.ranks),
+                    best=self._best.step,
+                )
+            self._is_saving = True
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
             self.finish_checkpoint()
 
     def finish_checkpoint(self) -> None:
-        """Commit the checkpoint that ranks are writing, if there is one."""
-        if self._saving is None:
+        """Wait until the checkpoint that ranks are writing, if there is one, is committed."""
+        if not self._is_saving:
             return
-        state, self._saving = self._saving, None
+        self._is_saving = False
         self._rendezvous.phase = "checkpoint"
         with self._meter.timed("time/checkpoint_s"):
-            files = dict(ChainMap(*self._workers.on_my_ranks("finish_save")))
-            recorded = ChainMap(*self._rendezvous.gather(files))
-            if self.index == 0:
-                state |= {"config": self.config.model_dump(mode="json")}
-                self._team.checkpoints.commit(state["step"], state, recorded=recorded, best=self._best.step)
+            self._workers.on_my_ranks("finish_save")
+            self._rendezvous.gather(None)
+            if self._saving is not None:
+                self._saving.finish(deadline_s=self.config.controllers.deadline_s)
+                self._saving = None
             self._rendezvous.gather(None)
 
     def give_up_step(self) -> int:
@@ -270,6 +280,7 @@ class Controller:
             return
         self._rendezvous.phase = "resume"
         self._workers.on_my_ranks("load", self._start.checkpoint)
+        self._rendezvous.gather(None)  # no rank gives up its memory before every rank has loaded
         with self.phase(Phase.PUBLISH):
             self.publish()
         self._meter.take()

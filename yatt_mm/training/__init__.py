@@ -2,9 +2,10 @@
 memory.
 
 `step_plan.py` decides which rank trains which sample (`balance.py`, `microbatches.py`). `worker.py` is a rank's body,
-`megatron_engine.py` the model with its updates, `optimizer.py` AdamW, `rank_checkpoint.py` saving and loading, and
-`offload.py` releasing device memory.
+`megatron_engine.py` the model with its updates, `optimizer.py` AdamW, and `offload.py` releases device memory.
+`rank_checkpoint.py` saves and loads: `boxes.py` says where the parts of tensors lie, `part_files.py` writes and reads
+them.
 
-May import: algorithms, common, dataplane.client, models, models.compat, models.layout, models.sequence, models.weights,
-protocol, weights.
+May import: algorithms, common, dataplane.client, dataplane.core, models, models.compat, models.layout, models.sequence,
+models.weights, protocol, weights.
 """

@@ -8,7 +8,6 @@ from models.layout.parallel import Parallel
 from yatt_mm.common.cores import pin_to_cores
 from yatt_mm.common.held_memory import StateReport, held_bytes
 from yatt_mm.common.large_imports import large_imports
-from yatt_mm.common.manifest import FileRecord
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.published import DeviceSegment, WeightStream
 from yatt_mm.protocol.training import TrainSpec, UpdateReport
@@ -58,9 +57,9 @@ class TrainActor:
         training continues."""
         self._started().save(directory, asynchronous)
 
-    def finish_save(self) -> dict[str, FileRecord]:
-        """Wait for the checkpoint that is being written, and return by name the files that this rank wrote."""
-        return self._started().finish_save()
+    def finish_save(self) -> None:
+        """Wait for this rank's part of the checkpoint that is being written."""
+        self._started().finish_save()
 
     def load(self, directory: str) -> None:
         """Continue from a checkpoint."""

@@ -30,7 +30,6 @@ from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
 from yatt_mm.algorithms.losses import LossInputs
-from yatt_mm.common.manifest import FileRecord
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
@@ -116,8 +115,6 @@ class TrainEngine:
         """Which parts of this rank's state are on its device. Work without the parts that it needs is refused."""
         self._num_updates = 0
         self._pending_save: rank_checkpoint.PendingSave | None = None
-        self._recorded: dict[str, FileRecord] = {}
-        """[name] the files of the last checkpoint that this rank wrote."""
         self.needs_pixels: bool = parallel_state.is_pipeline_first_stage()
         """True on ranks that need patches, of the media that `own_media` names."""
         self._is_last_stage: bool = parallel_state.is_pipeline_last_stage()
@@ -172,9 +169,10 @@ class TrainEngine:
         return self._weights
 
     def save(self, directory: Path, *, asynchronous: bool = False) -> None:
-        """Write a checkpoint from which `load` continues, bit for bit in the same layout.
+        """Write this rank's part of a checkpoint from which `load` continues, bit for bit in the same layout. No rank
+        waits for another one.
 
-        An asynchronous one holds the present state, but is complete only after `finish_save`.
+        An asynchronous one holds the present state, and is written in a thread.
         """
         self.memory.require([Holding.WEIGHTS, Holding.OPTIMIZER], "save a checkpoint")
         self.finish_save()
@@ -182,13 +180,11 @@ class TrainEngine:
         if not asynchronous:
             self.finish_save()
 
-    def finish_save(self) -> dict[str, FileRecord]:
-        """Wait until the save in progress, if any, is on disk on every rank, and return by name the files that this
-        rank wrote. Raises OSError if it failed."""
+    def finish_save(self) -> None:
+        """Wait until this rank's part of the save in progress, if any, is on the disk. Raises OSError if it failed."""
         pending, self._pending_save = self._pending_save, None
         if pending is not None:
-            self._recorded = pending.finish()
-        return self._recorded
+            pending.finish()
 
     def load(self, directory: Path) -> None:
         """Continue from a checkpoint, of this layout or another."""

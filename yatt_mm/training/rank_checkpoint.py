@@ -1,204 +1,243 @@
-"""Checkpoints of a training world with megatron's dist_checkpointing, which load in another parallel layout too.
+"""Checkpoints of a training world, which load in another parallel layout too.
 
-They hold weights, optimizer state, and the number of updates. A save copies the state to host memory and writes it in a
-thread while training continues; `PendingSave.finish` makes it complete. `yatt_mm.common.checkpoints` names, commits and
-prunes checkpoints. State outside of the engine (the order of prompts, metrics) is not stored here.
+They hold weights, optimizer state, and the number of updates. Each rank copies to host memory what its optimizer owns,
+and writes it in a thread while training continues; nothing is gathered, and no rank waits for another one.
+`yatt_mm.common.checkpoints` names, commits and prunes checkpoints. State outside of the engine (the order of prompts,
+metrics) is not stored here.
 
-A checkpoint stores only the optimizer's tensors, under their parameters' names. The other optimizer state (settings,
-the number of optimizers that megatron chains, the order of their groups) depends on the layout, so the run that loads
-makes its own.
+A tensor in a checkpoint has a name and a shape that do not depend on the layout: megatron's `sharded_state_dict` says
+where each parameter of a rank lies in it. Of a trained parameter there are `weight` (the optimizer's float32 value),
+`exp_avg` and `exp_avg_sq`; of a frozen one there is `weight` in the model's dtype, of which each replica writes a part.
 """
 
 from __future__ import annotations
 
-import queue
+import math
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
 
 from models.compat.megatron_core import (
-    AsyncRequest,
     MegatronModule,
     MegatronOptimizer,
-    ShardedBase,
-    TorchDistSaveShardedStrategy,
-    dist_checkpointing,
-    extract_matching_values,
-    filesystem_async,
-    merge,
+    ShardedTensor,
+    ShardedTensorFactory,
     parallel_state,
 )
-from yatt_mm.common.errors import DiskError
-from yatt_mm.common.manifest import FileRecord, record_file
+from yatt_mm.common.errors import CheckpointError
+from yatt_mm.common.manifest import note_written
 from yatt_mm.common.writing import writing
+from yatt_mm.training.boxes import Box, stretch
 from yatt_mm.training.optimizer import make_state
+from yatt_mm.training.part_files import Parts, Piece, part_name, write_part
+
+WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+NUM_UPDATES = "num_updates"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Place:
+    """Where a stretch of a rank's parameter lies in the checkpoint."""
+
+    key: str
+    """The parameter's name in the checkpoint."""
+    shape: tuple[int, ...]
+    """The shape of the stretch in the rank's memory."""
+    offset: tuple[int, ...]
+    """The place of its first element in the tensor of the checkpoint, which may have more axes in front."""
+    start: int
+    """The number of elements of the parameter before it."""
+    may_grow: bool
+    """True if the size of the whole tensor depends on the layout, as that of a padded vocabulary does."""
+
+    def boxes(self, start: int, stop: int) -> Iterator[tuple[int, Box]]:
+        """Yield those of the parameter's elements `start` to `stop` that are in this place, as (place among the
+        elements from `start` on, box in the checkpoint)."""
+        first, last = max(start, self.start), min(stop, self.start + math.prod(self.shape))
+        num_before = len(self.offset) - len(self.shape)
+        for before, box in stretch(self.shape, first - self.start, last - self.start):
+            offset = (*self.offset[:num_before], *(a + b for a, b in zip(self.offset[num_before:], box.offset)))
+            yield first - start + before, Box(offset=offset, shape=(1,) * num_before + box.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameter:
+    """A tensor of a rank's model, and where it lies in the checkpoint."""
+
+    data: torch.Tensor
+    places: tuple[_Place, ...]
+    is_first_copy: bool
+    """True on the one of several tensor-parallel ranks or stages with the same values that writes them."""
+    replica: int
+    """The number of this rank among the data-parallel ranks with the same values."""
+
+    @property
+    def num_replicas(self) -> int:
+        """The number of these ranks."""
+        if getattr(self.data, "allreduce", True):
+            return parallel_state.get_data_parallel_world_size(with_context_parallel=True)
+        return parallel_state.get_expert_data_parallel_world_size()
 
 
 class PendingSave:
-    """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part.
+    """A checkpoint whose state was copied. Training may continue while a thread writes this rank's part."""
 
-    `load_checkpoint` finds the checkpoint only after `finish` has returned on every rank.
-    """
-
-    def __init__(self, directory: Path, request: AsyncRequest) -> None:
+    def __init__(self, directory: Path, pieces: Sequence[Piece], num_updates: int) -> None:
+        self.nbytes = sum(piece.values.nbytes for piece in pieces)
+        """The bytes that this rank holds in host memory and writes."""
         self._directory = directory
-        self._finalize: list[Callable[[], None]] = request.finalize_fns
-        self._recorded: dict[str, FileRecord] = {}
-        self._thread: threading.Thread | None = None
-        if request.async_fn is None:  # this rank has nothing to write that another rank does not write
-            return
-        rank, write_buckets, results = request.async_fn_args
-        arguments = (rank, _host_copies(write_buckets), results, self._recorded)
-        self._thread = threading.Thread(target=request.async_fn, args=arguments, name=f"save {directory}", daemon=True)
+        self._pieces = pieces
+        self._num_updates = num_updates
+        self._error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name=f"save {directory}", daemon=True)
         self._thread.start()
 
-    def finish(self) -> dict[str, FileRecord]:
-        """Wait for the thread, then complete the checkpoint. Return by name the files that this rank wrote, which are
-        on the disk. Collective.
+    def finish(self) -> None:
+        """Wait until this rank's part is on the disk. Raises DiskError if it could not be written."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
 
-        Raises:
-            DiskError: a rank could not write its part; rank 0's message says which and why.
-        """
-        if self._thread is not None:
-            self._thread.join()
-        with _named_failure(self._directory):
-            for finalize in self._finalize:
-                finalize()
-        return self._recorded
+    def _run(self) -> None:
+        path = self._directory / part_name(dist.get_rank(), dist.get_world_size())
+        try:
+            with writing(self._directory):
+                self._write(path)
+        except Exception as error:  # it is raised in the thread that waits
+            self._error = error
+        self._pieces = ()
+
+    def _write(self, path: Path) -> None:
+        note_written(path, write_part(path, self._pieces, {NUM_UPDATES: str(self._num_updates)}))
 
 
 def start_save(
     directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer, num_updates: int
 ) -> PendingSave:
-    """Begin to write the training state into `directory` (made if missing). Every rank calls it, with the same path.
+    """Begin to write this rank's part of the training state into `directory` (made if missing). Every rank calls it,
+    with the same path.
 
     The checkpoint holds the present weights, whatever happens to them afterwards.
     """
-    if dist.get_rank() == 0:
-        directory.mkdir(parents=True, exist_ok=True)
-    dist.barrier()
     if num_updates == 0:
         make_state(optimizer)
-    state = _sharded_state(model, optimizer, is_loading=False)
-    tensors, _ = _split(state["optimizer"])
-    whole = {"model": state["model"], "optimizer": tensors, "num_updates": num_updates}
-    with _named_failure(directory):
-        strategy = _ThreadSave("torch_dist", 1, thread_count=1)
-        request = dist_checkpointing.save(whole, str(directory), strategy, async_sharded_save=True)
-    return PendingSave(directory, request)
+    with writing(directory):
+        directory.mkdir(parents=True, exist_ok=True)
+    return PendingSave(directory, list(_pieces(model, optimizer)), num_updates)
 
 
+@torch.no_grad()
 def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> int:
-    """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it."""
-    if not (directory / "metadata.json").is_file():
-        raise FileNotFoundError(
-            f"no finished checkpoint in {directory} (its last file, metadata.json, is missing); "
-            "resume from another checkpoint"
-        )
-    state = _sharded_state(model, optimizer, is_loading=True)
-    tensors, rest = _split(state["optimizer"])
-    wanted = {"model": state["model"], "optimizer": tensors, "num_updates": 0}
-    found: dict[str, Any] = dist_checkpointing.load(wanted, str(directory))
-    for number, chunk in enumerate(model):
-        chunk.load_state_dict(found["model"][str(number)])
-    with torch.no_grad():
-        optimizer.load_state_dict(merge(rest, found["optimizer"]))
-    num_updates = int(found["num_updates"])
-    for chained in optimizer.chained_optimizers:
-        for group in chained.optimizer.param_groups:
+    """Continue from a checkpoint of any layout; return its number of updates. Every rank calls it.
+
+    Raises:
+        CheckpointError: the checkpoint is not finished, or is one of another model.
+    """
+    parts = Parts(directory)
+    make_state(optimizer)
+    parameters = {id(parameter.data): parameter for parameter in _parameters(model)}
+    for parameter in parameters.values():
+        _read(parts, WEIGHT, parameter, 0, parameter.data.numel(), parameter.data)
+    num_updates = int(parts.settings[NUM_UPDATES])
+    for distributed in optimizer.chained_optimizers:
+        for param, start, stop in _owned(distributed):
+            state = distributed._get_main_param_and_optimizer_states(param)
+            _read(parts, WEIGHT, parameters[id(param)], start, stop, state["param"])
+            for name in MOMENTS:
+                _read(parts, name, parameters[id(param)], start, stop, state[name])
+        if hasattr(distributed.optimizer, "_sync_hdo_state_to_sub_optimizers"):  # parts of it are on the host
+            distributed.optimizer._sync_hdo_state_to_sub_optimizers()
+        for group in distributed.optimizer.param_groups:
             group["step"] = num_updates
     return num_updates
 
 
-def _split(optimizer_state: Any) -> tuple[Any, Any]:
-    """Return (the entries with their own names in the checkpoint, the entries that depend on the layout), nested as
-    before."""
-    tensors, rest = extract_matching_values(optimizer_state, lambda value: isinstance(value, ShardedBase))
-    return tensors, rest
+def _read(parts: Parts, kind: str, parameter: _Parameter, start: int, stop: int, out: torch.Tensor) -> None:
+    """Fill `out` with the elements `start` to `stop` of a parameter, or of its moments."""
+    values = out.detach().view(-1)
+    for place in parameter.places:
+        name = f"{kind}/{place.key}"
+        extent = parts.extent(name)
+        for at, box in place.boxes(start, stop):
+            num_filled = parts.read(name, box, values[at : at + box.numel].view(box.shape))
+            wanted = box.overlap(Box(offset=(0,) * len(extent), shape=extent)) if place.may_grow and extent else box
+            if num_filled != (wanted.numel if wanted else 0):
+                raise CheckpointError(
+                    f"the checkpoint has {num_filled} of the {box.numel} values of {name} that are wanted from "
+                    f"{box.offset} on; it is one of another model, or of another version of this program"
+                )
 
 
-@contextmanager
-def _named_failure(directory: Path) -> Iterator[None]:
-    try:
-        with writing(directory):
-            yield
-    except CheckpointException as error:  # it is a BaseException, and only rank 0 has the reason
-        if not error.failures:
-            raise DiskError(f"cannot write {directory}: another rank failed; training rank 0 says why") from error
-        rank, (reason, _) = next(iter(error.failures.items()))
-        raise DiskError(f"cannot write {directory}: rank {rank}: {reason}") from error
+def _pieces(model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> Iterator[Piece]:
+    """Yield what this rank writes, as copies in host memory."""
+    parameters = {id(parameter.data): parameter for parameter in _parameters(model)}
+    trained: set[int] = set()
+    for distributed in optimizer.chained_optimizers:
+        trained.update(map(id, distributed.model_param_group_index_map))
+        for param, start, stop in _owned(distributed):
+            state = distributed._get_main_param_and_optimizer_states(param)
+            if parameters[id(param)].is_first_copy:
+                yield from _copies(WEIGHT, parameters[id(param)], start, stop, state["param"])
+                for name in MOMENTS:
+                    yield from _copies(name, parameters[id(param)], start, stop, state[name])
+    for key, parameter in parameters.items():
+        if parameter.data.requires_grad and key not in trained:
+            continue  # other replicas own all of it
+        if key not in trained and parameter.is_first_copy:
+            numel = parameter.data.numel()
+            start, stop = (
+                numel * part // parameter.num_replicas for part in (parameter.replica, parameter.replica + 1)
+            )
+            yield from _copies(WEIGHT, parameter, start, stop, parameter.data.detach().view(-1)[start:stop])
 
 
-def _host_copies(write_buckets: list[Any]) -> list[Any]:
-    return [
-        (file, key, (data, [(item, tensor.detach().to("cpu", copy=True)) for item, tensor in tensors]))
-        for file, key, (data, tensors) in write_buckets
-    ]
+def _copies(kind: str, parameter: _Parameter, start: int, stop: int, values: torch.Tensor) -> Iterator[Piece]:
+    """Yield the pieces of the elements `start` to `stop` of a parameter, of which `values` are those."""
+    flat = values.detach().view(-1)
+    for place in parameter.places:
+        for at, box in place.boxes(start, stop):
+            copied = flat[at : at + box.numel].to("cpu", copy=True)
+            yield Piece(name=f"{kind}/{place.key}", box=box, values=copied)
 
 
-def _sharded_state(model: torch.nn.ModuleList, optimizer: MegatronOptimizer, *, is_loading: bool) -> dict[str, Any]:
-    metadata = {
-        "distrib_optim_sharding_type": "fully_reshardable",
-        "singleton_local_shards": False,
-        "chained_optim_avoid_prefix": True,
-        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
-    }
+def _owned(distributed: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
+    """Yield (parameter, start, stop): the elements of parameters that this rank's optimizer updates."""
+    for buffers in distributed.gbuf_ranges:
+        for buckets in buffers.values():
+            for bucket in buckets:
+                for param, ranges in bucket["param_map"].items():
+                    yield param, ranges["param"].start, ranges["param"].end
+
+
+def _parameters(model: torch.nn.ModuleList) -> Iterator[_Parameter]:
+    """Yield the tensors of a rank's model."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"singleton_local_shards": False, "dp_cp_group": group}
     chunks: list[MegatronModule] = list(model)  # type: ignore[arg-type]
-    weights = {str(number): chunk.sharded_state_dict(metadata=metadata) for number, chunk in enumerate(chunks)}
-    return {
-        "model": weights,
-        "optimizer": optimizer.sharded_state_dict(weights, is_loading=is_loading, metadata=metadata),
-    }
+    for chunk in chunks:
+        for entry in chunk.sharded_state_dict(metadata=metadata).values():
+            if not isinstance(entry, ShardedTensor | ShardedTensorFactory):
+                continue  # the extra state of layers in low precision, of which there are none
+            pp, tp, dp = entry.replica_id
+            yield _Parameter(
+                data=entry.data, places=tuple(_places(entry)), is_first_copy=pp == 0 and tp == 0, replica=dp
+            )
 
 
-class _ThreadSave(TorchDistSaveShardedStrategy):
-    """Writes in a thread of the calling process.
-
-    megatron's own class forks writers and starts a manager process for their results. That takes a second or more, and
-    forking is unsafe in a process with as many threads as a Ray actor has.
-    """
-
-    def async_save(self, sharded_state_dict: Any, checkpoint_dir: Any) -> AsyncRequest:
-        # megatron makes its results queue once per process; ours stays inside it
-        filesystem_async._results_queue = queue.SimpleQueue()
-        request = super().async_save(sharded_state_dict, checkpoint_dir)
-        if request.async_fn is None:
-            return request
-        transforms = request.async_fn.args[0]
-        return request._replace(async_fn=partial(_write_buckets, transforms))
-
-
-def _write_buckets(
-    transforms: list[Any],
-    rank: int,
-    write_buckets: list[Any],
-    results_queue: queue.SimpleQueue[Any],
-    recorded: dict[str, FileRecord],
-) -> None:
-    """Write each bucket's file, and record it. Put all results, or the first error, on the queue, as megatron's
-    finalizer expects."""
-    results: dict[int, Any] = {}
-    for number, bucket in enumerate(write_buckets):
-        written: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        pending: queue.Queue[int] = queue.Queue()
-        pending.put(number)
-        filesystem_async.FileSystemWriterAsync.write_preloaded_data(transforms, number, bucket, written, pending, True)
-        _, outcome = written.get_nowait()
-        if isinstance(outcome, Exception):
-            results_queue.put(outcome)
-            return
-        results[number] = outcome
-        path = Path(bucket[0])
-        try:
-            recorded[path.name] = record_file(path)
-        except OSError as error:
-            results_queue.put(error)
-            return
-    results_queue.put(results)
+def _places(entry: ShardedTensor | ShardedTensorFactory) -> Iterator[_Place]:
+    """Yield the places of a parameter's stretches: one, or those of the parts that megatron keeps in one tensor."""
+    inside = [entry] if isinstance(entry, ShardedTensor) else entry.build()
+    for part in inside if isinstance(inside, list) else inside.values():
+        assert part.data.is_contiguous(), f"{part.key} is cut across its rows"
+        yield _Place(
+            key=part.key,
+            shape=tuple(part.local_shape),
+            offset=tuple(part.global_offset),
+            start=part.data.storage_offset() - entry.data.storage_offset(),
+            may_grow=part.allow_shape_mismatch,
+        )

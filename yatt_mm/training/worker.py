@@ -20,7 +20,6 @@ import numpy as np
 from dataplane.client.reader import Reader
 from models.layout.parallel import Parallel
 from yatt_mm.algorithms.losses import clipped_policy_loss
-from yatt_mm.common.manifest import FileRecord
 from yatt_mm.common.writing import writing
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.placement_model import State
@@ -157,15 +156,14 @@ class TrainWorker:
         return published
 
     def save(self, directory: str, asynchronous: bool) -> None:
-        """Write a checkpoint from which `load` continues exactly. An asynchronous one is complete after `finish_save`.
-        All ranks must be called."""
+        """Write this rank's part of a checkpoint from which `load` continues exactly. All ranks must be called."""
         self._require(State.AWAKE, "save")
         self._engine.save(Path(directory), asynchronous=asynchronous)
 
-    def finish_save(self) -> dict[str, FileRecord]:
-        """Wait until the checkpoint that is being written is on disk, and return by name the files that this rank
-        wrote. The rank may be asleep or awake. All ranks must be called."""
-        return self._engine.finish_save()
+    def finish_save(self) -> None:
+        """Wait until this rank's part of the checkpoint that is being written is on the disk. The rank may be asleep or
+        awake."""
+        self._engine.finish_save()
 
     def load(self, directory: str) -> None:
         """Continue from a checkpoint. All ranks must be called."""

@@ -12,10 +12,18 @@ import pytest
 from yatt_mm.common import manifest
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import CheckpointError
-from yatt_mm.common.manifest import MANIFEST_FILE, FileRecord, check_files, record_file, write_manifest
+from yatt_mm.common.manifest import (
+    MANIFEST_FILE,
+    FileRecord,
+    check_files,
+    note_written,
+    num_written,
+    record_file,
+    write_manifest,
+)
 
 FILES = {
-    "__0_0.distcp": bytes(range(256)) * 5,
+    "part-00000-of-00001.safetensors": bytes(range(256)) * 5,
     "state.json": b'{"step": 1}',
     "inner/common.pt": b"x" * 33,
     "empty": b"",
@@ -57,7 +65,7 @@ def refused(folder: Path, name: str, change: Callable[[Path], None]) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "state.json", "inner/common.pt", MANIFEST_FILE])
+@pytest.mark.parametrize("name", ["part-00000-of-00001.safetensors", "state.json", "inner/common.pt", MANIFEST_FILE])
 def test_a_file_that_is_cut_short_gone_or_has_one_other_bit_is_named(folder: Path, name: str) -> None:
     size = (folder / name).stat().st_size
     assert f"{folder / name} is damaged" in refused(folder, name, cut)
@@ -87,13 +95,17 @@ def test_files_that_were_recorded_are_not_read_again_and_must_be_there(tmp_path:
     record = record_file(tmp_path / "weights")
     assert record.nbytes == manifest.CHUNK_BYTES + 1
     (tmp_path / "weights").write_bytes(b"changed after it was recorded")
-    write_manifest(tmp_path, {"weights": record})
+    note_written(tmp_path / "weights", record)
+    assert num_written(tmp_path) == 1
+    write_manifest(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [MANIFEST_FILE, "weights"]
     with pytest.raises(
         CheckpointError, match=f"weights is damaged: it has 29 bytes, and manifest.json says {record.nbytes}"
     ):
         check_files(tmp_path)
+    note_written(tmp_path / "more", FileRecord(nbytes=1, blake3=""))
     with pytest.raises(FileNotFoundError, match="more was written and is gone"):
-        write_manifest(tmp_path, {"weights": record, "more": FileRecord(nbytes=1, blake3="")})
+        write_manifest(tmp_path)
 
 
 def test_a_file_that_the_disk_does_not_give_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,5 +113,5 @@ def test_a_file_that_the_disk_does_not_give_is_named(folder: Path, monkeypatch: 
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(manifest, "_read", read)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp cannot be read: Input/output error"):
+    with pytest.raises(CheckpointError, match=r"/empty cannot be read: Input/output error"):
         check_files(folder)

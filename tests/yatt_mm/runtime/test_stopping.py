@@ -47,8 +47,19 @@ def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(mo
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [(90, 90), (1.5, 1.5), ("45", 45), ("45s", 45), ("90m", 5400), ("1.5h", 5400), ("2d", 172800)]
-    + [("00:20:00", 1200), ("11:30:00", 41400), ("1-12:00:00", 129600), ("100:00:00", 360000)],
+    [
+        (90, 90),
+        (1.5, 1.5),
+        ("45", 45),
+        ("45s", 45),
+        ("90m", 5400),
+        ("1.5h", 5400),
+        ("2d", 172800),
+        ("00:20:00", 1200),
+        ("11:30:00", 41400),
+        ("1-12:00:00", 129600),
+        ("100:00:00", 360000),
+    ],
 )
 def test_times_are_written_as_people_and_batch_systems_write_them(text: object, seconds: float) -> None:
     assert parse_duration(text) == seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 import shutil
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,6 +20,7 @@ from models.layout.parallel import Parallel
 from models.sequence.mrope import MediaSpan, mrope_positions
 from tests.yatt_mm.training.tiny import Form, make_samples, with_patches_of
 from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.common.manifest import FileRecord, num_written
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.megatron_engine import TrainEngine
@@ -210,10 +211,15 @@ def curves(
 
 
 def train_and_save(
-    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+    rank: int,
+    model_dir: Path,
+    parallel: Parallel,
+    directory: Path,
+    dtype: str = "float32",
+    settings: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Run two updates, save a checkpoint and an exported folder, then run two more updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype, **settings)
     _steps(engine, 2)
     engine.save(directory / "checkpoint")
     engine.save_hf(directory / "hf")
@@ -228,19 +234,20 @@ def save_both_ways(
     _steps(engine, 2)
     engine.save(directory / "at once")
     trained = threading.Event()
-    write = rank_checkpoint._write_buckets
+    write = rank_checkpoint.write_part
 
-    def write_later(*arguments: Any) -> None:
+    def write_later(*arguments: Any) -> FileRecord:
         assert trained.wait(200)
-        write(*arguments)
+        return write(*arguments)
 
-    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
+    with mock.patch.object(rank_checkpoint, "write_part", write_later):
         engine.save(directory / "later", asynchronous=True)
-    done = _steps(engine, 2) | {"weights": exported(engine)}
+        done = _steps(engine, 2) | {"weights": exported(engine)}
+        dist.barrier()
+        done["was_complete"] = num_written(directory / "later") > 0
+        trained.set()
+        engine.finish_save()
     dist.barrier()
-    done["was_complete"] = (directory / "later" / "metadata.json").exists()
-    trained.set()
-    engine.finish_save()
     return done
 
 
@@ -260,23 +267,23 @@ def save_where_it_cannot(rank: int, model_dir: Path, parallel: Parallel, directo
     """Return the error of `finish_save` if a folder takes the place of a file while the ranks train."""
     engine = build_engine(model_dir, parallel)
     trained = threading.Event()
-    write = rank_checkpoint._write_buckets
+    write = rank_checkpoint.write_part
 
-    def write_later(*arguments: Any) -> None:
+    def write_later(*arguments: Any) -> FileRecord:
         assert trained.wait(200)
-        write(*arguments)
+        return write(*arguments)
 
-    with mock.patch.object(rank_checkpoint, "_write_buckets", write_later):
+    with mock.patch.object(rank_checkpoint, "write_part", write_later):
         engine.save(directory / "checkpoint", asynchronous=True)
-    dist.barrier()
-    if rank == 0:
-        shutil.rmtree(directory / "checkpoint")
-    dist.barrier()
-    trained.set()
-    try:
-        engine.finish_save()
-    except OSError as error:
-        return str(error)
+        dist.barrier()
+        if rank == 0:
+            shutil.rmtree(directory / "checkpoint")
+        dist.barrier()
+        trained.set()
+        try:
+            engine.finish_save()
+        except OSError as error:
+            return str(error)
     return "no error"
 
 
@@ -288,12 +295,28 @@ def save_then_train(rank: int, model_dir: Path, parallel: Parallel, directory: P
 
 
 def load_and_train(
-    rank: int, model_dir: Path, parallel: Parallel, directory: Path, dtype: str = "float32"
+    rank: int,
+    model_dir: Path,
+    parallel: Parallel,
+    directory: Path,
+    dtype: str = "float32",
+    settings: Mapping[str, Any] = {},
 ) -> dict[str, Any]:
     """Continue from the checkpoint of `train_and_save` with two updates."""
-    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype)
+    engine = build_engine(model_dir, parallel, warmup_steps=3, weight_decay=0.1, dtype=dtype, **settings)
     engine.load(directory / "checkpoint")
-    return _steps(engine, 2) | {"weights": exported(engine)}
+    return {"loaded": exported(engine)} | _steps(engine, 2) | {"weights": exported(engine)}
+
+
+def save_part(rank: int, model_dir: Path, parallel: Parallel, directory: Path, freeze: tuple[Part, ...]) -> int:
+    """Save the untrained model, and return how many bytes this rank held in host memory for that."""
+    engine = build_engine(model_dir, parallel, freeze=freeze)
+    engine.save(directory, asynchronous=True)
+    assert engine._pending_save is not None
+    nbytes = engine._pending_save.nbytes
+    engine.finish_save()
+    dist.barrier()
+    return nbytes
 
 
 def _steps(engine: TrainEngine, num_steps: int, groups: Sequence[Sequence[int]] = GROUPS) -> dict[str, Any]:

@@ -23,6 +23,8 @@ from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common import checkpoints as checkpoints_module
 from yatt_mm.common import manifest
 from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.control.saving import Saving
+from yatt_mm.training import part_files
 
 CALLS = (
     "openat,open,creat,write,pwrite64,writev,pwritev,ftruncate,truncate,fallocate,copy_file_range,sendfile,"
@@ -30,7 +32,7 @@ CALLS = (
 )
 GOOD_STEPS = (1, 2)
 FAULTS = {
-    3: (manifest, "sync_file"),
+    3: (part_files, "sync_file"),
     4: (manifest, "sync_directory"),
     5: (checkpoints_module, "sync_directory"),
 }
@@ -46,12 +48,10 @@ def save_steps(rank: int, model_dir: Path, root: Path) -> None:
         module, name = FAULTS.get(step, (manifest, "__doc__"))
         with mock.patch.object(module, name, lambda path: None):
             engine.save(checkpoints.begin(step), asynchronous=True)
-            every: list[dict[str, manifest.FileRecord] | None] = [None, None]
-            dist.all_gather_object(every, engine.finish_save())
             if rank == 0:
-                recorded = {name: record for part in every if part for name, record in part.items()}
-                checkpoints.commit(step, {"step": step}, recorded=recorded)
+                Saving(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=60)
                 (root / f"committed_{step}").touch()
+            engine.finish_save()
         dist.barrier()
 
 
@@ -70,6 +70,10 @@ class Disk:
     def name(self, path: str, moment: int) -> None:
         folder, _, name = path.rpartition("/")
         self.changed_names[folder][name] = moment
+
+    def remove(self, path: str, moment: int) -> None:
+        self.name(path, moment)
+        self.unsynced_files.pop(path, None)
 
     def rename(self, old: str, new: str, moment: int) -> None:
         self.name(old, moment)
@@ -105,7 +109,7 @@ def losses(trace: Path, root: Path) -> dict[int, list[str]]:
             named -= _step_of(paths[0], base)
             named |= _step_of(paths[1], base)
         elif call in ("unlink", "unlinkat", "rmdir"):
-            disk.name(paths[0], moment)
+            disk.remove(paths[0], moment)
             for step in named:
                 if _is_in(paths[0], f"{base}/step_{step:06d}"):
                     found[step].append(f"{paths[0]} is removed")

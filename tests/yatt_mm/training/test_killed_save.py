@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import re
 import signal
 import threading
@@ -16,13 +15,14 @@ from unittest import mock
 import pytest
 import torch.distributed as dist
 
-from models.compat.megatron_core import filesystem_async
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint
 from yatt_mm.common.errors import CheckpointError
-from yatt_mm.training.megatron_engine import TrainEngine
+from yatt_mm.common.manifest import FileRecord, num_written
+from yatt_mm.control.saving import Saving
+from yatt_mm.training import rank_checkpoint
 
 TP2 = Parallel(tp=2)
 DEADLINE_S = 120.0
@@ -35,41 +35,39 @@ def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
     checkpoints = Checkpoints(root=run_dir / "checkpoints", keep=2)
     jobs._steps(engine, 1)
     engine.save(checkpoints.begin(1), asynchronous=True)
-    _finish_save(rank, engine, checkpoints, 1)
+    _commit(rank, checkpoints, 1)
     curves = [jobs._steps(engine, 1)]
     has_trained = threading.Event()
-    write = filesystem_async.FileSystemWriterAsync.write_preloaded_data
+    write = rank_checkpoint.write_part
 
-    def write_half(transforms: Any, number: int, bucket: Any, written: queue.SimpleQueue, *rest: Any) -> None:
+    def write_half(path: Path, *arguments: Any) -> FileRecord:
         assert has_trained.wait(DEADLINE_S)
-        write(transforms, number, bucket, written, *rest)
+        record = write(path, *arguments)
         if rank == 1:
-            os.truncate(bucket[0], Path(bucket[0]).stat().st_size // 2)
+            os.truncate(path, record.nbytes // 2)
             os.kill(os.getpid(), signal.SIGKILL)
+        return record
 
-    with mock.patch.object(filesystem_async.FileSystemWriterAsync, "write_preloaded_data", write_half):
+    with mock.patch.object(rank_checkpoint, "write_part", write_half):
         engine.save(checkpoints.begin(2), asynchronous=True)
         curves.append(jobs._steps(engine, 1))
         if rank == 0:
             (run_dir / "curves.json").write_text(json.dumps(curves))
         dist.barrier()
         has_trained.set()
-        _finish_save(rank, engine, checkpoints, 2)
+        _commit(rank, checkpoints, 2)
 
 
-def _finish_save(rank: int, engine: TrainEngine, checkpoints: Checkpoints, step: int) -> None:
-    """Save as the controllers do: a checkpoint counts once it is committed, after every rank has finished."""
-    every: list[Any] = [None, None]
-    dist.all_gather_object(every, engine.finish_save())
-    assert all(every), "each rank recorded what it wrote"
+def _commit(rank: int, checkpoints: Checkpoints, step: int) -> None:
+    """Commit as the controllers do: once every rank has written its part."""
     if rank == 0:
-        checkpoints.commit(step, {"step": step}, recorded={**every[0], **every[1]})
+        Saving(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=DEADLINE_S)
     dist.barrier()
 
 
 def resume(rank: int, model_dir: Path, half: Path, good: Path) -> dict[str, Any]:
     engine = jobs.build_engine(model_dir, TP2)
-    with pytest.raises(FileNotFoundError, match="no finished checkpoint"):
+    with pytest.raises(CheckpointError, match=r"part-00001-of-00002.safetensors is damaged"):
         engine.load(half)
     engine.load(good)
     return jobs._steps(engine, 2)
@@ -82,7 +80,8 @@ def test_after_a_kill_in_the_middle_of_a_save_the_run_goes_on_from_the_checkpoin
         ranks.run(2, train_until_killed, untied_folder, tmp_path)
     checkpoints = Checkpoints(root=tmp_path / "checkpoints", keep=2)
     (half,) = checkpoints.root.glob(".partial*")
-    assert list(half.glob("*.distcp")), "nothing was being written"
+    assert len(list(half.glob("part-*"))) >= 2, "nothing was being written"
+    assert num_written(half) < 2
 
     good = find_checkpoint(tmp_path, "auto", pytest.fail)
     assert good is not None and checkpoints.steps() == [1]

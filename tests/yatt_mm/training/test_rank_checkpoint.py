@@ -13,6 +13,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import Qwen2_5_VLForConditionalGeneration
 
+from models.freeze import Part
 from models.layout.parallel import Parallel
 from tests.models.layouts import quick_first
 from tests.yatt_mm.training import jobs
@@ -125,10 +126,31 @@ def test_bfloat16_continues_exactly_from_its_float32_main_weights(
 def test_a_save_that_fails_while_ranks_train_says_where_and_why(
     ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
-    first, second = ranks.run(2, jobs.save_where_it_cannot, untied_folder, DP2, tmp_path)
-    where = f"cannot write {tmp_path / 'checkpoint'}: "
-    assert first.startswith(f"{where}rank ") and "No such file or directory" in first
-    assert second == f"{where}another rank failed; training rank 0 says why"
+    for said in ranks.run(2, jobs.save_where_it_cannot, untied_folder, DP2, tmp_path):
+        assert said == f"cannot write {tmp_path / 'checkpoint'}: No such file or directory"
+
+
+def test_frozen_parts_are_saved_once_and_move_between_layouts(
+    ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    frozen = {"freeze": ("tower", "language")}
+    wanted = ranks.run(2, jobs.train_and_save, untied_folder, DP2, tmp_path, "float32", frozen)[0]
+    for layout in (DP2, TP2):
+        found = ranks.run(2, jobs.load_and_train, untied_folder, layout, tmp_path, "float32", frozen)[0]
+        assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+        check_same_bits(found["loaded"], wanted["saved"])
+
+
+@pytest.mark.parametrize("freeze", [(), ("language",)])
+def test_each_of_eight_replicas_holds_and_writes_its_eighth(
+    freeze: tuple[Part, ...], ranks: RankPool, untied_folder: Path, tmp_path: Path
+) -> None:
+    held = ranks.run(8, jobs.save_part, untied_folder, Parallel(dp=8), tmp_path, freeze)
+    sizes = [path.stat().st_size for path in sorted(tmp_path.glob("part-*.safetensors"))]
+    assert len(sizes) == 8
+    for nbytes, size in zip(held, sizes, strict=True):
+        assert nbytes == pytest.approx(sum(held) / 8, rel=0.1)
+        assert size == pytest.approx(sum(sizes) / 8, rel=0.1)
 
 
 def test_a_checkpoint_before_the_first_update_changes_nothing(
@@ -184,7 +206,7 @@ def with_tensor(source: Path, folder: Path, name: str, *, like: str) -> Path:
 
 def test_an_unfinished_checkpoint_is_named(ranks: RankPool, untied_folder: Path, tmp_path: Path) -> None:
     (tmp_path / "checkpoint").mkdir()
-    with pytest.raises(AssertionError, match=r"no finished checkpoint in .*checkpoint"):
+    with pytest.raises(AssertionError, match=r"no finished checkpoint in .*checkpoint: part-00000-of-00001"):
         ranks.run(1, jobs.load_and_train, untied_folder, Parallel(), tmp_path)
 
 

@@ -32,7 +32,7 @@ def curve(digits: Digits, name: str) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def killed(whole: runs.Finished, digits: Digits) -> runs.Finished:
     """A run whose node is killed in the middle of the first step's generation, and in the second step's; and one of
-    whose ranks is killed in the fifth step, while the checkpoint of the fourth is not committed yet."""
+    whose ranks is killed while the checkpoint of the fourth step is saved."""
     assert whole.status == 0, whole.output
     in_the_first = digits.num_eval + NUM_PROMPTS
     num_first = round(runs.metrics(digits.folder, "whole")[1]["sampling/num_prompts_used"]) * GROUP_SIZE
