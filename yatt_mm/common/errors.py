@@ -39,6 +39,10 @@ class RewardError(YattError, RuntimeError):
     """The rewards cannot teach anything; the message names the function or the judge, the place and the counts."""
 
 
+class TrainingError(YattError, RuntimeError):
+    """Training cannot go on; the message says what was not finite or out of its range, where, and what to change."""
+
+
 class DiskError(YattError, OSError):
     """A file of the run cannot be written; the message names it and what to do."""
 

@@ -23,6 +23,7 @@ from yatt_mm.config.sections import (
     CheckpointSection,
     ControllersSection,
     DataplaneSection,
+    FaultsSection,
     ModelSection,
     ParallelSection,
     PlacementSection,
@@ -71,6 +72,7 @@ class Config(Section):
     weights: WeightsSection = WeightsSection()
     eval: EvalSection = EvalSection()
     checkpoint: CheckpointSection = CheckpointSection()
+    faults: FaultsSection = FaultsSection()
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -84,6 +86,11 @@ class Config(Section):
     def run_dir(self) -> Path:
         """The folder for everything that the run writes."""
         return Path(self.run.dir) / self.run.name
+
+    @property
+    def skipped_dir(self) -> Path:
+        """The folder for what skipped steps were computed from."""
+        return self.run_dir / "skipped"
 
     @property
     def log_dir(self) -> Path:

@@ -127,6 +127,9 @@ class RewardSection(Section):
     """`module:name` or `path/to/file.py:name` of a function (response: str, answer: str, fields: dict) -> float; see
     docs/own-reward.md for what else it may take and return. By default the one that fits the layout of the set; the
     start names it."""
+    range: tuple[float, float] | None = None
+    """The lowest and the highest reward that can be right, such as `[0, 1]`; a step with another one is skipped. By
+    default all finite rewards are."""
     part_weights: dict[str, float] = {}
     """The weights of the named parts that a function returns, for example `{format: 0.5}`; 1 for parts that are not
     named here."""
@@ -268,6 +271,12 @@ class WeightsSection(Section):
     """How trained weights travel to the engines: a segment in shared memory, CUDA IPC between roles that share GPUs, or
     a broadcast over NCCL (gloo on the CPU), which needs neither; auto takes CUDA IPC on GPUs in full colocation, and
     otherwise shared memory."""
+
+
+class FaultsSection(Section):
+    max_skipped_steps: Annotated[int, Field(ge=0)] = 3
+    """The most steps in a row that may be skipped, because their loss or gradient was not finite or a reward was out of
+    `reward.range`; one more ends the run."""
 
 
 class CheckpointSection(Section):

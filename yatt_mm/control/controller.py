@@ -22,7 +22,8 @@ from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
 from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
-from yatt_mm.control.saving import Saving
+from yatt_mm.control.saving import CheckpointSaver
+from yatt_mm.control.skipped_steps import SkippedSteps
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
 from yatt_mm.generation.metrics import (
@@ -81,6 +82,9 @@ class Controller:
         )
         self._kept = KeptRollouts(team.keeper, self._client, config)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
+        self._skipped = SkippedSteps(config, config.skipped_dir.absolute(), self._rendezvous, controller=index)
+        self._has_wrong_rewards = False
+        """True if a reward of the present step is out of its range."""
         self._evaluation = Evaluation(
             config,
             start.eval_sets,
@@ -95,10 +99,16 @@ class Controller:
         self._best = BestModel(config.eval.keep_best, start.best)
         self._is_best = False
         """True if the last evaluation was better than all before."""
-        self._is_saving = False
-        """True while ranks write a checkpoint."""
-        self._saving: Saving | None = None
-        """What commits it, in controller 0."""
+        self._saver = CheckpointSaver(
+            config,
+            team,
+            self._rendezvous,
+            self._workers,
+            self._meter,
+            self._best,
+            self.phase,
+            controller=index,
+        )
         self._phases: list[tuple[str, float, float]] = []
         """(name, begin, end) in seconds since the epoch, for the timeline."""
         self._step_started = time.perf_counter()
@@ -119,7 +129,7 @@ class Controller:
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
             self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
-            self.finish_checkpoint()  # that of an earlier step
+            self._saver.finish()  # the checkpoint of an earlier step
             if is_last or _is_due(self.step, self.config.checkpoint.every) or self._is_best:
                 self.checkpoint()
             if self._is_best:
@@ -163,7 +173,8 @@ class Controller:
         filled = self._filler.fill()
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
-        self._kept.keep_batch(filled, step=self.step)
+        self._has_wrong_rewards = self._skipped.has_wrong_rewards(filled.judged)
+        self._kept.keep_batch(filled, step=self.step, all_groups=self._has_wrong_rewards)
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
@@ -201,6 +212,21 @@ class Controller:
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train the policy on the ranks of this controller's replicas. Afterwards the step's rollouts are released."""
+        num_skipped, why = 0, ""
+        if self._has_wrong_rewards:
+            num_skipped = self.config.train.num_minibatches
+            why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
+            self._meter.add_max("train/num_skipped", num_skipped)
+        else:
+            num_skipped = self._train(plans)
+            why = "its loss or gradient was not finite" if num_skipped else ""
+        self._rendezvous.gather(None)
+        self._skipped.note(self.step, groups, why=why)
+        self._kept.release([group.group.ref for group in groups])
+
+    def _train(self, plans: Sequence[UpdatePlan]) -> int:
+        """Train the policy on the ranks of this controller's replicas, and return how many updates were skipped."""
+        num_skipped = 0
         calls = [
             (name, rank.update.remote(plan))
             for replica, plan in zip(self._workers.my_replicas, plans)
@@ -209,8 +235,8 @@ class Controller:
         self._prefetch()
         for report in self._workers.wait(calls, "update"):
             add_update(self._meter, report)
-        self._rendezvous.gather(None)
-        self._kept.release([group.group.ref for group in groups])
+            num_skipped = report.num_skipped  # the same on all ranks
+        return num_skipped
 
     def publish(self) -> None:
         """Give the engines the trained weights: ranks make them readable on this host, and engines read them."""
@@ -227,45 +253,19 @@ class Controller:
 
     def checkpoint(self) -> None:
         """Save the run, so that it can continue from exactly here."""
-        with self.phase(Phase.TRAIN, clock="checkpoint"):
-            directory = self._team.checkpoints.begin(self.step)
-            self._workers.on_my_ranks("save", str(directory), self.config.checkpoint.asynchronous)
-            if self.index == 0:
-                state = {"step": self.step, "best": self._best.state(), "config": self.config.model_dump(mode="json")}
-                self._saving = Saving(
-                    self._team.checkpoints,
-                    self.step,
-                    state | self._rendezvous.sampling_state(),
-                    num_ranks=len(self._team.ranks),
-                    best=self._best.step,
-                )
-            self._is_saving = True
+        self._saver.save(self.step)
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
-            self.finish_checkpoint()
-
-    def finish_checkpoint(self) -> None:
-        """Wait until the checkpoint that ranks are writing, if there is one, is committed."""
-        if not self._is_saving:
-            return
-        self._is_saving = False
-        self._rendezvous.phase = "checkpoint"
-        with self._meter.timed("time/checkpoint_s"):
-            self._workers.on_my_ranks("finish_save")
-            self._rendezvous.gather(None)
-            if self._saving is not None:
-                self._saving.finish(deadline_s=self.config.controllers.deadline_s)
-                self._saving = None
-            self._rendezvous.gather(None)
+            self._saver.finish()
 
     def give_up_step(self) -> int:
         """Save the run as it was before the present step, unless that is saved already, and return the step before."""
         self.step -= 1
         self._workers.step = self.step
         self._rendezvous.give_up_step()
-        self.finish_checkpoint()
-        if not self._rendezvous.gather(self.index or self.step in self._team.checkpoints.steps())[0]:
-            self.checkpoint()
-            self.finish_checkpoint()
+        self._saver.finish()
+        if not self._saver.has_saved(self.step):
+            self._saver.save(self.step)
+            self._saver.finish()
         return self.step
 
     def export(self) -> None:

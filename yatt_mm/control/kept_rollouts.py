@@ -35,13 +35,14 @@ class KeptRollouts:
         self._left: list[Ref] = []
         """Those of them that nothing else needs any more."""
 
-    def keep_batch(self, filled: FilledBatch, *, step: int) -> None:
-        """Send those groups of a step that are kept, and release the records that nothing else needs. Every controller
-        calls this and `keep_evaluation` at the same moments."""
+    def keep_batch(self, filled: FilledBatch, *, step: int, all_groups: bool = False) -> None:
+        """Send those groups of a step that are kept, or all of them, and release the records that nothing else needs.
+        Every controller calls this and `keep_evaluation` at the same moments."""
         trained, carried = filled.outcome.kept, filled.outcome.carried
         finished = [group for group in filled.judged if _position(group) not in carried]
         among = self._config.train.prompts_per_step
-        self._send([group for group in finished if self._is_kept(group, among)], step, "train", trained=trained)
+        kept = [group for group in finished if all_groups or self._is_kept(group, among)]
+        self._send(kept, step, "train", trained=trained)
         self.release(filled.dropped)
 
     def keep_evaluation(self, shares: Sequence[tuple[Sequence[ScoredGroup], int]], *, step: int) -> None:

@@ -1,56 +1,78 @@
-"""The checkpoint that is being written: it is committed as soon as every rank has written its part."""
+"""One controller's part in saving the run: its ranks write, and controller 0 commits."""
 
 from __future__ import annotations
 
-import threading
-from typing import Any
+from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.config.run_config import Config
+from yatt_mm.control.best_model import BestModel
+from yatt_mm.control.commit import Commit
+from yatt_mm.control.worker_calls import WorkerCalls
+from yatt_mm.generation.batch_filler import EnterPhase
+from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.protocol.control import Team
+from yatt_mm.protocol.placement_model import Phase
 
-from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.common.errors import WorkerError
 
-POLL_S = 0.02
-
-
-class Saving:
-    """A checkpoint that ranks write now. A thread of controller 0 waits for them and commits it."""
+class CheckpointSaver:
+    """Saves checkpoints, one at a time. Every controller calls its methods at the same moments."""
 
     def __init__(
-        self, checkpoints: Checkpoints, step: int, state: dict[str, Any], *, num_ranks: int, best: int | None
+        self,
+        config: Config,
+        team: Team,
+        rendezvous: RendezvousClient,
+        workers: WorkerCalls,
+        meter: StepMeter,
+        best: BestModel,
+        enter_phase: EnterPhase,
+        *,
+        controller: int,
     ) -> None:
-        """`state`, `best`: see `Checkpoints.commit`."""
-        self._checkpoints = checkpoints
-        self._step = step
-        self._state = state
-        self._num_ranks = num_ranks
+        self._config = config
+        self._team = team
+        self._rendezvous = rendezvous
+        self._workers = workers
+        self._meter = meter
         self._best = best
-        self._error: Exception | None = None
-        self._is_given_up = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"commit of step {step}", daemon=True)
-        self._thread.start()
+        self._enter_phase = enter_phase
+        self._controller = controller
+        self._is_saving = False
+        """True from `save` to `finish`."""
+        self._commit: Commit | None = None
+        """The commit of the checkpoint that is being written, in controller 0."""
 
-    def finish(self, *, deadline_s: float) -> None:
-        """Wait until the checkpoint is committed.
+    def save(self, step: int) -> None:
+        """Begin to save the run after `step`. The checkpoint counts as soon as it is written."""
+        checkpoints = self._team.checkpoints
+        with self._enter_phase(Phase.TRAIN, clock="checkpoint"):
+            directory = checkpoints.begin(step)
+            self._workers.on_my_ranks("save", str(directory), self._config.checkpoint.asynchronous)
+            self._is_saving = True
+            if self._controller == 0:
+                state = {"step": step, "best": self._best.state(), "config": self._config.model_dump(mode="json")}
+                state |= self._rendezvous.sampling_state()
+                num_ranks = len(self._team.ranks)
+                self._commit = Commit(checkpoints, step, state, num_ranks=num_ranks, best=self._best.step)
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written, if there is one, is committed.
 
         Raises:
-            DiskError: it could not be committed; the message names the file.
-            WorkerError: it was not committed in `deadline_s` seconds.
+            WorkerError: a rank could not write its part, or they were late.
+            DiskError: the checkpoint could not be committed.
         """
-        self._thread.join(deadline_s)
-        if self._thread.is_alive():
-            self._is_given_up.set()
-            num = self._checkpoints.num_written(self._step)
-            raise WorkerError(
-                f"the checkpoint of step {self._step} was not committed in {deadline_s:g} s "
-                f"(controllers.deadline_s): {num} of {self._num_ranks} training ranks have written their parts"
-            )
-        if self._error is not None:
-            raise self._error
+        if not self._is_saving:
+            return
+        self._is_saving = False
+        self._rendezvous.phase = "checkpoint"
+        with self._meter.timed("time/checkpoint_s"):
+            self._workers.on_my_ranks("finish_save")
+            self._rendezvous.gather(None)
+            if self._commit is not None:
+                self._commit.finish(deadline_s=self._config.controllers.deadline_s)
+                self._commit = None
+            self._rendezvous.gather(None)
 
-    def _run(self) -> None:
-        try:
-            while self._checkpoints.num_written(self._step) < self._num_ranks:
-                if self._is_given_up.wait(POLL_S):
-                    return
-            self._checkpoints.commit(self._step, self._state, best=self._best)
-        except Exception as error:  # it is raised in the thread that waits
-            self._error = error
+    def has_saved(self, step: int) -> bool:
+        """Return True if there is a checkpoint of `step`, as controller 0 sees it."""
+        return self._rendezvous.gather(step in self._team.checkpoints.steps())[0]

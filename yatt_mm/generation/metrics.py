@@ -117,11 +117,13 @@ def add_update(meter: StepMeter, report: UpdateReport) -> None:
     meter.add_sum("dataplane/resolved_bytes", report.resolved_bytes)
     meter.add_max("train/resolved_bytes_max", report.resolved_bytes)
     meter.add_mean("train/resolves_frac", float(report.resolved_bytes > 0), 1)
+    meter.add_max("train/num_skipped", report.num_skipped)
     if not report.is_loss_rank:
         return
     for name, value in report.loss_metrics.items():
         meter.add_sum(f"train/{name}", value)
-    meter.add_max("train/grad_norm", report.grad_norm)
+    if report.loss_metrics:
+        meter.add_max("train/grad_norm", report.grad_norm)
     meter.add_max("time/update_s", report.seconds)
     meter.add_mean("rollout/logprob_diff_mean", report.difference_sum, report.num_compared)
     meter.add_max("rollout/logprob_diff_max", report.difference_max)

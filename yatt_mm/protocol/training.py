@@ -39,6 +39,8 @@ class TrainSpec:
     """The number of engine processes that receive a model, where the weights are sent."""
     deadline_s: float
     """The deadline of every wait for them, in seconds."""
+    skipped_dir: str
+    """The folder for what skipped updates were computed from."""
     cores: tuple[int, ...] = ()
     """The processor cores of the rank; none leaves the choice to the system."""
 
@@ -63,6 +65,8 @@ class UpdateReport:
     """This rank's parts of global sums; the sum over the replicas is the metric."""
     grad_norm: float = 0.0
     """The norm of the global gradient before clipping, averaged over the step's updates."""
+    num_skipped: int = 0
+    """The number of updates that were skipped. No other value counts them."""
     difference_sum: float = 0.0
     difference_max: float = 0.0
     num_compared: int = 0
@@ -75,7 +79,7 @@ class UpdateReport:
     seconds: float = 0.0
 
     def add_minibatch(self, loss_metrics: dict[str, float], grad_norm: float, num_minibatches: int) -> None:
-        """Add the values of one minibatch; all values are averaged over the step's minibatches."""
+        """Add the values of one minibatch; all values are averaged over the `num_minibatches` of the step."""
         for name, value in loss_metrics.items():
             self.loss_metrics[name] = self.loss_metrics.get(name, 0.0) + value / num_minibatches
         self.grad_norm += grad_norm / num_minibatches

@@ -131,6 +131,8 @@ class Reporter:
                 self._warn("quarantined", f"{record['key']} in {record['shard']}: {record['reason']}")
             elif self.num_quarantined == NUM_TOLD + 1:
                 self._warn("quarantined", f"further samples, which are in {self._run_dir / QUARANTINE_FILE} alone")
+        elif kind == "skipped":
+            self._warn("skipped", f"step {record['step']}, because {record['why']}; see {record['folder']}")
         elif kind == "failure":
             self._warn("no score", _failure(record))
         else:

@@ -226,6 +226,7 @@ def _create_ranks(site: Site) -> list[Any]:
         recompute=train.recompute,
         freeze=tuple(train.freeze),
         overlap_grad_reduce=train.overlap_grad_reduce,
+        skipped_dir=str(config.skipped_dir.absolute()),
     )
     return [
         site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1)(

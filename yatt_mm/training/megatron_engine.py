@@ -9,7 +9,8 @@ In shapes, K is the number of sampled tokens of a microbatch.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,9 @@ class StepResult:
     loss_metrics: dict[str, float]
     """The sums over this rank's microbatches; empty if this rank is not on the last pipeline stage."""
     grad_norm: float
-    """The norm of the global gradient, before clipping."""
+    """The norm of the global gradient, before clipping; NaN if the update was skipped."""
+    was_skipped: bool
+    """True if the loss or the gradient of some rank is not finite: weights and optimizer are as before."""
     logprobs: list[list[np.ndarray]]
     """[microbatch][sample] float32 [sampled tokens], under the weights before the update; empty like the metrics."""
 
@@ -141,25 +144,37 @@ class TrainEngine:
 
     def step(self, microbatches: Microbatches, loss_fn: LossFunction, *, temperature: float = 1.0) -> StepResult:
         """Do one optimizer update and return its results. Every replica gives the same number of microbatches; an empty
-        one adds nothing."""
+        one adds nothing. An update whose loss or gradient is not finite is skipped on all ranks."""
         self.memory.require(EVERYTHING, "update")
         for chunk in self._ddp:
             chunk.zero_grad_buffer()
         self._optimizer.zero_grad()
         outputs = self._run(microbatches, temperature, loss_fn)
-        for group in self._optimizer.param_groups:
-            group["lr"] = self._optim.lr_at(self._num_updates)
-        _, grad_norm, _ = self._optimizer.step()
-        self._num_updates += 1
         metrics: dict[str, float] = {}
         for scored in outputs:
             for name, value in scored.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + float(value)
+        grad_norm = math.nan
+        if is_finite := self._is_finite_everywhere(metrics.values()):
+            for group in self._optimizer.param_groups:
+                group["lr"] = self._optim.lr_at(self._num_updates)
+            _, grad_norm, _ = self._optimizer.step()
+            self._num_updates += 1
         return StepResult(
             loss_metrics=metrics,
             grad_norm=float(grad_norm),
+            was_skipped=not is_finite,
             logprobs=[scored.by_sample() for scored in outputs],
         )
+
+    def _is_finite_everywhere(self, values: Iterable[float]) -> bool:
+        """Return True if these values and the gradient are finite on every rank."""
+        self._optimizer.prepare_grads()  # `step` does it again, which changes nothing
+        grad_norm = self._optimizer.get_grad_norm()  # collective, so every rank asks for it
+        is_finite = all(map(math.isfinite, (grad_norm, *values)))
+        flag = torch.tensor(float(is_finite), device=self._device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN)
+        return bool(flag)
 
     @property
     def weights(self) -> ShardedWeights:

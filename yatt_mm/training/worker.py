@@ -9,7 +9,6 @@ collectives.
 from __future__ import annotations
 
 import functools
-import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from yatt_mm.protocol.training import MovedMemory, TrainSpec, UpdateReport
 from yatt_mm.training.distributed import device, init_distributed
 from yatt_mm.training.megatron_engine import TrainEngine
 from yatt_mm.training.offload import EVERYTHING, Holding
+from yatt_mm.training.skipped_update import write_update
 from yatt_mm.training.step_plan import UpdatePlan
 from yatt_mm.training.train_sample import SampledTokens, TrainSample
 from yatt_mm.weights.carriers import Publisher, make_publisher, resolve_carrier
@@ -129,16 +129,20 @@ class TrainWorker:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
         report = UpdateReport(is_loss_rank=self._engine.is_loss_rank, resolved_bytes=resolved_bytes)
-        for minibatch in minibatches:
+        done = []
+        for number, minibatch in enumerate(minibatches):
             result = self._engine.step(minibatch, self._loss, temperature=self._spec.temperature)
-            if not math.isfinite(result.grad_norm):
-                raise FloatingPointError(
-                    f"the gradient norm is {result.grad_norm} on training rank {self._rank}; the weights are spoilt: "
-                    "lower train.lr or train.clip_grad and continue with --resume from the last checkpoint"
-                )
-            report.add_minibatch(result.loss_metrics, result.grad_norm, len(minibatches))
+            if result.was_skipped:
+                report.num_skipped += 1
+                folder = Path(self._spec.skipped_dir) / f"step_{self._policy_version + 1:06d}"
+                path = folder / f"update-{number}-rank-{self._rank}.npz"
+                write_update(path, minibatch, result.logprobs, result.loss_metrics)
+                continue
+            done.append(result)
             if self._engine.is_loss_rank:
                 _compare(report, minibatch, result.logprobs)
+        for result in done:
+            report.add_minibatch(result.loss_metrics, result.grad_norm, len(done))
         report.seconds = time.perf_counter() - started
         return report
 

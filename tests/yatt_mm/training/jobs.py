@@ -456,3 +456,23 @@ def logprobs_of_shifted_positions(
 
     with mock.patch("models.sequence.packing.mrope_positions", shifted):
         return logprobs_of(rank, model_dir, parallel, samples)
+
+
+def update_after_poison(rank: int, model_dir: Path, parallel: Parallel, poison: str) -> dict[str, Any]:
+    """Do two updates, then one whose loss or gradient is not finite on the last rank alone, then one more."""
+
+    def poisoned(
+        logprobs: torch.Tensor, entropy: torch.Tensor, inputs: LossInputs
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        loss, metrics = weighted_loss(logprobs, entropy, inputs)
+        if rank < dist.get_world_size() - 1:
+            return loss, metrics
+        if poison == "loss":
+            return loss, metrics | {"loss": torch.tensor(float("nan"))}
+        return loss * float("inf"), metrics
+
+    engine = build_engine(model_dir, parallel, clip_grad=0.5)
+    _steps(engine, 2)
+    before = exported(engine)
+    result = engine.step(microbatches(engine), poisoned)
+    return {"before": before, "after": exported(engine), "was_skipped": result.was_skipped} | _steps(engine, 1)

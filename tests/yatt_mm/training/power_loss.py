@@ -23,7 +23,7 @@ from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common import checkpoints as checkpoints_module
 from yatt_mm.common import manifest
 from yatt_mm.common.checkpoints import Checkpoints
-from yatt_mm.control.saving import Saving
+from yatt_mm.control.commit import Commit
 from yatt_mm.training import part_files
 
 CALLS = (
@@ -49,7 +49,7 @@ def save_steps(rank: int, model_dir: Path, root: Path) -> None:
         with mock.patch.object(module, name, lambda path: None):
             engine.save(checkpoints.begin(step), asynchronous=True)
             if rank == 0:
-                Saving(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=60)
+                Commit(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=60)
                 (root / f"committed_{step}").touch()
             engine.finish_save()
         dist.barrier()

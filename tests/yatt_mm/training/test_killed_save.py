@@ -21,7 +21,7 @@ from tests.yatt_mm.training.ranks import RankPool
 from yatt_mm.common.checkpoints import Checkpoints, find_checkpoint
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import FileRecord, num_written
-from yatt_mm.control.saving import Saving
+from yatt_mm.control.commit import Commit
 from yatt_mm.training import rank_checkpoint
 
 TP2 = Parallel(tp=2)
@@ -61,7 +61,7 @@ def train_until_killed(rank: int, model_dir: Path, run_dir: Path) -> None:
 def _commit(rank: int, checkpoints: Checkpoints, step: int) -> None:
     """Commit as the controllers do: once every rank has written its part."""
     if rank == 0:
-        Saving(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=DEADLINE_S)
+        Commit(checkpoints, step, {"step": step}, num_ranks=2, best=None).finish(deadline_s=DEADLINE_S)
     dist.barrier()
 
 

@@ -93,3 +93,14 @@ def test_a_world_of_the_wrong_size_is_refused(ranks: RankPool, untied_folder: Pa
 
 def relative_difference(found: np.ndarray, wanted: np.ndarray) -> float:
     return float(np.abs(found - wanted).max() / (np.abs(wanted).max() + 1e-12))
+
+
+@pytest.mark.parametrize("poison", ["loss", "gradient"])
+def test_an_update_that_is_not_finite_on_one_rank_is_skipped_on_all_and_changes_nothing(
+    poison: str, ranks: RankPool, untied_folder: Path
+) -> None:
+    wanted = ranks.run(2, jobs.train, untied_folder, Parallel(dp=2), 3, {"clip_grad": 0.5})[0]
+    for found in ranks.run(2, jobs.update_after_poison, untied_folder, Parallel(dp=2), poison):
+        assert found["was_skipped"]
+        assert all(np.array_equal(found["before"][name], found["after"][name]) for name in found["before"])
+        assert (found["losses"], found["norms"]) == (wanted["losses"][2:], wanted["norms"][2:])

@@ -49,6 +49,7 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
         recompute="none",
         freeze=(),
         overlap_grad_reduce=False,
+        skipped_dir="",
         carrier="shm",
         num_receivers=0,
         deadline_s=60,

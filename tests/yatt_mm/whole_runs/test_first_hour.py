@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.yatt_mm import runs
@@ -37,6 +39,27 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
     assert "RewardError" in logs[-1].read_text()
     assert len(read_rows(table_path(tmp_path / "runs" / "first", 0))) == 4, "the responses can be read all the same"
     assert done.left_behind == []
+
+
+def test_steps_whose_gradient_is_not_finite_are_skipped_and_written_down_and_too_many_end_the_run(
+    tmp_path: Path, tiny_dir: Path
+) -> None:
+    settings = ("train.steps=9", "algorithm.normalize_std=false", "faults.max_skipped_steps=1", "eval.every=0")
+    done = run_with("return 3e38 * (-1) ** len(response)", tmp_path, tiny_dir, *settings)
+    assert done.status == 1 and done.left_behind == [], done.output
+    folder = (tmp_path / "runs" / "first").absolute()
+    why = "because its loss or gradient was not finite"
+    assert f"skipped: step 1, {why}; see {folder / 'skipped' / 'step_000001'}" in done.output
+    assert f"error: 2 steps in a row were skipped, and faults.max_skipped_steps is 1; the last one {why}" in done.output
+    (record,) = (record for record in runs.metrics(tmp_path, "first") if record["step"] == 1)
+    assert record["train/num_skipped"] == 2 and "train/loss" not in record
+    with np.load(folder / "skipped" / "step_000002" / "update-1-rank-0.npz") as update:
+        tokens, advantages = update["0/0/token_ids"], update["0/0/advantages"]
+        assert len(tokens) == len(update["0/0/loss_mask"]) and np.abs(advantages).max() > 1e38
+        assert update[f"media/{update['0/0/media'][0]}"].dtype == np.uint8
+        assert np.isfinite(update["0/0/logprobs"]).all()
+    groups = (folder / "skipped" / "step_000002" / "groups-0.jsonl").read_text().splitlines()
+    assert json.loads(groups[0])["prompt"] and max(map(abs, json.loads(groups[0])["rewards"])) == 3e38
 
 
 @pytest.mark.faults
