@@ -28,14 +28,19 @@ def status_of(act: Callable[[], object], *, stopped: str, loses_nothing: bool = 
     `stopped`: what has been stopped after an interruption, for people. `loses_nothing`: True if nothing is lost when
     SIGTERM or SIGHUP interrupts the command.
     """
-    from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, Terminated, ending_signals_interrupt
+    from yatt_mm.runtime.signals import (
+        INTERRUPTED,
+        SAVED_AND_STOPPED,
+        ending_signals_interrupt,
+        interrupted_by_people,
+    )
 
     try:
         with ending_signals_interrupt():
             return _status_of(act)
-    except KeyboardInterrupt as interruption:
+    except KeyboardInterrupt:
         print(f"interrupted; {stopped} has been stopped", file=sys.stderr)
-        return SAVED_AND_STOPPED if loses_nothing and isinstance(interruption, Terminated) else INTERRUPTED
+        return SAVED_AND_STOPPED if loses_nothing and not interrupted_by_people() else INTERRUPTED
 
 
 def _status_of(act: Callable[[], object]) -> int:

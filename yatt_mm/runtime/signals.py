@@ -18,12 +18,20 @@ STOPPING = "stopping what this run started; one moment"
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM or SIGHUP came. Who sends them wants the process to end, and may start it again."""
+_interrupted_by = 0
+"""The signal that raised the last KeyboardInterrupt. The error cannot say it: Ray raises another one in its place."""
+
+
+def interrupted_by_people() -> bool:
+    """Return True if the last KeyboardInterrupt came from SIGINT (Ctrl-C), and not from SIGTERM or SIGHUP, with which
+    other programs end this one and may start it again."""
+    return _interrupted_by in (0, signal.SIGINT)
 
 
 def _interruption(signum: int) -> KeyboardInterrupt:
-    return KeyboardInterrupt() if signum == signal.SIGINT else Terminated()
+    global _interrupted_by
+    _interrupted_by = signum
+    return KeyboardInterrupt()
 
 
 @contextmanager
@@ -39,20 +47,19 @@ def signals_restored() -> Iterator[None]:
 
 @contextmanager
 def ending_signals_interrupt() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise Terminated, for a block, also while modules are being imported."""
+    """Let SIGINT, SIGTERM and SIGHUP raise KeyboardInterrupt for a block, also while modules are being imported."""
 
     def end(signum: int, frame: object) -> None:
-        raise Terminated
+        raise _interruption(signum)
 
     with signals_restored():
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in SIGNALS:
             signal.signal(number, end)
         yield
 
 
 def interrupt_on_signals(console: Console) -> None:
-    """From now on the first SIGINT raises KeyboardInterrupt, SIGTERM or SIGHUP its subclass Terminated. Later ones are
-    only answered."""
+    """From now on the first SIGINT, SIGTERM or SIGHUP raises KeyboardInterrupt. Later ones are only answered."""
 
     def interrupt(signum: int, frame: object) -> None:
         say_on_signals(console)

@@ -40,7 +40,7 @@ class Stopping:
                 self._signal, told_s = signal.Signals(signum).name, time.monotonic()
             elif time.monotonic() - told_s > ONE_SIGNAL_S:
                 interrupt_on_signals(console)
-                signal.raise_signal(signum)
+                signal.raise_signal(signal.SIGINT)  # whatever it is, what came after the last checkpoint is lost
 
         for number in SIGNALS:
             signal.signal(number, stop)

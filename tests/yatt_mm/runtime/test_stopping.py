@@ -9,7 +9,8 @@ import pytest
 from rich.console import Console
 
 from yatt_mm.config.values import parse_duration
-from yatt_mm.runtime.signals import Terminated, signals_restored
+from yatt_mm.runtime.command_line import status_of
+from yatt_mm.runtime.signals import interrupted_by_people, signals_restored
 from yatt_mm.runtime.stopping import ENDING_S, ONE_SIGNAL_S, Stopping
 
 
@@ -23,10 +24,24 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: 
         signal.raise_signal(number)  # one that was sent to the process and to its group
         assert stopping.why() == number.name and not stopping.is_by_time
         time.sleep(ONE_SIGNAL_S)
-        with pytest.raises(KeyboardInterrupt) as interrupted:
+        with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(number)
-        assert isinstance(interrupted.value, Terminated) == (number is not signal.SIGINT)
+        assert interrupted_by_people(), "the status is 130: something is lost"
         signal.raise_signal(number)  # while everything is ended: it is only answered
+
+
+@pytest.mark.parametrize(
+    ("number", "loses_nothing", "status"),
+    [
+        (signal.SIGINT, True, 130),
+        (signal.SIGTERM, True, 75),
+        (signal.SIGHUP, True, 75),
+        (signal.SIGTERM, False, 130),
+    ],
+)
+def test_the_status_says_whether_to_start_again(number: signal.Signals, loses_nothing: bool, status: int) -> None:
+    told = status_of(lambda: signal.raise_signal(number), stopped="it", loses_nothing=loses_nothing)
+    assert told == status
 
 
 def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
