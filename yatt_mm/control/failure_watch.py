@@ -1,5 +1,5 @@
 """What a controller does about responses to which the reward function or a judge gave no score: it tells where and why,
-once, and ends the run if the function fails too often."""
+once, and ends the run if one of them fails too often, because the scores that stand in for theirs would be learnt."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import asdict
 
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.common.errors import RewardError, YattError
+from yatt_mm.config.judge_section import JudgeSection
 from yatt_mm.config.sections import RewardSection
 from yatt_mm.protocol.control import ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION, Fault
@@ -38,12 +39,13 @@ class FailureWatch:
         self._told: set[Kind] = set()
 
     def check(self, groups: Sequence[ScoredGroup], *, among: str, tells: bool) -> None:
-        """Meet the other controllers, tell new kinds of faults, and end the run if the function fails too often.
+        """Meet the other controllers, tell new kinds of faults, and end the run if the function or a judge fails too
+        often.
 
         among: what these groups are, for messages. tells: True in one controller, which hands over the records.
 
         Raises:
-            RewardError: the function failed on `reward.max_error_frac` of the responses, or more.
+            RewardError: one of them failed on more than `reward.max_failed_frac` of the responses.
         """
         shares = self._rendezvous.gather(_counted(groups))
         num_failed, faults, num_responses = Counter[str](), dict[Kind, Fault](), 0
@@ -56,24 +58,37 @@ class FailureWatch:
             record = {"kind": "failure", **self._about(source), **counts, **asdict(faults[source, kind])}
             self._rendezvous.put_record(record)
         self._told |= faults.keys()
-        num, function = num_failed[FUNCTION], self._functions
-        if num and num >= self._section.max_error_frac * num_responses:
+        limit = self._section.max_failed_frac
+        too_often = sorted(source for source, num in num_failed.items() if num > limit * num_responses)
+        if too_often:
             with contextlib.suppress(YattError):  # the rewards are the reason of the end
                 self._before_end()
             self._rendezvous.gather(None)  # the run ends with the first controller that raises
-            fault = next(fault for (source, _), fault in faults.items() if source == FUNCTION)
+            source = too_often[0]
+            fault = next(fault for (of, _), fault in faults.items() if of == source)
             raise RewardError(
-                f"reward.function {function} failed on {num} of the {num_responses} responses of {among}, and "
-                f"reward.max_error_frac is {self._section.max_error_frac:g}: {fault.what} ({fault.where}); repair the "
-                f"function{'' if self._section.max_error_frac == 1 else ', or raise reward.max_error_frac'}"
+                f"{self._about(source)['who']} failed on {num_failed[source]} of the {num_responses} responses of "
+                f"{among}, more than reward.max_failed_frac ({limit:g}) allows: {fault.what} ({fault.where}); "
+                f"{self._repair(source)}, or raise reward.max_failed_frac"
             )
 
     def _about(self, source: str) -> dict[str, str]:
         """Return who failed, and what the responses score instead."""
         if source == FUNCTION:
             return {"who": f"{source} {self._functions}", "score": "0"}
-        score = self._section.judges[source.rpartition(".")[2]].score_on_failure
+        score = self._judge(source).score_on_failure
         return {"who": source, "score": f"{score:g} ({source}.score_on_failure)"}
+
+    def _repair(self, source: str) -> str:
+        """Return what the user can do about failures."""
+        if source == FUNCTION:
+            return "repair the function"
+        if self._judge(source).url is not None:
+            return "see that the server is there and takes such requests"
+        return f"see what {source}.template asks, and what the judge says to it (its log)"
+
+    def _judge(self, source: str) -> JudgeSection:
+        return self._section.judges[source.rpartition(".")[2]]
 
 
 def _counted(groups: Sequence[ScoredGroup]) -> tuple[int, Counter[str], dict[Kind, Fault]]:

@@ -48,7 +48,8 @@ def function(num: int, what: str, line: int = 3) -> Failures:
 
 
 def watch_of(meeting: OneMeeting, **settings: Any) -> FailureWatch:
-    judges = {"away": JudgeSection(model="m", url="http://host:8000/v1", score_on_failure=0.5)}
+    away = JudgeSection(model="m", url="http://host:8000/v1", score_on_failure=0.5)
+    judges = {"away": away, "own": JudgeSection(model="m")}
     section = RewardSection(function="my.py:f", judges=judges, **settings)
     return FailureWatch(
         cast(RendezvousClient, meeting), section, ["my.py:f"], before_end=lambda: meeting.events.append("end")
@@ -68,7 +69,7 @@ NONE = brought(4)
 
 def test_each_kind_of_fault_is_told_once_with_the_counts_of_all_controllers() -> None:
     meeting = OneMeeting(brought(8, function(2, "KeyError: 'x'", 9)), brought(8))
-    watch = watch_of(meeting)
+    watch = watch_of(meeting, max_failed_frac=1)
     mine = [group(), group(function(1, "ValueError: a")), group(function(1, "ValueError: b"))]
     watch.check(mine, among="step 1", tells=True)
     told = {record["where"]: record for record in meeting.records}
@@ -89,10 +90,13 @@ def test_each_kind_of_fault_is_told_once_with_the_counts_of_all_controllers() ->
     assert len(meeting.records) == 2, "it was told before"
 
 
-def test_a_judge_that_gives_no_verdict_is_told_and_does_not_end_the_run() -> None:
+def judge(num: int, name: str = "away") -> Failures:
+    return Failures(source=f"reward.judges.{name}", num=num, fault=Fault(what="status 400: no", where="m at http://x"))
+
+
+def test_a_judge_that_gives_no_verdict_is_told_and_does_not_end_a_run_that_allows_it() -> None:
     meeting = OneMeeting(NONE)
-    absent = Failures(source="reward.judges.away", num=4, fault=Fault(what="ClientError: refused", where="http://x"))
-    watch_of(meeting, max_error_frac=0.1).check([group(absent)], among="step 1", tells=True)
+    watch_of(meeting, max_failed_frac=1).check([group(judge(4))], among="step 1", tells=True)
     (record,) = meeting.records
     assert (record["who"], record["num_failed"], record["num_responses"]) == ("reward.judges.away", 4, 8)
     assert record["score"] == "0.5 (reward.judges.away.score_on_failure)"
@@ -104,19 +108,37 @@ def test_one_controller_tells() -> None:
     assert meeting.records == []
 
 
-@pytest.mark.parametrize(("max_error_frac", "num"), [(1.0, 4), (0.5, 4), (0.5, 2)])
-def test_too_many_failures_of_the_function_end_the_run(max_error_frac: float, num: int) -> None:
+@pytest.mark.parametrize(("settings", "num"), [({}, 4), ({}, 1), ({"max_failed_frac": 0.5}, 3)])
+def test_too_many_failures_of_the_function_end_the_run(settings: dict[str, float], num: int) -> None:
     meeting = OneMeeting(brought(4, function(num, "ValueError: a")), None)
     message = rf"my.py:f failed on {2 * num} of the 8 responses of step 1, .* ValueError: a \(my.py:3\); repair"
     with pytest.raises(RewardError, match=message):
-        watch_of(meeting, max_error_frac=max_error_frac).check(
-            [group(function(num, "ValueError: a"))], among="step 1", tells=True
-        )
+        watch_of(meeting, **settings).check([group(function(num, "ValueError: a"))], among="step 1", tells=True)
     assert len(meeting.records) == 1, "told before the run ends"
     assert meeting.events == ["meeting", "end", "meeting"], "all have kept their responses before one raises"
 
 
+@pytest.mark.parametrize(
+    ("name", "repair"),
+    [
+        ("away", "see that the server is there and takes such requests, or raise reward.max_failed_frac"),
+        ("own", r"see what reward\.judges\.own\.template asks, and what the judge says to it \(its log\), or raise"),
+    ],
+)
+def test_too_many_failures_of_one_judge_end_the_run(name: str, repair: str) -> None:
+    meeting = OneMeeting(brought(4, judge(1, name)), None)
+    message = (
+        rf"reward\.judges\.{name} failed on 2 of the 8 responses of step 3, more than reward\.max_failed_frac \(0\.2\) "
+        rf"allows: status 400: no \(m at http://x\); {repair}"
+    )
+    with pytest.raises(RewardError, match=message):
+        watch_of(meeting).check([group(judge(1, name))], among="step 3", tells=True)
+    assert meeting.events == ["meeting", "end", "meeting"]
+
+
 def test_fewer_failures_or_none_do_not_end_it() -> None:
-    watch = watch_of(OneMeeting(brought(4, function(3, "ValueError: a")), NONE))
-    watch.check([group(function(4, "ValueError: a"))], among="step 1", tells=True)
+    few = (function(1, "ValueError: a"), judge(1, "own"), judge(1))
+    watch = watch_of(OneMeeting(brought(4), NONE, brought(4, *few)), max_failed_frac=0.25)
+    watch.check([group(function(2, "ValueError: a"), judge(2), judge(2, "own"))], among="step 1", tells=True)
     watch.check([group()], among="step 2", tells=True)
+    watch.check([group(*few)], among="the evaluation at step 2", tells=True)
