@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
 from pydantic import BeforeValidator, Field
 
@@ -30,6 +31,10 @@ Score = Annotated[float, Field(allow_inf_nan=False)]
 
 READ_BY = {"pattern": ("regex",), "field": ("json",), "scale": ("regex", "json")}
 """[key] the kinds of verdicts that read it."""
+SHARE_OF_CALL = 0.8
+"""The share of `controllers.deadline_s` after which a judge, with all its attempts, has failed; the run continues."""
+OF_SERVERS = ("api_key_env", "deadline_s", "max_outage_s")
+"""The keys that only a judge with a `url` reads."""
 OF_SPEECH = ("yes_words", "no_words", "pattern", "field", "scale", "max_tokens", "temperature", "num_votes", "url")
 """The keys that have no meaning for a judge that classifies, because it samples no text."""
 
@@ -43,6 +48,10 @@ class JudgeSection(Section):
     """The environment variable of the launcher that holds the key for `url` (`Authorization: Bearer ...`)."""
     deadline_s: Seconds = 60.0
     """The longest time that one request to `url` may take."""
+    max_outage_s: Seconds | None = None
+    """The longest time that a verdict is waited for while the server of `url` is away: takes no connection, breaks it
+    off, gives no reply, or replies with a status of 500 or more, 408, 425 or 429. At most 0.8 of
+    `controllers.deadline_s`, which is the default."""
     weight: Annotated[float, Field(gt=0)] = 1.0
     """The weight of its score in the reward."""
     template: str | None = None
@@ -74,13 +83,14 @@ class JudgeSection(Section):
     num_votes: Count = 1
     """Verdicts per response; their mean counts."""
     max_attempts: Count = 2
-    """How many times a verdict is asked for that cannot be read or does not come in time."""
+    """How many times a verdict is asked for that cannot be read or does not come in time. Requests that fail because
+    the server of `url` is away do not count."""
     threshold: Score | None = None
     """Scores from here on count as 1, others as 0; without it the score itself counts. In 0..1 unless scores are
     logits."""
     score_on_failure: Score = 0.0
-    """The score of a response without a verdict; it is counted in `genrm/num_failed`. In 0..1 unless scores are
-    logits."""
+    """The score of a response without a verdict; it is counted in `genrm/num_failed`, and `reward.max_failed_frac`
+    limits how many there may be. In 0..1 unless scores are logits."""
     num_engines: Count = 1
     """The number of vLLM engines of this judge; no two engines of judges share a device. In partial colocation there
     are as many as the devices hold. With `url`, the number of actors that send requests."""
@@ -119,29 +129,53 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
         raise ConfigError(f"reward.judges.{name}: {error}") from error
 
 
-def remote_spec(name: str, section: JudgeSection, *, call_timeout_s: float) -> RemoteSpec | None:
-    """Return the server that judges; None where engines of the run do. `call_timeout_s` is for all verdicts of one
-    call.
+def remote_spec(
+    name: str, section: JudgeSection, *, controllers_deadline_s: float, api_key_file: Path | None = None
+) -> RemoteSpec | None:
+    """Return the server that judges; None where engines of the run do. `api_key_file`: the file with the server's key.
 
-    Raises: ConfigError: the environment variable with the server's key is not set, or belongs to no server.
+    Raises: ConfigError: the url or the key cannot be used, the judge has no url but a key that needs one, or it waits
+    longer than controllers do.
     """
-    variable = section.api_key_env
     if section.url is None:
-        if variable is not None:
-            raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, but it has no url; leave it out")
+        for key in OF_SERVERS:
+            if (value := getattr(section, key)) != JudgeSection.model_fields[key].default:
+                raise ConfigError(f"reward.judges.{name}.{key} is {value}, but it has no url; leave it out")
         return None
-    api_key = os.environ.get(variable, "").strip() if variable is not None else None
-    if api_key is not None and not (api_key and api_key.isprintable()):
-        found = "not set in the environment" if not api_key else "set to what cannot stand in a header"
-        raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, which is {found}; export the key in it")
+    _check_url(name, section.url)
+    api_key_of(name, section)
+    longest_s = SHARE_OF_CALL * controllers_deadline_s
+    if (section.max_outage_s or 0.0) > longest_s:
+        raise ConfigError(
+            f"reward.judges.{name}.max_outage_s is {section.max_outage_s:g}, but controllers wait for a call of "
+            f"controllers.deadline_s ({controllers_deadline_s:g} s) at most, and {SHARE_OF_CALL:g} of that is "
+            f"{longest_s:g} s; lower max_outage_s or raise controllers.deadline_s"
+        )
     return RemoteSpec(
         url=section.url,
-        api_key=api_key,
+        api_key_env=section.api_key_env,
+        api_key_file=None if api_key_file is None else str(api_key_file),
         model=section.model,
         deadline_s=section.deadline_s,
+        max_outage_s=section.max_outage_s or longest_s,
         max_requests=section.max_num_seqs,
-        call_timeout_s=call_timeout_s,
+        call_timeout_s=longest_s,
     )
+
+
+def api_key_of(name: str, section: JudgeSection) -> str | None:
+    """Return the key of a judge's server, from the environment of this process; None if it needs none.
+
+    Raises: ConfigError: the environment variable is not set, or no header can hold its value.
+    """
+    variable = section.api_key_env
+    if variable is None:
+        return None
+    api_key = os.environ.get(variable, "").strip()
+    if not (api_key and api_key.isprintable()):
+        found = "not set in the environment" if not api_key else "set to what cannot stand in a header"
+        raise ConfigError(f"reward.judges.{name}.api_key_env is {variable}, which is {found}; export the key in it")
+    return api_key
 
 
 def num_labels(section: JudgeSection) -> int | None:
@@ -194,6 +228,25 @@ def _row(labels: tuple[str, ...], label: str | int | None) -> int:
     raise ValueError(
         f"label is {found}; the classifier's labels are {', '.join(labels)}: name the one that is the score"
     )
+
+
+def _check_url(name: str, url: str) -> None:
+    """Check what is in the address of a server. A message does not repeat a password in it."""
+    try:
+        address = urlsplit(url)
+        found = None if address.hostname and address.port != 0 else "names no host"
+    except ValueError:
+        address, found = urlsplit(""), "has a host or a port that is none"
+    if "@" in address.netloc:
+        found = "has a name or a password before the host, which would stand in the files of the run; name the "
+        found += f"environment variable of a key in reward.judges.{name}.api_key_env"
+    elif address.query or address.fragment:
+        found = "has a query or a fragment, and paths are put behind it"
+    if found is not None:
+        raise ConfigError(
+            f"the address in reward.judges.{name}.url {found}; give it up to and including the version, such as "
+            "http://host:8000/v1"
+        )
 
 
 def _check_unset(section: JudgeSection, keys: Sequence[str], why: str) -> None:

@@ -2,44 +2,41 @@
 
 Consumes: `JudgeTask`s.
 Produces: `JudgedGroup`s. Only this judge gets encoded media by value: it sends their bytes as data URLs.
-Waits for: the data plane; and the server, at most `deadline_s` for a request and `call_timeout_s` for a whole call.
-Unblocked by: their replies, the deadlines, or `cut_off`. Left out: Ray (`remote_actor`). Which frames of a video the
-judge looks at is decided by the server.
+Waits for: the data plane; and the server, at most `deadline_s` for a request, `max_outage_s` while it is away, and
+`call_timeout_s` for a whole call. Unblocked by: their replies, the deadlines, or `cut_off`. Left out: Ray
+(`remote_actor`), a single request (`chat_client`) and the waits for a server that is away (`server_waits`). Which
+frames of a video the judge looks at is decided by the server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import logging
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import aiohttp
+from pathlib import Path
+from typing import Any, TypeVar
 
 from dataplane.client.reader import Reader
 from dataplane.core.lineage import source_ref
 from dataplane.core.refs import Ref
+from yatt_mm.common.errors import RewardError
 from yatt_mm.common.media_refs import kind_of
+from yatt_mm.genrm.chat_client import ChatClient, ServerRefusesError, UnusableReplyError
+from yatt_mm.genrm.chat_form import ChatReply, question_to, read_reply
+from yatt_mm.genrm.server_waits import Asked, GaveUpError, ServerWaits, Tell
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.faults import MAX_SHOWN, Fault
 from yatt_mm.protocol.genrm import MAX_WORDS_CHARS, JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
-from yatt_mm.protocol.verdicts import MAX_WORDS, LabelScore, YesNo
 from yatt_mm.rollout.continuation import sample_seed
 
 logger = logging.getLogger(__name__)
 
-FIRST_PAUSE_S = 0.5
-"""The seconds between the first attempt and the second; each later pause is twice as long."""
-MAX_ERROR_CHARS = 200
-"""The number of characters of a server's error that are logged."""
-MAX_REPORTED_TOKENS = 10**7
-"""The largest number of tokens that a server may report for one reply. Larger numbers are wrong and count as 0."""
+T = TypeVar("T")
+
 MIME_TYPES = (
     (re.compile(rb"\x89PNG"), "image/png"),
     (re.compile(rb"\xff\xd8"), "image/jpeg"),
@@ -49,17 +46,6 @@ MIME_TYPES = (
     (re.compile(rb"\x1a\x45\xdf\xa3"), "video/webm"),
 )
 """(pattern of the first bytes, MIME type) of the encodings that servers accept."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Reply:
-    """A server's reply to one request."""
-
-    score: float | None
-    """None if the reply contains no verdict."""
-    said: str
-    """The beginning of the reply."""
-    num_tokens: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,28 +64,34 @@ class _Verdict:
 class RemoteJudge:
     """A judge on a server, with a connection to the data plane. Use it only in the event loop that made it."""
 
-    def __init__(self, spec: JudgeSpec, server: RemoteSpec, reader: Reader, traffic: Traffic | None = None) -> None:
-        """`traffic`: counts the bytes that the connections to the server move."""
+    def __init__(
+        self,
+        spec: JudgeSpec,
+        server: RemoteSpec,
+        reader: Reader,
+        traffic: Traffic | None = None,
+        *,
+        tell: Tell = lambda record: None,
+    ) -> None:
+        """`traffic`: counts the bytes that the connections to the server move. `tell`: see `ServerWatch`.
+
+        Raises OSError if the file with the server's key cannot be read.
+        """
         self._spec = spec
         self._server = server
         self._reader = reader
-        self._under_way = asyncio.Semaphore(server.max_requests)
         self._groups: set[asyncio.Task[JudgedGroup]] = set()
-        self._session = aiohttp.ClientSession(
-            timeout=aiohttp.ClientTimeout(total=server.deadline_s),
-            connector=_CountedConnector(traffic or Traffic(), limit=server.max_requests),
-            headers={"Authorization": f"Bearer {server.api_key}"} if server.api_key else None,
-        )
+        api_key = None if server.api_key_file is None else Path(server.api_key_file).read_text().strip()
+        self._client = ChatClient(spec.name, server, api_key=api_key, traffic=traffic)
+        self._waits = ServerWaits(spec.name, server, self._client, max_attempts=spec.max_attempts, tell=tell)
 
     async def judge(self, tasks: Sequence[JudgeTask]) -> list[JudgedGroup | None]:
-        """Return verdicts on the groups, in order; None for groups that `cut_off` ended."""
+        """Return verdicts on the groups, in order; None for groups that `cut_off` ended.
+
+        Raises RewardError if the server refuses every request, for example because of a wrong key.
+        """
         by_s = asyncio.get_running_loop().time() + self._server.call_timeout_s
-        groups = [asyncio.create_task(self._judge_group(task, by_s)) for task in tasks]
-        self._groups.update(groups)
-        try:
-            await asyncio.gather(*groups, return_exceptions=True)
-        finally:
-            self._groups.difference_update(groups)
+        groups = await _together((self._judge_group(task, by_s) for task in tasks), started=self._groups)
         return [None if group.cancelled() else group.result() for group in groups]
 
     def cut_off(self) -> None:
@@ -109,7 +101,7 @@ class RemoteJudge:
 
     async def shutdown(self) -> None:
         """Close the connections to the server and to the data plane."""
-        await self._session.close()
+        await self._client.close()
         self._reader.close()
 
     async def _judge_group(self, task: JudgeTask, by_s: float) -> JudgedGroup:
@@ -130,7 +122,7 @@ class RemoteJudge:
             contents = {}
         seeds = {key: sample_seed(task.seed, keys.index(key)) for key in contents}
         calls = (self._votes(content, seeds[key], by_s) for key, content in contents.items())
-        votes = dict(zip(contents, await asyncio.gather(*calls), strict=True))
+        votes = dict(zip(contents, await _all(calls), strict=True))
         read = {key: [vote.score for vote in of_one if vote.score is not None] for key, of_one in votes.items()}
         failed = [place for place, key in enumerate(keys) if not read.get(key)]
         fault = None
@@ -170,112 +162,64 @@ class RemoteJudge:
 
     async def _votes(self, content: list[dict[str, Any]], seed: int, by_s: float) -> list[_Verdict]:
         """Return all votes on one response."""
-        votes = (self._vote(content, sample_seed(seed, vote), by_s) for vote in range(self._spec.num_votes))
-        return list(await asyncio.gather(*votes))
+        return await _all(self._vote(content, sample_seed(seed, vote), by_s) for vote in range(self._spec.num_votes))
 
     async def _vote(self, content: list[dict[str, Any]], seed: int, by_s: float) -> _Verdict:
         """Ask for one verdict and return it. Ask again until it can be read, attempts are used up, or the deadline
         `by_s` is reached."""
-        num_asked, num_tokens, said, why = 0, 0, "", ""
+        asked, num_tokens, score, said, why = Asked(), 0, None, "", ""
         try:
             async with asyncio.timeout_at(by_s):
                 for attempt in range(self._spec.max_attempts):
-                    if attempt:
-                        await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 1))
-                    async with self._under_way:
-                        num_asked += 1
-                        reply = await self._ask(content, sample_seed(seed, attempt), num_asked)
-                    if isinstance(reply, str):
-                        why = reply
+                    try:
+                        reply = await self._ask(content, sample_seed(seed, attempt), asked)
+                    except UnusableReplyError as error:
+                        why = str(error)
+                        if error.is_final:
+                            break
                         continue
                     num_tokens += reply.num_tokens
-                    said, why = reply.said, f"no verdict in its reply: {reply.said[:MAX_SHOWN]!r}"
-                    if reply.score is not None or self._spec.is_repeatable:
-                        score = reply.score
-                        return _Verdict(score=score, said=said, why=why, num_asked=num_asked, num_tokens=num_tokens)
+                    score, said = reply.score, self._client.shown(reply.said, MAX_WORDS_CHARS)
+                    why = f"no verdict in its reply: {said[:MAX_SHOWN]!r}"
+                    if score is not None or self._spec.is_repeatable:
+                        break
+        except GaveUpError as error:
+            why = str(error)
         except TimeoutError:
-            why = f"no verdict within {self._server.call_timeout_s:g} s"
-            self._note_failure(num_asked, why)
-        return _Verdict(said=said, why=why, num_asked=num_asked, num_tokens=num_tokens)
+            why = f"no verdict within {self._server.call_timeout_s:g} s" + (f": {asked.why}" if asked.why else "")
+        except ServerRefusesError as error:
+            raise RewardError(f"reward.judges.{self._spec.name}: {self._server.url} replies {error}") from error
+        if score is None:
+            logger.warning("judge %s: no verdict after %d requests: %s", self._spec.name, asked.num_requests, why)
+        return _Verdict(score=score, said=said, why=why, num_asked=asked.num_requests, num_tokens=num_tokens)
 
-    async def _ask(self, content: list[dict[str, Any]], seed: int, num_asked: int) -> _Reply | str:
-        """Return the server's reply; or why there was none in time, or not a usable one."""
+    async def _ask(self, content: list[dict[str, Any]], seed: int, asked: Asked) -> ChatReply:
+        """Return the server's reply to one question. Raises UnusableReplyError, and the errors of `ServerWaits.ask`."""
+        text = await self._waits.ask(question_to(self._server.model, self._spec, content, seed), asked)
         try:
-            return self._read(await self._chat(content, seed))
-        except (aiohttp.ClientError, TimeoutError, _ReplyError) as error:
-            why = f"{type(error).__name__}: {error}"[:MAX_ERROR_CHARS]
-            self._note_failure(num_asked, why)
-            return why
-
-    def _note_failure(self, num_asked: int, what: str) -> None:
-        logger.warning("judge %s at %s, attempt %d: %s", self._spec.name, self._server.url, num_asked, what)
-
-    async def _chat(self, content: list[dict[str, Any]], seed: int) -> str:
-        """Send one request and return the body of the reply. Raises _ReplyError if its status is not 200."""
-        body: dict[str, Any] = {
-            "model": self._server.model,
-            "messages": [{"role": "user", "content": content}],
-            "max_tokens": self._spec.max_tokens,
-            "temperature": self._spec.temperature,
-            "seed": seed,
-        }
-        if isinstance(self._spec.verdict, YesNo):
-            # temperature 1 leaves the distribution unchanged; words that are missing in the reply count as impossible
-            body |= {"max_tokens": 1, "temperature": 1.0, "logprobs": True, "top_logprobs": MAX_WORDS}
-        async with self._session.post(f"{self._server.url.rstrip('/')}/chat/completions", json=body) as response:
-            if response.status != 200:
-                raise _ReplyError(f"status {response.status}: {await response.text('utf-8', errors='replace')}")
-            return await response.text("utf-8", errors="replace")
-
-    def _read(self, text: str) -> _Reply:
-        """Return the content of a server's reply. Raises _ReplyError if it is not a chat completion."""
-        try:
-            chat = json.loads(text)
-            choice = chat["choices"][0]
-            message = choice.get("message")
-            said = str(message.get("content") if isinstance(message, dict) else "")[:MAX_WORDS_CHARS]
-            return _Reply(score=self._score(choice), said=said, num_tokens=_num_tokens(chat))
-        except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            raise _ReplyError(f"not a chat completion: {text}") from error
-
-    def _score(self, choice: dict[str, Any]) -> float | None:
-        """Return the score of a reply's first choice; None if it contains no verdict."""
-        verdict = self._spec.verdict
-        assert not isinstance(verdict, LabelScore), "the config refuses LabelScore with a url"
-        if not isinstance(verdict, YesNo):
-            return verdict.score(choice["message"]["content"] or "")
-        tokens = (choice.get("logprobs") or {}).get("content") or []
-        tops = (tokens[0].get("top_logprobs") or []) if tokens else []
-        likeliest = {top["token"]: float(top["logprob"]) for top in tops}
-        yes, no = ([likeliest.get(word, -math.inf) for word in words] for words in (verdict.yes, verdict.no))
-        return verdict.score(yes, no)
+            return read_reply(self._spec, text)
+        except ValueError as error:
+            raise UnusableReplyError(self._client.shown(str(error))) from None
 
 
-class _CountedConnector(aiohttp.TCPConnector):
-    """A connector that counts a connection's traffic whenever a request releases the connection, because it may be
-    closed next."""
-
-    def __init__(self, traffic: Traffic, **settings: Any) -> None:
-        super().__init__(**settings)
-        self._traffic = traffic
-
-    def _release(self, key: Any, protocol: Any, *, should_close: bool = False) -> None:
-        transport = protocol.transport
-        connection = None if transport is None else transport.get_extra_info("socket")
-        if connection is not None:  # None: the server closed it without a reply
-            self._traffic.look_at(connection.fileno())
-        super()._release(key, protocol, should_close=should_close)
-
-
-class _ReplyError(Exception):
-    """The server replied, but not with a chat completion."""
+async def _together(calls: Iterable[Coroutine[Any, Any, T]], *, started: set[asyncio.Task[T]]) -> list[asyncio.Task[T]]:
+    """Run the calls at the same time, and return their tasks, which are in `started` until all have ended. The first
+    failure cancels the others, and is raised."""
+    tasks: list[asyncio.Task[T]] = []
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks += [group.create_task(call) for call in calls]
+            started.update(tasks)
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from failures.exceptions[0].__cause__
+    finally:
+        started.difference_update(tasks)
+    return tasks
 
 
-def _num_tokens(chat: dict[str, Any]) -> int:
-    """Return the number of tokens that the server reports for its reply; 0 if the number is missing or impossible."""
-    usage = chat.get("usage")
-    number = usage.get("completion_tokens") if isinstance(usage, dict) else None
-    return number if isinstance(number, int) and 0 <= number <= MAX_REPORTED_TOKENS else 0
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of the calls, which run at the same time. The first failure cancels the others."""
+    return [task.result() for task in await _together(calls, started=set())]
 
 
 def _source_of(ref: Ref) -> Ref:

@@ -6,7 +6,7 @@ process.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from yatt_mm.common.held_memory import StateReport
 from yatt_mm.genrm.traffic import Traffic
@@ -34,15 +34,18 @@ class RemoteJudgeActor:
         dataplane_uri: str,
         num_controllers: int,
         deadline_s: float,
+        rendezvous: Any,
     ) -> None:
         """`name`: what errors call this actor.
 
-        `deadline_s`: timeout of the data plane and for the other controllers' tasks.
+        `deadline_s`: timeout of the data plane and for the other controllers' tasks. `rendezvous`: its actor, which
+        gets the records of a server that is away or back.
         """
         self._spec = spec
         self._server = server
         self._dataplane_uri = dataplane_uri
         self._deadline_s = deadline_s
+        self._rendezvous = rendezvous
         self._barrier: BatchBarrier[JudgeTask, JudgedGroup | None] = BatchBarrier(
             name, num_controllers=num_controllers, deadline_s=deadline_s
         )
@@ -50,12 +53,15 @@ class RemoteJudgeActor:
         self._judge: RemoteJudge | None = None
 
     async def start(self) -> None:
-        """Connect to the data plane. The server gets no request before there is something to judge."""
+        """Connect to the data plane. The server gets no request before there is something to judge.
+
+        Raises OSError if the file with the server's key cannot be read.
+        """
         from dataplane.client.reader import Reader
         from yatt_mm.genrm.remote import RemoteJudge
 
         reader = Reader(self._dataplane_uri, timeout_s=self._deadline_s)
-        self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic)
+        self._judge = RemoteJudge(self._spec, self._server, reader, self._traffic, tell=self._put_record)
 
     async def set_state(self, state: State) -> StateReport:
         """Stop asking the server unless `state` is awake: groups under way are cut off.
@@ -67,7 +73,10 @@ class RemoteJudgeActor:
         return StateReport(held_bytes=0)
 
     async def judge(self, tasks: list[JudgeTask]) -> list[JudgedGroup | None]:
-        """Return verdicts on the groups, in order. None: the group was cut off; send it again."""
+        """Return verdicts on the groups, in order. None: the group was cut off; send it again.
+
+        Raises RewardError if the server refuses every request.
+        """
         assert self._judge is not None, "call start first"
         return await self._judge.judge(tasks)
 
@@ -92,3 +101,6 @@ class RemoteJudgeActor:
         """Close the connections to the server and to the data plane."""
         if self._judge is not None:
             await self._judge.shutdown()
+
+    def _put_record(self, record: dict[str, Any]) -> None:
+        self._rendezvous.put_record.remote(record)

@@ -1,5 +1,5 @@
 """Checks before anything heavy starts: model folder, layout, devices, shards, fields, judges, reward function.
 
 May import: common, config, dataplane.client, dataplane.core, dataplane.datasets, dataplane.datasets.formats,
-generation, models, models.layout, models.recipes, models.weights, protocol, rewards, rollout.
+generation, genrm, models, models.layout, models.recipes, models.weights, protocol, rewards, rollout.
 """

@@ -199,7 +199,7 @@ def check_judges(config: Config) -> None:
             _check_engine(f"reward.judges.{name}.tp", section.tp, hf_config)
             _check_positions(f"reward.judges.{name}", section.max_model_len, hf_config)
             check_media(config, f"reward.judges.{name}.model", section.model)
-        remote_spec(name, section, call_timeout_s=config.controllers.deadline_s)
+        remote_spec(name, section, controllers_deadline_s=config.controllers.deadline_s)
         spec = judge_spec(name, section, config.data.video.sampling())
         if section.url is None and spec.num_sampled >= section.max_model_len:
             raise ConfigError(

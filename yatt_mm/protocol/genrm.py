@@ -86,10 +86,14 @@ class RemoteSpec:
     """The address up to and including the version: `http://host:8000/v1`."""
     model: str
     """The model's name at the server."""
-    api_key: str | None = field(default=None, repr=False)
-    """The key that is sent with every request; it is never written anywhere."""
+    api_key_env: str | None = None
+    """The name of the launcher's environment variable with the server's key, for messages; None if it needs none."""
+    api_key_file: str | None = None
+    """The file with that key, which only the run's user can read. The key itself is in no message between processes."""
     deadline_s: float
     """The deadline of one request, in seconds."""
+    max_outage_s: float
+    """The longest time for which a verdict is asked for again while the server is away, in seconds."""
     max_requests: int
     """The most requests at the same time."""
     call_timeout_s: float

@@ -7,7 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from yatt_mm.config.judge_section import JudgeSection, judge_spec, num_labels, remote_spec
+from yatt_mm.common.tokens import write_secret
+from yatt_mm.config.judge_section import SHARE_OF_CALL, JudgeSection, api_key_of, judge_spec, num_labels, remote_spec
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.remote_actor import RemoteJudgeActor
 from yatt_mm.protocol.placement_model import Unit
@@ -15,22 +16,29 @@ from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.site import Site, log_file
 
-SHARE_OF_JUDGE = 0.8
-"""The share of the controllers' deadline after which a judge, with all its attempts, has failed; the run continues."""
 
-
-def create_judges(site: Site) -> dict[str, tuple[Any, ...]]:
-    """Return the actors of each judge, by its name. They are not started yet."""
+def create_judges(site: Site, rendezvous: Any, keys: Path) -> dict[str, tuple[Any, ...]]:
+    """Return the actors of each judge, by its name. They are not started yet. `rendezvous`: its actor, to which they
+    tell that a server is away. `keys`: a folder for the files with the keys of servers."""
     pools = site.placement.pools()
     return {
-        name: _create_judge(site, name, section, pools[name]) for name, section in site.config.reward.judges.items()
+        name: _create_judge(site, name, section, pools[name], rendezvous, keys)
+        for name, section in site.config.reward.judges.items()
     }
 
 
-def _create_judge(site: Site, name: str, section: JudgeSection, units: Sequence[Unit]) -> tuple[Any, ...]:
+def _create_judge(
+    site: Site, name: str, section: JudgeSection, units: Sequence[Unit], rendezvous: Any, keys: Path
+) -> tuple[Any, ...]:
     """Return the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
     config = site.config
-    server = remote_spec(name, section, call_timeout_s=SHARE_OF_JUDGE * config.controllers.deadline_s)
+    api_key, key_file = api_key_of(name, section), keys / f"judge_key_{name}"
+    server = remote_spec(
+        name,
+        section,
+        controllers_deadline_s=config.controllers.deadline_s,
+        api_key_file=None if api_key is None else write_secret(key_file, api_key),
+    )
     shared: dict[str, Any] = {
         "spec": judge_spec(name, section, config.data.video.sampling()),
         "dataplane_uri": site.node.uri,
@@ -40,7 +48,7 @@ def _create_judge(site: Site, name: str, section: JudgeSection, units: Sequence[
     if server is not None:
         return tuple(
             create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
-                name=str(unit), server=server, **shared
+                name=str(unit), server=server, rendezvous=rendezvous, **shared
             )
             for unit in units
         )
@@ -68,7 +76,7 @@ def _judge_engine(site: Site, section: JudgeSection) -> EngineSpec:
         max_videos_per_prompt=site.config.rollout.max_videos_per_prompt,
         tp=section.tp,
         num_labels=num_labels(section),
-        deadline_s=SHARE_OF_JUDGE * site.config.controllers.deadline_s / section.max_attempts,
+        deadline_s=SHARE_OF_CALL * site.config.controllers.deadline_s / section.max_attempts,
         scope=site.node.scope,
         durable=site.node.durable,
     )

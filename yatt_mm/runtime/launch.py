@@ -30,6 +30,7 @@ from yatt_mm.common.owned_dirs import owned_folder
 from yatt_mm.common.ray_calls import fetch, own_words, wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.hub import with_local_paths
+from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.preflight.run_checks import check_run
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
@@ -145,6 +146,9 @@ def _run(
     """Start everything on `stack`, watch the run to its end, and return its reporter. Raises RunStopped if the end came
     before the last step."""
     started = time.perf_counter()
+    if servers := [name for name, judge in config.reward.judges.items() if judge.url is not None]:
+        with console.status(f"asking the server of {' and '.join(servers)}"):
+            check_judge_servers(config)
     scratch = stack.enter_context(_scratch())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
@@ -181,7 +185,7 @@ def _run(
             start=start,
             batches=point.batches,
             weights_dir=scratch.weights,
-            store=scratch.files / "ranks_store",
+            scratch=scratch.files,
             tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
         )
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)

@@ -73,6 +73,8 @@ class Reporter:
         self.num_without_score = 0
         """The number of responses to which the reward function or a judge gave no score, in the steps of this run."""
         self.learning = LearningWatch(min_reward_range=min_reward_range)
+        self._away: set[str] = set()
+        """The judges whose server is away."""
         self._console = console
         kept = _keep_until(run_dir / METRICS_FILE, first_step)
         for name in (QUARANTINE_FILE, PLACEMENT_FILE):
@@ -135,6 +137,8 @@ class Reporter:
             self._warn("skipped", f"step {record['step']}, because {record['why']}; see {record['folder']}")
         elif kind == "failure":
             self._warn("no score", _failure(record))
+        elif kind == "server":
+            self._tell_server(record)
         else:
             self._write(METRICS_FILE, record)
             self.last = record
@@ -148,6 +152,14 @@ class Reporter:
 
     def _warn(self, what: str, text: str) -> None:
         self._console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False, soft_wrap=True)
+
+    def _tell_server(self, record: dict[str, Any]) -> None:
+        """Tell that a judge's server is away or back, once if several actors noticed it."""
+        judge, is_away = record["judge"], record["is_away"]
+        if is_away == (judge in self._away):
+            return
+        self._away ^= {judge}
+        self._warn("waiting" if is_away else "back", record["text"])
 
     def _write(self, name: str, record: dict[str, Any]) -> None:
         with writing(self._run_dir / name):

@@ -20,7 +20,7 @@ from yatt_mm.common.errors import ConfigError
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.prompts import bad_media_error
 from yatt_mm.preflight.first_samples import check_first_samples
-from yatt_mm.preflight.judge_servers import unreachable_servers
+from yatt_mm.preflight.judge_servers import open_keys
 from yatt_mm.preflight.overlap import overlaps
 from yatt_mm.preflight.reward_trial import try_rewards
 from yatt_mm.preflight.run_sets import (
@@ -151,5 +151,5 @@ def _warnings(config: Config, num_train: int) -> Iterator[str]:
             f"train.prompts_per_step is {config.train.prompts_per_step}, more than the {num_train} training samples: "
             "every step uses samples several times"
         )
-    yield from unreachable_servers(config)
+    yield from open_keys(config)
     yield from overlaps(config)

@@ -51,11 +51,12 @@ def build_team(
     start: RunStart,
     batches: StepBatches | None,
     weights_dir: Path,
-    store: Path,
+    scratch: Path,
     tell: Callable[[str], None],
 ) -> Team:
-    """Start every actor except the controllers; `stack` ends them. `store`: a file in which the training ranks meet.
-    `tell` gets a line when engines or ranks are ready.
+    """Start every actor except the controllers; `stack` ends them. `scratch`: a folder that only the user can enter,
+    for a file in which the training ranks meet and for the keys of judges' servers. `tell` gets a line when engines or
+    ranks are ready.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
@@ -68,12 +69,13 @@ def build_team(
         placement=config.make_placement(),
         devices=stack.enter_context(reserved),
     )
-    engines, ranks, judges = _create_engines(site), _create_ranks(site), create_judges(site)
+    engines, ranks = _create_engines(site), _create_ranks(site)
     rewards = _create_reward_workers(stack, config, start.rewards, node.uri)
     keeper = _create_keeper(stack, config, node.uri)
     rendezvous = create(
         stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
     )(num_controllers=config.controllers.num, deadline_s=config.controllers.deadline_s, batches=batches)
+    judges = create_judges(site, rendezvous, scratch)
     coordinator = create(stack, Coordinator, log=log_file(config, "coordinator"), concurrency=1000)(
         placement=site.placement,
         workers=_workers(site.placement, engines, judges, ranks),
@@ -83,7 +85,7 @@ def build_team(
         deadline_s=config.controllers.deadline_s / 2,
     )
     stack.callback(_stop_engines, [*engines, *(judge for of_one in judges.values() for judge in of_one)])
-    _start(site, engines, judges, ranks, store, tell)
+    _start(site, engines, judges, ranks, scratch / "ranks_store", tell)
     return Team(
         rendezvous=rendezvous,
         coordinator=coordinator,

@@ -86,6 +86,17 @@ def test_what_is_wrong_is_named(folder: Path, tiny_dir: Path, override: str, mes
         (("no_words=[no]",), "write 'yes' and 'no' with quotes"),
         (("api_key_env=JUDGE_KEY",), "api_key_env is JUDGE_KEY, but it has no url"),
         (("url=http://host/v1", "api_key_env=NO_SUCH_KEY"), "NO_SUCH_KEY, which is not set in the environment"),
+        (("max_outage_s=5",), "max_outage_s is 5.0, but it has no url; leave it out"),
+        (("deadline_s=5",), "deadline_s is 5.0, but it has no url; leave it out"),
+        (
+            ("url=http://host/v1", "max_outage_s=241"),
+            "reward.judges.own.max_outage_s is 241, but controllers wait for a call of controllers.deadline_s (300 s) "
+            "at most, and 0.8 of that is 240 s; lower max_outage_s or raise controllers.deadline_s",
+        ),
+        (("url=http:///v1",), "the address in reward.judges.own.url names no host; give it up to and including"),
+        (("url=http://host:70000/v1",), "the address in reward.judges.own.url has a host or a port that is none"),
+        (("url=http://[host/v1",), "the address in reward.judges.own.url has a host or a port that is none"),
+        (("url=http://host/v1?api-version=1",), "has a query or a fragment, and paths are put behind it"),
     ],
 )
 def test_a_judge_that_could_not_judge_is_named(
@@ -106,6 +117,11 @@ def test_a_key_that_no_header_can_hold_is_named_and_not_told(
     monkeypatch.setenv("JUDGE_KEY", "open\nsesame")
     with pytest.raises(ConfigError, match="JUDGE_KEY, which is set to what cannot stand in a header") as caught:
         check(folder, tiny_dir, *judge, "reward.judges.away.api_key_env=JUDGE_KEY")
+    assert "sesame" not in str(caught.value)
+    with pytest.raises(
+        ConfigError, match=r"has a name or a password before the host, .* in reward\.judges\.away\.api_"
+    ) as caught:
+        check(folder, tiny_dir, *judge, "reward.judges.away.url=http://me:sesame@host/v1")
     assert "sesame" not in str(caught.value)
 
 

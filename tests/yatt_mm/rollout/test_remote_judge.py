@@ -36,8 +36,11 @@ from tests.dataplane.clips import encode_video, moving
 from tests.yatt_mm.rollout.conftest import Run
 from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
 from yatt_mm.common.conversation import ask as conversation
+from yatt_mm.common.errors import RewardError
 from yatt_mm.common.media_refs import derive_media
+from yatt_mm.genrm.chat_form import ChatReply, question_to, read_reply
 from yatt_mm.genrm.remote import RemoteJudge
+from yatt_mm.genrm.server_waits import Asked
 from yatt_mm.genrm.traffic import Traffic
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import RegexScore, YesNo
@@ -62,24 +65,24 @@ def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
         spec = replace(SPEC, verdict=YesNo(yes=(words[0],), no=(words[1], words[2])))
         there = run(ask(spec, client, server_at(url), task))
         of_video = run(ask(spec, client, server_at(url), filmed))
-        wrong_name = run(ask(replace(spec, max_attempts=1), client, replace(server_at(url), model="huge"), task))
+        with pytest.raises(RewardError, match=r"status 404: .*huge.*; correct reward\.judges\.tiny\.model"):
+            run(ask(spec, client, replace(server_at(url), model="huge"), task))
     (here,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task]))
     assert here is not None
     assert (there.num_failed, there.num_retried) == (0, 0)
     assert there.num_tokens == here.num_tokens == 3, "one word on each answer"
     assert len(set(there.scores)) == 3, "each answer is judged by what it says"
     assert there.scores == pytest.approx(here.scores, abs=1e-3)
-    assert wrong_name.num_failed == 3
     assert of_video.num_failed == 0
 
 
 def test_a_server_that_is_not_there_is_asked_again_then_its_answers_are_scored_by_the_rule(
     client: Client, task: JudgeTask, run: Run
 ) -> None:
-    server = server_at(f"http://127.0.0.1:{free_port()}/v1")
+    server = replace(server_at(f"http://127.0.0.1:{free_port()}/v1"), max_outage_s=1.0)
     judged = run(ask(replace(SPEC, score_on_failure=0.25), client, server, task))
     assert judged.scores == (0.25, 0.25, 0.25)
-    assert (judged.num_failed, judged.num_retried) == (3, 3)
+    assert judged.num_failed == 3 and judged.num_retried >= 3
     assert judged.fault is not None and judged.fault.what.startswith("ClientConnectorError: Cannot connect to host")
     assert judged.fault.where == f"{server.model} at {server.url}"
 
@@ -97,7 +100,7 @@ BODIES = {
 }
 """Bodies of servers' replies that give no verdict."""
 WHY = {
-    "late": "TimeoutError",
+    "late": "no reply within 0.5 s; the server was away for 1 s",
     "busy": "status 503: try later",
     "no json": "not a chat completion: {",
     "no logprobs": "no verdict in its reply: 'yes'",
@@ -114,30 +117,13 @@ def test_what_is_no_verdict_is_a_failure_and_not_an_error(
     async def judge() -> JudgedGroup:
         runner, url = await talk(nonsense)
         try:
-            return await ask(spec, client, replace(server_at(url), deadline_s=0.5), task)
+            return await ask(spec, client, replace(server_at(url), deadline_s=0.5, max_outage_s=1.0), task)
         finally:
             await runner.cleanup()
 
     judged = run(judge())
     assert judged.num_failed == 3
     assert judged.fault is not None and WHY.get(nonsense, "") in judged.fault.what
-
-
-def test_a_servers_key_goes_with_every_request_and_into_no_text(client: Client, task: JudgeTask, run: Run) -> None:
-    keys: list[str | None] = []
-
-    async def judge() -> RemoteSpec:
-        runner, url = await talk("no json", keys)
-        server = replace(server_at(url), api_key="secret")
-        try:
-            await ask(replace(SPEC, max_attempts=1), client, server, task)
-        finally:
-            await runner.cleanup()
-        return server
-
-    server = run(judge())
-    assert keys == ["Bearer secret"] * 3
-    assert "secret" not in repr(server)
 
 
 def test_bytes_sent_to_a_server_that_closes_its_connections_are_counted(
@@ -225,10 +211,10 @@ def test_equal_answers_are_asked_about_once_where_the_verdict_is_sure(client: Cl
     places: list[int] = []
 
     class Counting(RemoteJudge):
-        async def _chat(self, content: list[dict[str, Any]], seed: int) -> str:
+        async def _ask(self, content: list[dict[str, Any]], seed: int, asked: Asked) -> ChatReply:
             places.append(seed)
             verdict = "1" if " 3 " in content[-1]["text"] else "2"
-            return json.dumps({"choices": [{"message": {"content": verdict}}]})
+            return read_reply(regex, json.dumps({"choices": [{"message": {"content": verdict}}]}))
 
     async def judge(spec: JudgeSpec) -> JudgedGroup | None:
         remote = Counting(spec, server_at("http://nowhere/v1"), Reader(client.uri))
@@ -254,7 +240,8 @@ def video_patches(client: Client, model_dir: Path, folder: Path) -> Ref:
 
 
 def server_at(url: str) -> RemoteSpec:
-    return RemoteSpec(url=url, model="tiny", deadline_s=60.0, max_requests=8, call_timeout_s=240.0)
+    limits = {"deadline_s": 60.0, "max_outage_s": 240.0, "call_timeout_s": 240.0}
+    return RemoteSpec(url=url, model="tiny", max_requests=8, **limits)
 
 
 async def ask(spec: JudgeSpec, client: Client, server: RemoteSpec, task: JudgeTask) -> JudgedGroup:
@@ -274,9 +261,11 @@ async def likely_words(client: Client, server: RemoteSpec, task: JudgeTask) -> l
     told: list[set[str]] = []
 
     class Listener(RemoteJudge):
-        def _score(self, choice: dict[str, Any]) -> float | None:
+        async def _ask(self, content: list[dict[str, Any]], seed: int, asked: Asked) -> ChatReply:
+            text = await self._waits.ask(question_to(server.model, SPEC, content, seed), asked)
+            (choice,) = json.loads(text)["choices"]
             told.append({top["token"] for top in choice["logprobs"]["content"][0]["top_logprobs"]})
-            return 0.0
+            return read_reply(SPEC, text)
 
     listener = Listener(SPEC, server, Reader(client.uri))
     try:
@@ -290,12 +279,10 @@ def is_token(engine: VllmEngine, word: str) -> bool:
     return len(engine.tokenizer(word, add_special_tokens=False)["input_ids"]) == 1
 
 
-async def talk(nonsense: str, keys: list[str | None] | None = None) -> tuple[web.AppRunner, str]:
-    """Run a server that answers but gives no verdict. It adds the keys that it was sent to `keys`."""
+async def talk(nonsense: str) -> tuple[web.AppRunner, str]:
+    """Run a server that answers but gives no verdict."""
 
     async def answer(request: web.Request) -> web.Response:
-        if keys is not None:
-            keys.append(request.headers.get("Authorization"))
         body = await request.json()
         image, text = body["messages"][0]["content"]
         assert image["image_url"]["url"].startswith("data:image/png;base64,")

@@ -92,6 +92,21 @@ def test_a_failure_of_the_reward_function_is_shown_with_its_traceback(tmp_path: 
     assert "step    2  reward 0.500\n" in text
 
 
+def test_a_judges_server_that_is_away_is_told_once_and_so_is_its_return(tmp_path: Path) -> None:
+    def record(is_away: bool, by: str, judge: str = "far") -> dict[str, object]:
+        word = "gives no reply" if is_away else "replies again"
+        return {"kind": "server", "judge": judge, "is_away": is_away, "text": f"[{judge}] {word} to {by}"}
+
+    text = shown(tmp_path, *(record(True, by) for by in "ab"), *(record(False, by) for by in "ba"), record(True, "a"))
+    lines = [line for line in text.splitlines() if "[far]" in line]
+    assert lines == [
+        "waiting: [far] gives no reply to a",
+        "back: [far] replies again to b",
+        "waiting: [far] gives no reply to a",
+    ]
+    assert "[near]" in shown(tmp_path, record(True, "a"), record(True, "a", "near"))
+
+
 def accumulated(folder: Path) -> EventAccumulator:
     events = EventAccumulator(str(folder / "tensorboard"), size_guidance={"tensors": 0})
     events.Reload()

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from aiohttp import web
 
 from tests.yatt_mm import runs
+from tests.yatt_mm.genrm.chat_servers import ChatServer, serving, verdict
 from tests.yatt_mm.rollout.classifiers import build_classifier
 from yatt_mm.keeper.table import read_rows, table_path
 
 pytestmark = pytest.mark.alone
 
 NUM_PROMPTS, GROUP_SIZE, NUM_JUDGES = 8, 4, 3
+KEY = "sk-" + "only-for-this-test"
+"""The key of the judge's server."""
+shown_in_titles: list[bytes] = []
+"""The command lines of processes with the key."""
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +33,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def judged(folder: Path, tiny_dir: Path) -> runs.Finished:
+def gone() -> Iterator[ChatServer]:
+    """A server that gives one verdict, which the start asks for, and is busy from then on. It repeats the key."""
+
+    async def reply(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
+        if len(server.asked) == 1:
+            return verdict()
+        shown_in_titles.extend(title for title in titles() if KEY.encode() in title)
+        return web.Response(status=503, text=f"busy: {request.headers['Authorization']}")
+
+    with serving(reply) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def judged(folder: Path, tiny_dir: Path, gone: ChatServer) -> Iterator[runs.Finished]:
     """A run whose rounds end without their slowest responses; the next step begins with them."""
     overrides = (
         "train.steps=2",
@@ -40,25 +63,50 @@ def judged(folder: Path, tiny_dir: Path) -> runs.Finished:
         "reward.judges.head.weight=0.1",
         "reward.judges.head.kv_cache_memory=64MiB",
         "reward.judges.head.max_model_len=256",
-        "reward.judges.away.url=http://127.0.0.1:9/v1",  # no server listens there
+        "reward.max_failed_frac=1",
+        f"reward.judges.away.url={gone.url}",
         "reward.judges.away.model=judge",
+        "reward.judges.away.api_key_env=YATT_TEST_JUDGE_KEY",
+        "reward.judges.away.max_outage_s=4",
         "reward.judges.away.weight=0.5",
         "reward.judges.away.max_attempts=1",
         "reward.judges.away.score_on_failure=0.5",
     )
-    run = runs.run(runs.arguments(folder, tiny_dir, "judged", *overrides))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("YATT_TEST_JUDGE_KEY", KEY)
+        run = runs.run(runs.arguments(folder, tiny_dir, "judged", *overrides))
     assert "judge away gave no verdict in 2 steps, so each response scored" in run.output, run.output
     assert run.status == 1, "a judge that is never there makes a run fail at its end"
-    return run
+    yield run
+
+
+def titles() -> Iterator[bytes]:
+    """Yield the command line of every process."""
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            yield file.read_bytes()
+
+
+def test_a_server_that_is_away_is_told_and_its_key_stands_in_no_file_of_the_run(
+    judged: runs.Finished, folder: Path, gone: ChatServer
+) -> None:
+    assert set(gone.keys) == {f"Bearer {KEY}"}
+    (told,) = (line for line in judged.output.splitlines() if line.startswith("waiting: "))
+    assert f"the server of judge away at {gone.url} gives no reply (status 503: busy: Bearer (the key))" in told
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    assert any(b"YATT_TEST_JUDGE_KEY" in path.read_bytes() for path in files), "the config names the variable"
+    assert [path for path in files if KEY.encode() in path.read_bytes()] == []
+    assert KEY not in judged.output
+    assert shown_in_titles == []
 
 
 def test_their_scores_add_up_by_weight_and_they_see_what_was_processed_for_the_policy(
-    judged: runs.Finished, folder: Path
+    judged: runs.Finished, folder: Path, gone: ChatServer
 ) -> None:
     assert judged.left_behind == []
     (told,) = (line for line in judged.output.splitlines() if "reward.judges.away failed on" in line)
     assert "which score 0.5 (reward.judges.away.score_on_failure)" in told
-    assert "(judge at http://127.0.0.1:9/v1)" in told
+    assert f"(judge at {gone.url})" in told
     for record in runs.metrics(folder, "judged")[1:]:
         assert record["genrm/num_failed"] == record["genrm/num_judged"] / NUM_JUDGES, "those of the judge that is away"
         assert 0 < record["genrm/tiny_mean"] < 1
