@@ -33,6 +33,7 @@ from dataplane.core.refs import Ref
 from models.qwen2_5_vl.recipe import patch_recipe
 from models.recipes.media_recipes import load_recipes
 from tests.dataplane.clips import encode_video, moving
+from tests.yatt_mm.preflight.test_judge_servers import config_of, refusal
 from tests.yatt_mm.rollout.conftest import Run
 from tests.yatt_mm.rollout.test_judge import SPEC, judge_of, make_group, store_group, task_for
 from yatt_mm.common.conversation import ask as conversation
@@ -42,6 +43,7 @@ from yatt_mm.genrm.chat_form import ChatReply, question_to, read_reply
 from yatt_mm.genrm.remote import RemoteJudge
 from yatt_mm.genrm.server_waits import Asked
 from yatt_mm.genrm.traffic import Traffic
+from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeSpec, JudgeTask, RemoteSpec
 from yatt_mm.protocol.verdicts import RegexScore, YesNo
 from yatt_mm.rollout.vllm_engine import VllmEngine
@@ -67,6 +69,8 @@ def test_a_server_and_an_engine_of_the_same_model_give_the_same_verdicts(
         of_video = run(ask(spec, client, server_at(url), filmed))
         with pytest.raises(RewardError, match=r"status 404: .*huge.*; correct reward\.judges\.tiny\.model"):
             run(ask(spec, client, replace(server_at(url), model="huge"), task))
+        check_judge_servers(config_of(url, "model=tiny"))
+        assert "(it has tiny); correct reward.judges.away.model" in refusal(url, "model=huge")
     (here,) = run(judge_of(spec, engine, client, reader, tiny_dir).judge([task]))
     assert here is not None
     assert (there.num_failed, there.num_retried) == (0, 0)
