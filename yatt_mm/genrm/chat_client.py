@@ -53,8 +53,9 @@ class ServerAwayError(Exception):
 class ServerRefusesError(Exception):
     """The server refuses this request and will refuse every other one."""
 
-    def __init__(self, found: str, change: str, *, status: int) -> None:
-        """`found`: what the server said. `change`: what the user must change."""
+    def __init__(self, found: str, change: str, *, status: int | None = None) -> None:
+        """`found`: what the server said. `change`: what the user must change. `status`: None where there was no reply,
+        because the server's certificate is not trusted."""
         super().__init__(f"{found}; {change}")
         self.found = found
         self.change = change
@@ -132,6 +133,8 @@ class ChatClient:
                     raise self._error(response, await self._error_text_of(response))
         except TimeoutError as error:
             raise ServerAwayError(f"no reply within {self._server.deadline_s:g} s", may_be_request=True) from error
+        except aiohttp.ClientConnectorCertificateError as error:
+            raise ServerRefusesError(self.shown(str(error)), self._change_for(None)) from error
         except (aiohttp.ClientError, OSError) as error:
             raise ServerAwayError(self.shown(f"{type(error).__name__}: {error}")) from error
 
@@ -159,9 +162,12 @@ class ChatClient:
             why = self.shown(f"status {status}, which leads to {response.headers.get('Location', 'no address')}")
         return ServerRefusesError(why, self._change_for(status), status=status)
 
-    def _change_for(self, status: int) -> str:
-        """Return what the user can do about a status with which a server refuses every request."""
+    def _change_for(self, status: int | None) -> str:
+        """Return what the user can do about a status with which a server refuses every request, or, without a status,
+        about its certificate."""
         key, variable = f"reward.judges.{self._judge}", self._server.api_key_env
+        if status is None:
+            return f"correct {key}.url, or name the file with the issuer's certificate in SSL_CERT_FILE"
         if status in (401, 402, 403) and variable is None:
             return f"it wants a key: put it into an environment variable and name that in {key}.api_key_env"
         if status in (401, 402, 403):

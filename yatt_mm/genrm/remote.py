@@ -188,7 +188,7 @@ class RemoteJudge:
         except TimeoutError:
             why = f"no verdict within {self._server.call_timeout_s:g} s" + (f": {asked.why}" if asked.why else "")
         except ServerRefusesError as error:
-            raise RewardError(f"reward.judges.{self._spec.name}: {self._server.url} replies {error}") from error
+            raise RewardError(f"reward.judges.{self._spec.name}: {self._server.url}: {error}") from error
         if score is None:
             logger.warning("judge %s: no verdict after %d requests: %s", self._spec.name, asked.num_requests, why)
         return _Verdict(score=score, said=said, why=why, num_asked=asked.num_requests, num_tokens=num_tokens)

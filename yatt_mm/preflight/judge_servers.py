@@ -97,7 +97,7 @@ async def _fault(client: ChatClient, spec: JudgeSpec, server: RemoteSpec, budget
                 try:
                     reply = read_reply(spec, text := await client.chat(question))
                 except ServerRefusesError as error:
-                    return f"replies {error.found}{await _models(client, error.status)}", error.change
+                    return f"cannot judge: {error.found}{await _models(client, error.status)}", error.change
                 except UnusableReplyError as error:
                     return f"refuses a small question: {error}", f"correct {key}.url and {key}.model"
                 except ValueError:
@@ -114,7 +114,7 @@ async def _fault(client: ChatClient, spec: JudgeSpec, server: RemoteSpec, budget
     return f"gave no reply in {budget_s:g} s{why}", f"start the server, or correct {key}.url"
 
 
-async def _models(client: ChatClient, status: int) -> str:
+async def _models(client: ChatClient, status: int | None) -> str:
     """Return which models the server has, as the end of a sentence, if it may not know the model; else nothing."""
     from yatt_mm.genrm.chat_client import ServerAwayError, ServerRefusesError, UnusableReplyError
 

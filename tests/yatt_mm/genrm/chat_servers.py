@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import math
+import ssl
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -20,8 +21,9 @@ DEADLINE_S = 30.0
 class ChatServer:
     """The server. `reply` may be changed at any time. `stop` ends it, and `start` begins again on the same port."""
 
-    def __init__(self, reply: Reply) -> None:
+    def __init__(self, reply: Reply, tls: ssl.SSLContext | None = None) -> None:
         self.reply = reply
+        self._tls = tls
         self.asked: list[dict[str, Any]] = []
         """The bodies of all requests."""
         self.keys: list[str | None] = []
@@ -36,7 +38,7 @@ class ChatServer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}/v1"
+        return f"http{'s' if self._tls else ''}://127.0.0.1:{self.port}/v1"
 
     def start(self) -> None:
         self._do(self._start())
@@ -60,7 +62,7 @@ class ChatServer:
         application.router.add_get("/v1/models", self._models)
         self._runner = web.AppRunner(application, shutdown_timeout=0.05, handler_cancellation=True)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True).start()
+        await web.TCPSite(self._runner, "127.0.0.1", self.port, ssl_context=self._tls, reuse_address=True).start()
         self.port = self._runner.addresses[0][1]
 
     async def _stop(self) -> None:
@@ -83,9 +85,9 @@ class ChatServer:
 
 
 @contextmanager
-def serving(reply: Reply) -> Iterator[ChatServer]:
-    """Run a server in a `with` block."""
-    server = ChatServer(reply)
+def serving(reply: Reply, tls: ssl.SSLContext | None = None) -> Iterator[ChatServer]:
+    """Run a server in a `with` block. `tls`: what an https server shows."""
+    server = ChatServer(reply, tls)
     try:
         server.start()
         yield server

@@ -6,15 +6,18 @@ import asyncio
 import contextlib
 import gzip
 import json
+import ssl
 import time
 from collections.abc import Coroutine
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
 from aiohttp import web
 
+from tests.dataplane.certificates import issue
 from tests.yatt_mm.genrm import chat_servers
 from tests.yatt_mm.genrm.chat_servers import ChatServer, Reply, endless, never, says_yes, serving, status
 from yatt_mm.genrm.chat_client import (
@@ -195,11 +198,31 @@ def test_a_compressed_reply_is_neither_asked_for_nor_unpacked() -> None:
 
     async def bomb(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
         encodings.append(request.headers.get("Accept-Encoding"))
-        return web.Response(body=gzip.compress(bytes(2**24)), headers={"Content-Encoding": "gzip"})
+        packed = gzip.compress(b"unpacked" + bytes(2**24))
+        return web.Response(status=number, body=packed, headers={"Content-Encoding": "gzip"})
 
-    with serving(bomb) as server, pytest.raises(UnusableReplyError, match=r"its reply is compressed \(gzip\)"):
-        ask(server)
-    assert encodings == ["identity"]
+    number = 200
+    with serving(bomb) as server:
+        with pytest.raises(UnusableReplyError, match=r"its reply is compressed \(gzip\)"):
+            ask(server)
+        number = 401
+        with pytest.raises(ServerRefusesError) as caught:
+            ask(server)
+    assert "unpacked" not in str(caught.value)
+    assert encodings == ["identity"] * 2
+
+
+def test_a_server_whose_certificate_is_not_trusted_is_refused(tmp_path: Path) -> None:
+    own = issue(tmp_path, "server", issue(tmp_path, "authority"))
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(own.cert_file, own.key_file)
+    with (
+        serving(says_yes, tls=tls) as server,
+        pytest.raises(ServerRefusesError, match="certificate verify failed") as caught,
+    ):
+        ask(server, api_key=KEY)
+    assert caught.value.change.endswith("or name the file with the issuer's certificate in SSL_CERT_FILE")
+    assert server.asked == []
 
 
 def test_the_key_is_sent_and_stands_in_no_error() -> None:

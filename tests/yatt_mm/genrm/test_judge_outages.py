@@ -90,7 +90,7 @@ def test_a_wrong_key_ends_the_run_at_once_and_cancels_what_is_under_way(
 
     with serving(refuses_one) as server:
         with pytest.raises(
-            RewardError, match=r"reward\.judges\.tiny: .* replies status 401: no such key; it wants a key"
+            RewardError, match=r"reward\.judges\.tiny: http.*/v1: status 401: no such key; it wants a key"
         ):
             run(judge())
 

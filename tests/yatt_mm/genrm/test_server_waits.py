@@ -14,7 +14,7 @@ from tests.yatt_mm.genrm.chat_servers import ChatServer, never, says_yes, servin
 from tests.yatt_mm.genrm.test_chat_client import run, server_at
 from yatt_mm.genrm import server_waits
 from yatt_mm.genrm.chat_client import ChatClient, ServerRefusesError
-from yatt_mm.genrm.server_waits import LONGEST_PAUSE_S, Asked, GaveUpError, ServerWaits, pause_s
+from yatt_mm.genrm.server_waits import LONGEST_PAUSE_S, Asked, GaveUpError, ServerWaits, ServerWatch, pause_s
 
 Question = Callable[[str], Awaitable[Asked]]
 
@@ -79,6 +79,19 @@ def test_a_short_failure_is_not_told() -> None:
     with serving(says_yes) as server:
         server.reply = once(status(503), says_yes)
         assert waited(server, scene) == []
+
+
+def test_many_questions_that_wait_for_the_same_server_tell_of_it_once() -> None:
+    told: list[dict[str, Any]] = []
+    watch = ServerWatch("away", server_at("http://host/v1"), told.append)
+    for outage in (1, 2):
+        sent_s = time.monotonic()
+        for seconds in (1.0, 5.0, 6.0, 20.0):
+            watch.note_failure(sent_s=sent_s)
+            watch.tell_if_away("busy", until_s=sent_s + seconds)
+        watch.note_reply()
+        watch.note_reply()
+        assert [record["is_away"] for record in told] == [True, False] * outage
 
 
 @pytest.mark.usefixtures("tells_soon")

@@ -82,7 +82,7 @@ def test_a_key_that_the_server_refuses_is_named_by_its_variable_and_not_told(mon
     with serving(status(401, f"no such key: {KEY}")) as server:
         said = refusal(server.url, "api_key_env=JUDGE_KEY")
         assert server.keys == [f"Bearer {KEY}"]
-        assert "replies status 401: no such key: (the key); give the environment variable JUDGE_KEY" in said
+        assert "cannot judge: status 401: no such key: (the key); give the environment variable JUDGE_KEY" in said
         assert KEY not in said
         assert "it wants a key: put it into an environment variable" in refusal(server.url)
 
@@ -91,8 +91,8 @@ def test_a_model_that_the_server_does_not_have_is_refused_with_those_that_it_has
     with serving(status(404, "no model big")) as server:
         server.models = ["tiny", "small"]
         said = refusal(server.url)
-        assert "replies status 404: no model big (it has tiny, small); correct reward.judges.away.model" in said
-        assert "replies status 404" in refusal(server.url.removesuffix("/v1"))
+        assert "cannot judge: status 404: no model big (it has tiny, small); correct reward.judges.away.model" in said
+        assert "cannot judge: status 404" in refusal(server.url.removesuffix("/v1"))
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,14 @@ def test_a_model_that_the_server_does_not_have_is_refused_with_those_that_it_has
     [
         (text("<html>welcome</html>"), "replies with something else than a chat completion: "),
         (text('{"choices": []}'), "replies with something else than a chat completion: "),
-        (status(405), "replies status 405; correct reward.judges.away.url: it must be that of a server for OpenAI's"),
-        (status(307, Location="http://elsewhere/"), "replies status 307, which leads to http://elsewhere/; correct"),
+        (
+            status(405),
+            "cannot judge: status 405; correct reward.judges.away.url: it must be that of a server for OpenAI's",
+        ),
+        (
+            status(307, Location="http://elsewhere/"),
+            "cannot judge: status 307, which leads to http://elsewhere/; correct",
+        ),
         (status(400, "no logprobs here"), "refuses a small question: status 400: no logprobs here"),
         (
             text(json.dumps({"choices": [{"message": {"content": "yes"}}]})),
