@@ -107,8 +107,7 @@ class Rendezvous:
             with self._says_why():
                 return self._batches.deal(values)
 
-        shares = await self._meet(key, controller, bad, deal)
-        return shares[controller]
+        return _share(await self._meet(key, controller, bad, deal), controller)
 
     async def finish_round(self, key: MeetingKey, controller: int, landed: list[tuple[int, bool]]) -> RoundOutcome:
         """Report this controller's (position, has signal), meet the others, and return whether the batch is full."""
@@ -124,8 +123,7 @@ class Rendezvous:
             with self._says_why():
                 return self._batches.open(self._num)
 
-        shares = await self._meet(key, controller, None, deal)
-        return shares[controller]
+        return _share(await self._meet(key, controller, None, deal), controller)
 
     async def land(self, controller: int, landed: Sequence[tuple[int, bool | None]]) -> list[Slot]:
         """Report finished groups of this controller: (position, whether it has a signal, or None if it failed).
@@ -275,3 +273,8 @@ class Rendezvous:
     def _check_aborted(self) -> None:
         if self._aborted is not None:
             raise PhaseAbortedError(self._aborted)
+
+
+def _share(result: Any, controller: int) -> Any:
+    """Return a controller's part of a meeting's result; the run's stop has no parts."""
+    return result if isinstance(result, Stopping) else result[controller]

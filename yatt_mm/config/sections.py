@@ -138,10 +138,11 @@ class RewardSection(Section):
     deadline_s: Seconds = 60.0
     """The longest time that the function may take for one response before it is interrupted and scored 0; for a batch,
     and for all responses of an async function, as many times this, up to a third of `controllers.deadline_s`."""
+    max_error_frac: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """The run ends when the function fails on this share of a step's responses, or of the held-out ones: raises, is
+    late, or gives no finite number."""
     max_failed_frac: Annotated[float, Field(ge=0, le=1)] = 0.2
-    """The run ends when the function, or any judge, fails on more than this share of a step's responses, or of an
-    evaluation's: the function raises, is late, or gives no finite number; the judge gives no verdict. 1 never ends it.
-    """
+    """The run ends when a judge gives no verdict on more than this share of a step's responses; 1 never ends it."""
     weight: Annotated[float, Field(ge=0)] = 1.0
     """The weight of the function's score in the reward; 0 leaves the reward to the judges, and the function to
     evaluation."""

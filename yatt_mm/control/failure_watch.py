@@ -45,7 +45,8 @@ class FailureWatch:
         among: what these groups are, for messages. tells: True in one controller, which hands over the records.
 
         Raises:
-            RewardError: one of them failed on more than `reward.max_failed_frac` of the responses.
+            RewardError: the function failed on `reward.max_error_frac` of the responses or more, or a judge on more
+                than `reward.max_failed_frac` of them.
         """
         shares = self._rendezvous.gather(_counted(groups))
         num_failed, faults, num_responses = Counter[str](), dict[Kind, Fault](), 0
@@ -58,19 +59,27 @@ class FailureWatch:
             record = {"kind": "failure", **self._about(source), **counts, **asdict(faults[source, kind])}
             self._rendezvous.put_record(record)
         self._told |= faults.keys()
-        limit = self._section.max_failed_frac
-        too_often = sorted(source for source, num in num_failed.items() if num > limit * num_responses)
+        too_often = sorted(
+            source for source, num in num_failed.items() if self._is_too_often(source, num, num_responses)
+        )
         if too_often:
             with contextlib.suppress(YattError):  # the rewards are the reason of the end
                 self._before_end()
             self._rendezvous.gather(None)  # the run ends with the first controller that raises
             source = too_often[0]
             fault = next(fault for (of, _), fault in faults.items() if of == source)
+            key = "max_error_frac" if source == FUNCTION else "max_failed_frac"
+            limit = getattr(self._section, key)
             raise RewardError(
                 f"{self._about(source)['who']} failed on {num_failed[source]} of the {num_responses} responses of "
-                f"{among}, more than reward.max_failed_frac ({limit:g}) allows: {fault.what} ({fault.where}); "
-                f"{self._repair(source)}, or raise reward.max_failed_frac"
+                f"{among}, and reward.{key} is {limit:g}: {fault.what} ({fault.where}); {self._repair(source)}"
+                f"{'' if limit == 1 else f', or raise reward.{key}'}"
             )
+
+    def _is_too_often(self, source: str, num_failed: int, num_responses: int) -> bool:
+        if source == FUNCTION:
+            return num_failed > 0 and num_failed >= self._section.max_error_frac * num_responses
+        return num_failed > self._section.max_failed_frac * num_responses
 
     def _about(self, source: str) -> dict[str, str]:
         """Return who failed, and what the responses score instead."""

@@ -69,7 +69,7 @@ NONE = brought(4)
 
 def test_each_kind_of_fault_is_told_once_with_the_counts_of_all_controllers() -> None:
     meeting = OneMeeting(brought(8, function(2, "KeyError: 'x'", 9)), brought(8))
-    watch = watch_of(meeting, max_failed_frac=1)
+    watch = watch_of(meeting)
     mine = [group(), group(function(1, "ValueError: a")), group(function(1, "ValueError: b"))]
     watch.check(mine, among="step 1", tells=True)
     told = {record["where"]: record for record in meeting.records}
@@ -108,7 +108,7 @@ def test_one_controller_tells() -> None:
     assert meeting.records == []
 
 
-@pytest.mark.parametrize(("settings", "num"), [({}, 4), ({}, 1), ({"max_failed_frac": 0.5}, 3)])
+@pytest.mark.parametrize(("settings", "num"), [({}, 4), ({"max_error_frac": 0.5}, 4), ({"max_error_frac": 0.5}, 2)])
 def test_too_many_failures_of_the_function_end_the_run(settings: dict[str, float], num: int) -> None:
     meeting = OneMeeting(brought(4, function(num, "ValueError: a")), None)
     message = rf"my.py:f failed on {2 * num} of the 8 responses of step 1, .* ValueError: a \(my.py:3\); repair"
@@ -128,8 +128,8 @@ def test_too_many_failures_of_the_function_end_the_run(settings: dict[str, float
 def test_too_many_failures_of_one_judge_end_the_run(name: str, repair: str) -> None:
     meeting = OneMeeting(brought(4, judge(1, name)), None)
     message = (
-        rf"reward\.judges\.{name} failed on 2 of the 8 responses of step 3, more than reward\.max_failed_frac \(0\.2\) "
-        rf"allows: status 400: no \(m at http://x\); {repair}"
+        rf"reward\.judges\.{name} failed on 2 of the 8 responses of step 3, and reward\.max_failed_frac is 0\.2: "
+        rf"status 400: no \(m at http://x\); {repair}"
     )
     with pytest.raises(RewardError, match=message):
         watch_of(meeting).check([group(judge(1, name))], among="step 3", tells=True)
@@ -137,7 +137,7 @@ def test_too_many_failures_of_one_judge_end_the_run(name: str, repair: str) -> N
 
 
 def test_fewer_failures_or_none_do_not_end_it() -> None:
-    few = (function(1, "ValueError: a"), judge(1, "own"), judge(1))
+    few = (function(3, "ValueError: a"), judge(1, "own"), judge(1))
     watch = watch_of(OneMeeting(brought(4), NONE, brought(4, *few)), max_failed_frac=0.25)
     watch.check([group(function(2, "ValueError: a"), judge(2), judge(2, "own"))], among="step 1", tells=True)
     watch.check([group()], among="step 2", tells=True)

@@ -112,7 +112,7 @@ def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
         one.index, one.step = index, 3
         one._start = SimpleNamespace(checkpoint="step_3", flaws=(flaw,))
         one._meter, one._workers, records = StepMeter(), MagicMock(), list[dict[str, Any]]()
-        one._rendezvous = SimpleNamespace(put_record=records.append)
+        one._rendezvous = SimpleNamespace(put_record=records.append, gather=lambda value: [value])
         getattr(one, begins)()
         assert records == wanted
         assert one._meter.take().sums.get("data/num_quarantined", 0) == len(wanted)
