@@ -16,11 +16,11 @@ from dataplane.client.inplace_put import InplacePut
 from dataplane.client.put_batches import Buffer, Durable, as_bytes_view, batch_ranges, plain_body
 from dataplane.client.retry import NodeRetry
 from dataplane.client.scope_heartbeat import ScopeHeartbeat, weak_method
+from dataplane.core.arrays import check_array
 from dataplane.core.errors import MissingObjectError
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import MAX_ITEMS, dump, parse
 from dataplane.core.refs import ArraySpec, BadMedia, Dataset, Ref, Sample
-from dataplane.core.schemas import check_array
 
 PUT_IN_PLACE_FROM = 256 * 1024
 """The size in bytes from which a client on the node's machine writes objects into the arena; smaller objects go over

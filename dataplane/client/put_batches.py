@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
+from dataplane.core.arrays import check_array
 from dataplane.core.errors import BadRequestError
 from dataplane.core.json_body import check_plain_name
 from dataplane.core.refs import ArraySpec
-from dataplane.core.schemas import check_array
 
 GROUP_BYTES, GROUP_OBJECTS = 64 << 20, 512
 """The maximum number of bytes, and of objects, that a put of many objects stores in one request."""

@@ -21,10 +21,10 @@ import pyarrow.flight as fl
 from dataplane.client.connect import Credentials, connect
 from dataplane.client.inplace_stream import InplaceStream
 from dataplane.client.retry import NodeRetry
+from dataplane.core.arrays import ITEM_BYTES, check_array
 from dataplane.core.errors import NodeUnavailableError
 from dataplane.core.json_body import check_plain_name
 from dataplane.core.refs import ArraySpec, Ref
-from dataplane.core.schemas import ITEM_BYTES, check_array
 from dataplane.core.shared_files import open_segment
 
 

@@ -5,9 +5,9 @@ Each check raises ChecksumError with what was found and what the ref says.
 
 from collections.abc import Sequence
 
+from dataplane.core.arrays import check_array
 from dataplane.core.errors import ChecksumError, DataPlaneError
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import check_array
 
 
 def check_claim(ref: Ref, there: Ref) -> None:

@@ -43,10 +43,6 @@ MAX_ITEMS = 65_536
 """The maximum number of names, refs, indices or leases in one request."""
 
 
-MAX_NUMBER = 1 << 63
-"""The number that every size, offset and count is smaller than."""
-
-
 _PLURALS = {str: "strings; wanted a list of names", int: "whole numbers; wanted a list of them"}
 """The end of the error message about a list with items of another type, by the wanted type."""
 

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from dataplane.core.arrays import ITEM_BYTES
 from dataplane.core.errors import DataPlaneError
 from dataplane.core.json_body import dump
-from dataplane.core.schemas import ITEM_BYTES, LOCATORS
+from dataplane.core.schemas import LOCATORS
 
 MAX_JSON_OBJECTS = 96
 """The largest number of objects in a JSON reply; above about this number the record batch is faster."""

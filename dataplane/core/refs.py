@@ -4,11 +4,12 @@ All classes here are immutable and picklable, and `to_dict` / `from_dict` conver
 This module uses only the standard library.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import NoneType
 from typing import Any, Literal
 
+from dataplane.core.arrays import MAX_NUMBER, check_array
 from dataplane.core.typed_fields import Types, read_fields, take_field
 
 Kind = Literal["source", "derived", "plain"]
@@ -16,8 +17,6 @@ Kind = Literal["source", "derived", "plain"]
 KINDS: tuple[Kind, ...] = ("source", "derived", "plain")
 """The kinds of objects: encoded media, objects that a recipe makes of media, and what a client or writer stored under a
 name."""
-MAX_DIMS = 32
-"""The largest number of dimensions of an object's shape."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +54,13 @@ class Lineage:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Lineage":
-        """Return the lineage that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the
-        wrong type."""
-        return cls(**read_fields(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS))
+        """Return the lineage that `to_dict` wrote. Raises ValueError that names a field if it is missing, of the wrong
+        type, or a number that no file has."""
+        fields = read_fields(data, "lineage", _LINEAGE_FIELDS, _LINEAGE_DEFAULTS)
+        for key in ("offset", "nbytes"):
+            if not 0 <= fields[key] < MAX_NUMBER:
+                raise _no_number(fields[key], f"lineage.{key}")
+        return cls(**fields)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,13 +105,14 @@ class Ref:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> "Ref":
-        """Return the ref that `to_dict` wrote. Raises ValueError that names a field if it is missing or of the wrong
-        type."""
+        """Return the ref that `to_dict` wrote. Raises ValueError that names a field if it is missing, of the wrong
+        type, or impossible: a size that does not fit dtype and shape, or a number that does not fit 63 bits."""
         fields = read_fields(data, "ref", _REF_FIELDS, _REF_DEFAULTS)
         if fields["kind"] not in KINDS:
             raise ValueError(f"ref.kind is {fields['kind']!r}; wanted one of {', '.join(KINDS)}")
-        check_shape(fields["shape"], "ref.shape")
-        fields["shape"] = tuple(fields["shape"])
+        fields["shape"] = check_array(fields["dtype"], fields["shape"], fields["nbytes"], "ref.")
+        if not 0 <= fields["version"] < MAX_NUMBER:
+            raise _no_number(fields["version"], "ref.version")
         if fields["lineage"] is not None:
             fields["lineage"] = Lineage.from_dict(fields["lineage"])
         return cls(**fields)
@@ -238,14 +242,9 @@ class Dataset:
         )
 
 
-def check_shape(shape: Sequence[object], what: str = "shape") -> None:
-    """Check that an array can have this shape. Raises ValueError, with `what` in its message, if not."""
-    if len(shape) > MAX_DIMS:
-        raise ValueError(f"{what} has {len(shape)} dimensions; wanted at most {MAX_DIMS}")
-    for dim in shape:
-        if type(dim) is not int or not 0 <= dim < 1 << 63:
-            found = str(list(shape))[:80]
-            raise ValueError(f"{what} is {found}; wanted whole numbers that are not negative and fit 64 bits")
+def _no_number(number: int, what: str) -> ValueError:
+    """Return the error about a number that is negative or does not fit 63 bits."""
+    return ValueError(f"{what} is {str(number)[:40]}; wanted 0 or more, in 63 bits")
 
 
 _LINEAGE_FIELDS: Mapping[str, Types] = {

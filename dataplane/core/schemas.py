@@ -1,34 +1,15 @@
-"""The Arrow schemas of Flight messages, and the dtypes and shapes that objects may have."""
+"""The Arrow schemas of Flight messages."""
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.core.errors import BadRequestError
-from dataplane.core.refs import check_shape
 
 BATCH_BYTES = 2 << 20
 """The number of bytes in one record batch of a DoGet or DoPut. Flight is fastest between 1 and 8 MiB."""
-
-
-ITEM_BYTES: Mapping[str, int] = {
-    "bool": 1,
-    "int8": 1,
-    "uint8": 1,
-    "int16": 2,
-    "uint16": 2,
-    "float16": 2,
-    "int32": 4,
-    "uint32": 4,
-    "float32": 4,
-    "int64": 8,
-    "uint64": 8,
-    "float64": 8,
-}
-"""The bytes per item of every dtype that an object may have, by numpy name."""
 
 
 LOCATORS = pa.schema(
@@ -64,32 +45,6 @@ objects is sent without copying them together.
 
 INLINE_BYTES = 12
 """The length in bytes up to which Arrow keeps a value of a view column inside its view."""
-
-
-def check_array(dtype: str, shape: Sequence[int] | None, nbytes: int) -> tuple[int, ...]:
-    """Check that dtype and shape fit `nbytes` bytes, and return the shape. Without `shape`, the array has one
-    dimension.
-
-    Raises BadRequestError if they do not agree.
-    """
-    if dtype not in ITEM_BYTES:
-        raise BadRequestError(f"dtype is {dtype!r}; wanted one of {', '.join(ITEM_BYTES)}")
-    item = ITEM_BYTES[dtype]
-    if shape is None:
-        if nbytes % item:
-            raise BadRequestError(
-                f"{nbytes} bytes are not a whole number of {dtype} items ({item} bytes each); give the dtype"
-            )
-        return (nbytes // item,)
-    try:
-        check_shape(shape)
-    except ValueError as error:
-        raise BadRequestError(str(error)) from error
-    if math.prod(shape) * item != nbytes:
-        raise BadRequestError(
-            f"shape {list(shape)} of {dtype} takes {math.prod(shape) * item} bytes, found {nbytes}: change one of them"
-        )
-    return tuple(shape)
 
 
 @contextmanager

@@ -49,7 +49,7 @@ class RemoteObjects:
         if ref.kind != "plain" and ref.lineage is not None:
             checked = checked_ref(ref, home)
             # the size decides how the object is fetched
-            return replace(checked, nbytes=ref.nbytes) if ref.kind == "derived" else checked
+            return replace(checked, nbytes=ref.nbytes, shape=(ref.nbytes,)) if ref.kind == "derived" else checked
         if home == self._peers.node_id:
             raise missing_object_error(ref.name, home)
         if not self.can_fetch(ref):
@@ -92,7 +92,11 @@ class RemoteObjects:
                     future = self._in_flight[ref.name] = Future()
                     fetched.append((ref, future))
             started.append((future, is_own))
-        self._fetch(fetched, deadline)
+        try:
+            self._fetch(fetched, deadline)
+        except Exception as error:  # a future that stays in flight would make its name unreachable for ever
+            for ref, future in fetched:
+                self._land(ref, future, error)
         return started
 
     def stat(self) -> dict[str, int]:
@@ -134,11 +138,16 @@ class RemoteObjects:
     ) -> None:
         """Pass on a fetched object, or start making it here. Runs in a fetch thread."""
         future = waiting[ref.name]
-        if is_makeable and isinstance(result, DataPlaneError):
-            log.info("%s is made here: %s", ref.name, result)
-            self._make(ref, deadline).add_done_callback(partial(self._after_making, ref, future))
-        else:
+        if not (is_makeable and isinstance(result, DataPlaneError)):
             self._land(ref, future, result)
+            return
+        log.info("%s is made here: %s", ref.name, result)
+        try:
+            made = self._make(ref, deadline)
+        except Exception as error:
+            self._land(ref, future, error)
+        else:
+            made.add_done_callback(partial(self._after_making, ref, future))
 
     def _after_making(self, ref: Ref, future: "Future[Ref]", made: "Future[Ref]") -> None:
         if made.cancelled():
@@ -147,9 +156,11 @@ class RemoteObjects:
             self._land(ref, future, made.exception() or made.result())
 
     def _land(self, ref: Ref, future: "Future[Ref]", result: Ref | BaseException) -> None:
-        """End a fetch, so that a later caller starts a new one."""
+        """End a fetch, so that a later caller starts a new one. A fetch that has ended already stays as it is."""
         with self._lock:
-            self._in_flight.pop(ref.name, None)
+            if self._in_flight.get(ref.name) is not future:
+                return
+            del self._in_flight[ref.name]
         if isinstance(result, Ref):
             future.set_result(result)
         else:

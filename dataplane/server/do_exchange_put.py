@@ -11,8 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.core.arrays import MAX_NUMBER
 from dataplane.core.errors import BadRequestError, DataPlaneError
-from dataplane.core.json_body import MAX_NUMBER, dump, take, take_list, take_timeout_s
+from dataplane.core.json_body import dump, take, take_list, take_timeout_s
 from dataplane.server.publish import Digests, publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.server.request_stream import RequestStream

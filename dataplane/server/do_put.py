@@ -8,9 +8,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.flight as fl
 
+from dataplane.core.arrays import ITEM_BYTES
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
 from dataplane.core.refs import Ref
-from dataplane.core.schemas import ITEM_BYTES, arrow_errors_as_bad_requests
+from dataplane.core.schemas import arrow_errors_as_bad_requests
 from dataplane.core.timers import TIMERS
 from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest

@@ -15,10 +15,10 @@ from functools import partial
 import numpy as np
 from blake3 import blake3
 
+from dataplane.core.arrays import check_array
 from dataplane.core.digests import content_digest, digest_of, source_name, version_of
 from dataplane.core.errors import BadRequestError, ChecksumError
 from dataplane.core.refs import Lineage, Ref
-from dataplane.core.schemas import check_array
 from dataplane.server.put_request import PutRequest
 from dataplane.storage.entries import Entry, Slab, Written
 from dataplane.storage.store import INTERNAL_SESSION, Store

@@ -7,10 +7,10 @@ from typing import Any
 
 import pyarrow.flight as fl
 
+from dataplane.core.arrays import ITEM_BYTES, MAX_NUMBER, check_array, check_shape
 from dataplane.core.errors import BadRequestError
 from dataplane.core.json_body import (
     MAX_META_BYTES,
-    MAX_NUMBER,
     ONE_OBJECT_BYTES,
     check_plain_name,
     dump,
@@ -18,8 +18,7 @@ from dataplane.core.json_body import (
     take,
     take_timeout_s,
 )
-from dataplane.core.refs import Kind, check_shape
-from dataplane.core.schemas import ITEM_BYTES, check_array
+from dataplane.core.refs import Kind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,10 +79,7 @@ class PutRequest:
         if nbytes is not None and not 0 <= nbytes < MAX_NUMBER:
             raise BadRequestError(f"put.nbytes is {str(nbytes)[:40]}; wanted 0 or more, in 64 bits")
         if shape is not None:
-            try:
-                check_shape(shape, "put.shape")
-            except ValueError as error:
-                raise BadRequestError(str(error)) from error
+            check_shape(shape, "put.shape")
             if math.prod(shape) >= MAX_NUMBER:
                 raise BadRequestError(f"put.shape is {str(shape)[:80]}; no array has so many elements")
         meta = take(body, "put", "meta", dict, type(None), default=None) or {}

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.reader import Reader
+from dataplane.core.arrays import ITEM_BYTES
 from dataplane.core.errors import DataPlaneError
 from dataplane.core.locators import MAX_JSON_OBJECTS, Locators
-from dataplane.core.schemas import ITEM_BYTES, LOCATORS
+from dataplane.core.schemas import LOCATORS
 
 LONG = st.integers(0, (1 << 63) - 1)
 ROW = st.tuples(

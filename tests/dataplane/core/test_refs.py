@@ -39,6 +39,13 @@ def test_a_ref_survives_json_and_pickle_and_stays_small() -> None:
         ({"shape": [True, 2]}, "ref.shape"),
         ({"shape": [0, 10**30]}, "ref.shape.*fit 64 bits"),
         ({"shape": [1] * 33}, "ref.shape has 33 dimensions"),
+        ({"nbytes": -1}, "ref.shape .* takes 18816 bytes, found -1 as ref.nbytes"),
+        ({"nbytes": 1 << 63, "shape": [1 << 62, 2]}, "ref.nbytes is 9223372036854775808"),
+        ({"dtype": "float32"}, "ref.shape .* of float32 takes 75264 bytes, found 18816 as ref.nbytes"),
+        ({"dtype": "object"}, "ref.dtype is 'object'; wanted one of bool"),
+        ({"version": -1}, "ref.version is -1; wanted 0 or more, in 63 bits"),
+        ({"lineage": REF.lineage.to_dict() | {"nbytes": -1}}, "lineage.nbytes is -1"),
+        ({"lineage": REF.lineage.to_dict() | {"offset": 1 << 63}}, "lineage.offset is 9223"),
         ({"lineage": {"dataset": "a"}}, "lineage.recipe is missing"),
     ],
 )

@@ -290,7 +290,7 @@ def test_what_a_ref_claims_beside_its_lineage_poisons_nothing(small_node: tuple[
     with Client(node.uri) as client:
         source = client.samples("a", [1])[0].media[0]
         ref = good(client.derive([source], RECIPE))[0]
-    edits: list[dict[str, Any]] = [{"dtype": "float32"}, {"shape": [7], "nbytes": 7}, {"meta": {"checksum": "0" * 32}}]
+    edits: list[dict[str, Any]] = [{"dtype": "int8"}, {"shape": [7], "nbytes": 7}, {"meta": {"checksum": "0" * 32}}]
     for item, edit in [(ref, edit) for edit in edits] + [(source, edits[0]), (source, edits[1])]:
         with EmbeddedNode(memory_bytes=1 << 20, roots={"a": [str(shard)]}) as other, Reader(other.uri) as reader:
             with pytest.raises(ChecksumError):
