@@ -97,7 +97,7 @@ def _add_callers(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address to listen at, default 127.0.0.1; beyond loopback it needs --token-file or --tls-cert",
+        help="address to listen at, default 127.0.0.1; beyond loopback it needs --token-file or --tls-ca",
     )
     group.add_argument(
         "--port",
@@ -112,11 +112,17 @@ def _add_callers(group: "argparse._ArgumentGroup") -> None:
         help="clients must send a token of this file; its lines are TOKEN [read|write|admin] [EXPIRY]",
     )
     group.add_argument(
-        "--tls-cert", type=Path, metavar="PEM", help="the node's certificate; with it the node speaks TLS only"
+        "--tls-cert",
+        type=Path,
+        metavar="PEM",
+        help="the node's certificate; with it the node speaks TLS only, and still lets everyone in: add --token-file "
+        "or --tls-ca",
     )
     group.add_argument("--tls-key", type=Path, metavar="PEM", help="the private key of --tls-cert")
     group.add_argument("--tls-ca", type=Path, metavar="PEM", help="clients must show a certificate that this CA signed")
-    group.add_argument("--insecure", action="store_true", help="allow other hosts to connect without tokens and TLS")
+    group.add_argument(
+        "--insecure", action="store_true", help="let other hosts connect without tokens or client certificates"
+    )
     group.add_argument(
         "--metrics-port",
         type=parse_port,

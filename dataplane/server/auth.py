@@ -39,7 +39,8 @@ class Security:
     tls_ca: Path | None = None
     """The file of a certificate authority, for mutual TLS: clients must show a certificate that it signed."""
     is_insecure: bool = False
-    """True if the node may listen beyond loopback with neither tokens nor TLS."""
+    """True if the node may listen beyond loopback without knowing its callers: with neither tokens nor a client
+    authority."""
 
     @property
     def scheme(self) -> str:
@@ -47,17 +48,24 @@ class Security:
         return "grpc+tls" if self.tls_cert else "grpc"
 
     def check_host(self, host: str) -> None:
-        """Raise BadRequestError for an address that other machines reach while the node has no protection."""
-        if is_loopback(host):
-            return
-        if not (self.token_file or self.tls_cert or self.is_insecure):
-            raise BadRequestError(
-                f"host is {host!r}, which other machines may reach, and anyone there could read and fill this node; "
-                "add --token-file FILE and --tls-cert CERT --tls-key KEY (or --insecure on a network of your own)"
+        """Raise BadRequestError for an address that other machines reach while the node does not know its callers.
+
+        TLS alone is no protection: it proves the node to its callers, and not the callers to the node.
+        """
+        knows_callers = bool(self.token_file or self.tls_ca)
+        is_local = is_loopback(host)
+        if not (is_local or knows_callers or self.is_insecure):
+            found = "--tls-cert proves this node, but no caller" if self.tls_cert else "it asks no caller for anything"
+            wanted = "add --token-file FILE" + (
+                ", or --tls-ca CA for client certificates" if self.tls_cert else " and --tls-cert CERT --tls-key KEY"
             )
-        if not self.tls_cert:
+            raise BadRequestError(
+                f"host is {host!r}, which other machines may reach, and anyone there could read and fill this node "
+                f"({found}); {wanted} (or --insecure on a network of your own)"
+            )
+        if not (is_local or self.tls_cert):
             log.warning("tokens and data cross the network in the clear: add --tls-cert and --tls-key")
-        if not (self.token_file or self.tls_ca):
+        if not knows_callers and not (is_local and self.tls_cert is None):
             log.warning(
                 "every client that reaches %s may do everything: add --token-file, or --tls-ca for client certificates",
                 host,

@@ -1,7 +1,8 @@
 """The HTTP port for metrics, served by prometheus_client.
 
-It is protected like the node: the same certificate, and the same tokens as a bearer header (any right is enough).
-Connections that send nothing take a bounded number of threads, for a bounded time.
+It is protected like the node, which has checked that it may listen there: the same certificate, and the same tokens as
+a bearer header (any right is enough). Connections that send nothing take a bounded number of threads, for a bounded
+time.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from prometheus_client.exposition import ThreadingWSGIServer
 from dataplane.core.errors import BadRequestError, OverloadedError, UnauthenticatedError
 from dataplane.core.timers import TIMERS
 from dataplane.core.token_file import TokenFile
-from dataplane.server.auth import Security, bearer, host_in_uri, is_loopback
+from dataplane.server.auth import Security, bearer, host_in_uri
 from dataplane.server.call_limits import Slots
 
 if TYPE_CHECKING:
@@ -38,11 +39,6 @@ class MetricsServer:
     def __init__(
         self, host: str, port: int, registry: CollectorRegistry, security: Security, tokens: TokenFile | None
     ) -> None:
-        if not (is_loopback(host) or tokens or security.tls_ca or security.is_insecure):
-            raise BadRequestError(
-                f"--metrics-port on {host} would show this node's counters to every client that reaches it; "
-                "add --token-file, --tls-ca or --insecure"
-            )
         try:
             app = make_wsgi_app(registry)
             guarded = _with_token(app, tokens) if tokens is not None else app

@@ -72,6 +72,10 @@ def test_a_node_listens_beyond_loopback_only_when_guarded_or_told_to(authority: 
     message = refused("--host", "0.0.0.0")
     assert "--token-file" in message and "--tls-cert" in message and "--insecure" in message
     assert message.count("\n") == 1
+    server = issue(tmp_path, "server", authority)
+    message = refused("--host", "0.0.0.0", *tls_flags(server))
+    assert "--tls-cert proves this node, but no caller" in message
+    assert "add --token-file FILE, or --tls-ca CA" in message and "--insecure" in message
     with serving(tmp_path / "log", "--host", "0.0.0.0", "--insecure") as served:
         assert "may do everything" in served.log() and "in the clear" in served.log()
         with Client(served.uri.replace("0.0.0.0", "127.0.0.1"), timeout_s=20) as client:
@@ -81,9 +85,18 @@ def test_a_node_listens_beyond_loopback_only_when_guarded_or_told_to(authority: 
     tokens.write_text("0123456789abcdef\n")
     with serving(tmp_path / "log", "--host", "0.0.0.0", "--token-file", str(tokens)) as served:
         assert "in the clear" in served.log() and "may do everything" not in served.log()
-    server = issue(tmp_path, "server", authority)
-    with serving(tmp_path / "log", "--host", "0.0.0.0", *tls_flags(server), "--token-file", str(tokens)) as served:
-        assert not served.log()
+    for known in (["--token-file", str(tokens)], ["--tls-ca", str(authority.cert_file)]):
+        with serving(tmp_path / "log", "--host", "0.0.0.0", *tls_flags(server), *known) as served:
+            assert not served.log()
+    with serving(tmp_path / "log", "--host", "0.0.0.0", *tls_flags(server), "--insecure") as served:
+        assert "may do everything" in served.log() and "in the clear" not in served.log()
+
+
+def test_a_certificate_alone_lets_everyone_in_and_a_node_on_loopback_warns_of_it(
+    authority: Issued, tmp_path: Path
+) -> None:
+    with serving(tmp_path / "log", *tls_flags(issue(tmp_path, "server", authority))) as served:
+        assert "every client that reaches 127.0.0.1 may do everything" in served.log()
 
 
 @pytest.mark.parametrize("host", ["::1", "localhost", "127.0.0.2"])
