@@ -10,12 +10,14 @@ import pyarrow.flight as fl
 
 from dataplane.core.arrays import ITEM_BYTES
 from dataplane.core.errors import BadRequestError, NodeTimeoutError
+from dataplane.core.process import TRIMMER
 from dataplane.core.refs import Ref
 from dataplane.core.schemas import arrow_errors_as_bad_requests
 from dataplane.core.timers import TIMERS
 from dataplane.server.publish import publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.server.services import Services
+from dataplane.server.unannounced_put import UnannouncedPut
 from dataplane.storage.entries import Slab
 from dataplane.storage.store import Store
 
@@ -26,7 +28,11 @@ def receive(services: Services, descriptor: fl.FlightDescriptor, reader: fl.Meta
     with arrow_errors_as_bad_requests("the schema of DoPut"):
         dtype = _column_dtype(reader.schema)
     deadline = time.monotonic() + request.timeout_s
-    slab = _receive(reader, request, dtype, services, deadline)
+    try:
+        slab = _receive(reader, request, dtype, services, deadline)
+    except BaseException:
+        TRIMMER.request()  # its messages have arrived, of any size
+        raise
     services.meter.count_bytes(received=slab.nbytes)
     return publish_puts(services.store, [slab], [request], dtype, services.node_id)[0]
 
@@ -73,13 +79,7 @@ def _receive(
     chunks = _chunks(reader, ITEM_BYTES[dtype], services.call_limits.max_message_bytes)
     nbytes = request.announced_bytes
     if nbytes is None:
-        gathered, total = [], 0
-        for chunk in chunks:
-            gathered.append(chunk)
-            total += len(chunk)
-            if total > store.segment.capacity:
-                raise BadRequestError(f"DoPut of more than {total} bytes; this node has {store.segment.capacity}")
-        nbytes, chunks = total, iter(gathered)
+        return _collect(chunks, request, services, deadline)
     arriving = _Arriving(store, store.allocate(nbytes, deadline, request.scope))
     try:
         with TIMERS.limit(deadline, arriving.discard):  # Arrow has no way to end the read of a client that stopped
@@ -89,6 +89,25 @@ def _receive(
     except BaseException:
         arriving.discard()
         raise
+
+
+def _collect(chunks: Iterator[np.ndarray], request: PutRequest, services: Services, deadline: float) -> Slab:
+    """Return bytes of which nobody said how many come in a new slab, after all of them have arrived."""
+    store = services.store
+    collected = UnannouncedPut(services.unannounced, store.segment.capacity)
+    try:
+        with TIMERS.limit(deadline, collected.expire):
+            for chunk in chunks:
+                collected.add(chunk)
+        slab = store.allocate(collected.finished(), deadline, request.scope)
+        try:
+            collected.copy_to(store.view(slab))
+        except BaseException:
+            store.abort(slab)
+            raise
+        return slab
+    finally:
+        collected.discard()
 
 
 class _Arriving:

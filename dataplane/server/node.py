@@ -12,6 +12,7 @@ from dataplane.core.token_file import TokenFile
 from dataplane.datasets.catalog import Catalog
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
+from dataplane.server.call_limits import ByteBudget
 from dataplane.server.config import NodeConfig, check_config
 from dataplane.server.flight_server import FlightServer
 from dataplane.server.meter import Meter
@@ -109,6 +110,7 @@ class Node:
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
             scope_owners=scope_owners,
             call_limits=config.call_limits,
+            unannounced=ByteBudget(segment.capacity, 1),
             meter=Meter(),
             numa=str(config.numa or ""),
         )

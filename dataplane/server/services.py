@@ -10,7 +10,7 @@ from typing import Any
 from dataplane.datasets.catalog import Catalog
 from dataplane.derive.decode_pool import DecodePool
 from dataplane.derive.deriver import Deriver
-from dataplane.server.call_limits import CallLimits
+from dataplane.server.call_limits import ByteBudget, CallLimits
 from dataplane.server.meter import Meter
 from dataplane.server.scope_owners import ScopeOwners
 from dataplane.storage.arena import Segment
@@ -34,6 +34,8 @@ class Services:
     deriver: Deriver
     scope_owners: ScopeOwners
     call_limits: CallLimits
+    unannounced: ByteBudget
+    """The budget for the bytes of puts whose size is not known yet."""
     meter: Meter
     numa: str = ""
     """The NUMA policy of the arena, as the owner of the node wrote it."""
