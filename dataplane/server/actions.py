@@ -27,6 +27,9 @@ class Action:
     text: str
     max_bytes: int = SMALL_BODY_BYTES
     """The largest body in bytes. An action that takes lists needs a larger limit than others."""
+    is_brief: bool = False
+    """True if the action waits for nothing and frees memory, or tells how much there is. It has slots of its own,
+    because calls that wait for memory may hold all others."""
 
 
 def _stat(services: Services, body: Body, caller: Caller) -> dict[str, Any]:
@@ -87,8 +90,8 @@ def _end_leases(services: Services, body: Body, caller: Caller) -> dict[str, Any
 
 
 ACTIONS: Mapping[str, Action] = {
-    "stat": Action(_stat, Right.READ, "{} -> counts and bytes"),
-    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}', MAX_BODY_BYTES),
+    "stat": Action(_stat, Right.READ, "{} -> counts and bytes", is_brief=True),
+    "release": Action(_release, Right.WRITE, '{"names": [...]} -> {"num_released"}', MAX_BODY_BYTES, is_brief=True),
     "ingest": Action(_ingest, Right.WRITE, '{"dataset"} -> the dataset and what is wrong with it'),
     "samples": Action(_samples, Right.READ, '{"dataset", "indices": [...]} -> {"samples"}', MAX_BODY_BYTES),
     "derive": Action(
@@ -107,7 +110,9 @@ ACTIONS: Mapping[str, Action] = {
         MAX_BODY_BYTES,
     ),
     "open_scope": Action(scope_actions.open_scope, Right.WRITE, '{"name", "quota_bytes", "owner"} -> {}'),
-    "close_scope": Action(scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}'),
+    "close_scope": Action(
+        scope_actions.close_scope, Right.WRITE, '{"name"} -> {"num_dropped", "dropped_bytes"}', is_brief=True
+    ),
     "quarantine": Action(_quarantine, Right.READ, '{} -> {"bad": bad media seen so far}'),
-    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES),
+    "end_leases": Action(_end_leases, Right.READ, '{"session", "leases": [...]} -> {}', MAX_BODY_BYTES, is_brief=True),
 }

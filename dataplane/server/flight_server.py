@@ -83,6 +83,7 @@ class FlightServer(fl.FlightServerBase):
         self._config = config
         self._services = services
         self._calls = Slots(services.call_limits.max_calls, "calls", "--max-calls")
+        self._brief_calls = Slots(services.call_limits.max_calls, "calls that free memory", "--max-calls")
         self._streams = Slots(services.call_limits.max_streams, "streams", "--max-streams")
         gate = Gate(tokens, services.meter)
         security = config.security
@@ -135,7 +136,10 @@ class FlightServer(fl.FlightServerBase):
     def do_action(self, context: fl.ServerCallContext, action: fl.Action) -> list[bytes]:
         """Run an action, whose body is JSON, and return its reply as JSON."""
         verb = ACTIONS.get(action.type)
-        with self._call(context, action.type if verb else "unknown", verb.right if verb else Right.READ):
+        right = verb.right if verb else Right.READ
+        with self._call(
+            context, action.type if verb else "unknown", right, is_brief=verb is not None and verb.is_brief
+        ):
             if verb is None:
                 raise BadRequestError(f"action {action.type!r} is unknown; wanted one of {', '.join(ACTIONS)}")
             if action.body.size > verb.max_bytes:
@@ -196,14 +200,16 @@ class FlightServer(fl.FlightServerBase):
         return body, verb
 
     @contextmanager
-    def _call(self, context: fl.ServerCallContext, verb: str, right: Right) -> Iterator[None]:
+    def _call(
+        self, context: fl.ServerCallContext, verb: str, right: Right, *, is_brief: bool = False
+    ) -> Iterator[None]:
         """Do what every call needs: check the right, hold a slot, and count the call."""
         with self._services.meter.call(verb):
             check_right(right_of(context), right, verb)
             if verb == "end_leases":  # a refused `end_leases` would keep what it should free
                 yield
                 return
-            with self._calls.held():
+            with (self._brief_calls if is_brief else self._calls).held():
                 yield
 
 

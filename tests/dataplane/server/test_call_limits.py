@@ -1,7 +1,11 @@
 """Tests that a request beyond a node's limits gets an error that says so, and that the node continues."""
 
 import gc
+import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +41,7 @@ def narrow(shared_narrow: Served) -> Served:
 def answers(client: Client) -> bool:
     """Return True if the node has room for a call."""
     try:
-        return client.stat()["num_objects"] >= 0
+        return client.quarantine() == []
     except OverloadedError:
         return False
 
@@ -48,7 +52,8 @@ def test_a_call_too_many_is_refused_until_another_ends(narrow: Served) -> None:
         stream = flight.do_get(client.ticket(ref))
         stream.read_chunk()
         with pytest.raises(OverloadedError, match=r"1 calls open, as many as it may; .* --max-calls"):
-            client.stat()
+            client.quarantine()
+        assert client.stat()["num_leases"] >= 1
         stream.read_all()
         del stream
         wait_until(lambda: answers(client))
@@ -57,6 +62,42 @@ def test_a_call_too_many_is_refused_until_another_ends(narrow: Served) -> None:
         stream.cancel()
         wait_until(lambda: answers(client))
         client.release([ref])
+
+
+def test_what_frees_memory_is_answered_while_puts_that_wait_for_it_hold_every_slot(tmp_path: Path) -> None:
+    with (
+        serving(tmp_path / "log", "--max-calls", "1", "--memory", "64MiB") as node,
+        Client(node.uri, timeout_s=20) as client,
+        Reader(node.uri, timeout_s=20) as reader,
+    ):
+        client.open_scope("some")
+        refs = [client.put(bytes(16 << 20), name=f"big/{at}", scope=None if at < 2 else "some") for at in range(4)]
+        views = reader.resolve(refs[:1])
+        with ThreadPoolExecutor(1) as threads, Client(node.uri, timeout_s=20) as other:
+            ticket = {"name": "waits", "dtype": "uint8", "shape": [64 << 20], "timeout_s": 20}
+            waiting = threads.submit(put, node.uri, ticket, bytes(64 << 20))
+            wait_until(lambda: not answers(other))
+            assert other.stat()["used_bytes"] == 64 << 20
+            assert other.release(refs[:2]) == 2
+            assert other.close_scope("some")["num_dropped"] == 2
+            assert not waiting.done() and not answers(other)
+            del views  # the reader ends its lease
+            assert waiting.result(20)["shape"] == [64 << 20]
+        client.release_names(["waits"])
+
+
+def put(uri: str, descriptor: dict[str, Any], data: bytes) -> dict[str, Any]:
+    """Store an object over Flight, as any Flight client does, and return its ref."""
+    batch = pa.record_batch({"data": np.frombuffer(data, np.uint8)})
+    with fl.FlightClient(uri) as flight:
+        command = fl.FlightDescriptor.for_command(json.dumps(descriptor).encode())
+        writer, replies = flight.do_put(command, batch.schema)
+        for start in range(0, len(data), 4 << 20):
+            writer.write_batch(batch.slice(start, 4 << 20))
+        writer.done_writing()
+        reply = replies.read()
+        writer.close()  # raises the error of a put that the node refused
+        return dict(json.loads(reply.to_pybytes()))
 
 
 def test_a_stream_too_many_is_refused_until_another_ends(narrow: Served) -> None:
