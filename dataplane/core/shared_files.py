@@ -60,16 +60,21 @@ class FileMapping:
             _libc.munmap(self.address, self.nbytes)
 
 
-def map_file(shared: Mapping[str, Any], *, is_own: bool = False) -> FileMapping:
-    """Map the whole file of a spilled object. `shared` has the path, nbytes, device and inode of the file; `is_own`
-    means that this process itself wrote `shared`.
+def open_own_file(shared: Mapping[str, Any]) -> int:
+    """Open a file that this process wrote and described itself, and return the descriptor. Raises OSError if the file
+    is gone, or is another one, or has another size."""
+    return _open(shared, os.O_RDONLY, os.O_NOFOLLOW)
+
+
+def map_file(shared: Mapping[str, Any]) -> FileMapping:
+    """Map the whole file of a spilled object. `shared` has the path, nbytes, device and inode of the file.
 
     Raises OSError if the file cannot be opened from here, is not a spilled object of this user, or the system allows no
     more mappings.
     """
-    if not is_own and not str(shared["path"]).endswith(FILE_SUFFIX):
+    if not str(shared["path"]).endswith(FILE_SUFFIX):
         raise _stale(shared, f"its name does not end in {FILE_SUFFIX}")
-    fd = _open(shared, os.O_RDONLY, os.O_NOFOLLOW, *(() if is_own else (_check_owner,)))
+    fd = _open(shared, os.O_RDONLY, os.O_NOFOLLOW, _check_owner)
     try:
         return FileMapping(fd, shared["nbytes"])
     finally:

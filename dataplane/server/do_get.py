@@ -2,7 +2,8 @@
 
 One object, or a range of it, is a stream of uint8 batches that the schema's metadata describes. Many objects are one
 stream of pieces (`schemas.PIECES`). If one object has an error, its row carries the error, and the other objects are
-sent anyway. gRPC reads the bytes straight from the arena, and the lease ends when gRPC has sent them.
+sent anyway. gRPC reads the bytes straight from the arena, and the lease ends when gRPC has sent them. The bytes of an
+object that is on disk only are read batch by batch.
 """
 
 from collections import deque
@@ -47,7 +48,7 @@ def stream(services: Services, ticket: fl.Ticket) -> pa.RecordBatchReader:
 
 def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) -> pa.RecordBatchReader:
     leased = _lease_one(services, body, how)
-    data = _buffer(services.store, leased)
+    data = _Bytes(services.store, leased)
     ref = leased.entry.ref
     start, length = span(body, ref)
     metadata = describe(ref) | {
@@ -55,11 +56,11 @@ def _stream_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) 
         "ref": dump(ref.to_dict()).decode(),
     }
     schema = pa.schema([("data", pa.uint8())], metadata=metadata)
-    array = pa.Array.from_buffers(pa.uint8(), length, [None, data.slice(start, length)])
     batches = (
-        pa.record_batch([array.slice(at, BATCH_BYTES)], schema=schema) for at in range(0, max(length, 1), BATCH_BYTES)
+        pa.record_batch([data.array(start + at, min(BATCH_BYTES, length - at))], schema=schema)
+        for at in range(0, max(length, 1), BATCH_BYTES)
     )
-    return pa.RecordBatchReader.from_batches(schema, list(batches))
+    return pa.RecordBatchReader.from_batches(schema, batches)
 
 
 def _pieces(services: Services, refs: Sequence[Ref], how: LeaseOptions) -> Iterator[pa.RecordBatch]:
@@ -97,7 +98,12 @@ class _Row:
     at: int
     start: int
     info: bytes
-    data: pa.Buffer
+    size: int
+    data: "_Bytes | None" = None
+
+    def buffer(self) -> pa.Buffer:
+        """Return the bytes of the piece."""
+        return _NO_BYTES if self.data is None else self.data.slice(self.start, self.size)
 
 
 def _rows(
@@ -105,17 +111,18 @@ def _rows(
 ) -> Iterator[_Row]:
     """Yield the pieces of the leased objects among `run`, a list of numbered refs, and the errors of those that cannot
     be described. Each lease ends with the last piece of its object."""
-    buffers = [_buffer(services.store, one) if isinstance(one, Leased) else _NO_BYTES for one in found]
-    for (at, asked), one, data in zip(run, found, buffers, strict=True):
+    contents = [_Bytes(services.store, one) if isinstance(one, Leased) else None for one in found]
+    for (at, asked), one, data in zip(run, found, contents, strict=True):
         if one is None:
             continue
         try:
             info = _described(services, asked, one)
         except DataPlaneError as error:
-            yield _Row(at, 0, dump({"error": type(error).__name__, "message": str(error)}), _NO_BYTES)
+            yield _Row(at, 0, dump({"error": type(error).__name__, "message": str(error)}), 0)
             continue
+        assert data is not None
         for start in range(0, max(1, data.size), BATCH_BYTES):
-            yield _Row(at, start, b"" if start else dump(info), data.slice(start, min(BATCH_BYTES, data.size - start)))
+            yield _Row(at, start, b"" if start else dump(info), min(BATCH_BYTES, data.size - start), data)
 
 
 def _described(services: Services, asked: Ref, one: Leased | DataPlaneError) -> dict[str, Any]:
@@ -132,14 +139,14 @@ def _take_batch(rows: deque[_Row]) -> pa.RecordBatch:
     """Return the next rows, about `BATCH_BYTES` of data, as a batch over bytes that stay where they are."""
     taken: list[_Row] = []
     nbytes = 0
-    while rows and (not taken or nbytes + rows[0].data.size <= BATCH_BYTES):
-        nbytes += rows[0].data.size
+    while rows and (not taken or nbytes + rows[0].size <= BATCH_BYTES):
+        nbytes += rows[0].size
         taken.append(rows.popleft())
     columns = [
         pa.array(np.array([row.at for row in taken], np.int32)),
         pa.array(np.array([row.start for row in taken], np.int64)),
         pa.array([row.info.decode() for row in taken], pa.string()),
-        _views([row.data for row in taken]),
+        _views([row.buffer() for row in taken]),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=PIECES)
 
@@ -174,12 +181,31 @@ class _StreamLease:
         self._store.end_later(self._lease)
 
 
-def _buffer(store: Store, leased: Leased) -> pa.Buffer:
-    """Return the object's bytes where they are. The lease ends with the last slice of the buffer."""
-    lease = _StreamLease(store, leased.lease)
-    data = store.content(leased.entry)
-    owner = (data, lease)
-    return pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
+class _Bytes:
+    """The bytes of a leased object. The lease ends when this object and all slices over the arena are gone."""
+
+    __slots__ = ("_arena", "_entry", "_lease", "_store", "size")
+
+    def __init__(self, store: Store, leased: Leased) -> None:
+        self._store = store
+        self._entry = leased.entry
+        self._lease = _StreamLease(store, leased.lease)
+        self.size = leased.entry.ref.nbytes
+        self._arena: pa.Buffer | None = None
+        if leased.entry.slab is not None:
+            data = store.content(leased.entry)
+            owner = (data, self._lease)
+            self._arena = pa.foreign_buffer(data.__array_interface__["data"][0], data.nbytes, base=owner)
+
+    def slice(self, start: int, nbytes: int) -> pa.Buffer:
+        """Return some of the bytes: where they are in the arena, or a copy of those on the disk."""
+        if self._arena is not None:
+            return self._arena.slice(start, nbytes)
+        return pa.py_buffer(self._store.disk.read(self._entry, start, nbytes))
+
+    def array(self, start: int, nbytes: int) -> pa.Array:
+        """Return `slice` as an Arrow column."""
+        return pa.Array.from_buffers(pa.uint8(), nbytes, [None, self.slice(start, nbytes)])
 
 
 def _lease_one(services: Services, body: Mapping[str, Any], how: LeaseOptions) -> Leased:

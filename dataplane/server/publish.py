@@ -206,6 +206,8 @@ def _same(store: Store, item: Written) -> Entry | None:
         is_same = (there.ref.dtype, there.ref.shape) == (ref.dtype, ref.shape) and (
             there.digest == item.digest
             if there.digest and item.digest
+            else there.digest == content_digest(store.view(item.slab))
+            if there.slab is None
             else np.array_equal(store.content(there), store.view(item.slab))
         )
     finally:

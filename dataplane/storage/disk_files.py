@@ -25,15 +25,18 @@ from typing import Any
 import numpy as np
 from blake3 import blake3
 
-from dataplane.core.digests import content_digest
+from dataplane.core.digests import digest_of
 from dataplane.core.disk_sync import sync_directory, sync_file
 from dataplane.core.errors import BadRequestError, ChecksumError, OutOfSpaceError, OverloadedError
 from dataplane.core.refs import Ref
-from dataplane.core.shared_files import identity, map_file
+from dataplane.core.shared_files import identity, open_own_file
 from dataplane.storage.group_commit import GroupCommit
 from dataplane.storage.ipc_file import OVERHEAD_BYTES, read_ipc, write_ipc
 from dataplane.storage.retention_marks import HELD, RetentionMarks
 from dataplane.storage.scopes import Scope
+
+_BLOCK_BYTES = 4 << 20
+"""The bytes that are read at once to compute a digest."""
 
 log = logging.getLogger(__name__)
 
@@ -204,27 +207,22 @@ class DiskFiles:
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
-    def map(self, file: DiskFile, nbytes: int) -> np.ndarray:
-        """Return the object's bytes, mapped read-only. The mapping needs no open file descriptor.
+    def read(self, file: DiskFile, start: int, nbytes: int) -> np.ndarray:
+        """Return a copy of `nbytes` bytes of the object, from `start` on.
 
-        ChecksumError if the file has other content than was written; OverloadedError if that cannot be checked now.
+        The node maps no file: a page that the disk cannot give, or that was cut off, would end its process. Raises
+        ChecksumError if the file was removed, cut short or replaced; OverloadedError if it cannot be read now.
         """
-        try:
-            return np.asarray(map_file(file.describe(), is_own=True))[file.offset : file.offset + nbytes]
-        except OSError as error:
-            if error.errno in (errno.ENOENT, errno.ESTALE):
-                raise ChecksumError(f"{file.path} was removed, cut short or replaced ({error.strerror})") from error
-            raise OverloadedError(
-                f"{file.path} cannot be read now ({error.strerror}); nothing is lost: ask again, and see what the disk "
-                "and the limits of the node's process say"
-            ) from error
+        with _opened(file) as fd:
+            return _read(fd, file.offset + start, np.empty(nbytes, np.uint8))
 
     def check(self, file: DiskFile, nbytes: int, digest: str) -> None:
-        """Raise ChecksumError unless the file is whole. The first call also compares the content."""
-        data = self.map(file, nbytes)
-        if file.is_checked:
-            return
-        found = content_digest(data)
+        """Raise ChecksumError unless the file is whole. The first call also compares the content. Raises
+        OverloadedError if the file cannot be read now."""
+        with _opened(file) as fd:
+            if file.is_checked:
+                return
+            found = _digest(fd, file.offset, nbytes)
         if found != digest:
             raise ChecksumError(f"{file.path} holds bytes with checksum {found}, {digest} was written: it was damaged")
         file.is_checked = True
@@ -258,6 +256,44 @@ class DiskFiles:
         except (OSError, ChecksumError) as error:
             path.unlink(missing_ok=True)
             raise _shortage(path, error) from error
+
+
+@contextlib.contextmanager
+def _opened(file: DiskFile) -> Iterator[int]:
+    """Open a file for reading in a `with` block, and raise what the disk says there as an error that names the file."""
+    try:
+        fd = open_own_file(file.describe())
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            raise ChecksumError(f"{file.path} was removed, cut short or replaced ({error.strerror})") from error
+        raise OverloadedError(
+            f"{file.path} cannot be read now ({error.strerror}); nothing is lost: ask again, and see what the disk "
+            "and the limits of the node's process say"
+        ) from error
+
+
+def _read(fd: int, at: int, target: np.ndarray) -> np.ndarray:
+    """Fill `target` with the bytes of a file from `at` on, and return it. OSError comes from the disk."""
+    rest = target.data
+    while rest.nbytes:
+        count = os.preadv(fd, [rest], at)
+        if not count:
+            raise OSError(errno.ESTALE, "it ended while it was read")
+        rest, at = rest[count:], at + count
+    return target
+
+
+def _digest(fd: int, at: int, nbytes: int) -> str:
+    """Return the digest of `nbytes` bytes of a file from `at` on."""
+    hashed = blake3(max_threads=blake3.AUTO if nbytes > _BLOCK_BYTES else 1)
+    block = np.empty(min(nbytes, _BLOCK_BYTES), np.uint8)
+    for start in range(0, nbytes, _BLOCK_BYTES):
+        hashed.update(_read(fd, at + start, block[: nbytes - start]).data)
+    return digest_of(hashed)
 
 
 def _file(path: Path, offset: int, charge: int) -> DiskFile:

@@ -5,6 +5,7 @@ Files are written and checked without the store's lock. The writer of a file hol
 yet.
 """
 
+import errno
 import logging
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -137,19 +138,23 @@ class DiskTier:
         """Check a leased object's file. If the file is damaged, drop the object, and move a durable file aside.
 
         Return False if the object is dropped and can be made again. ChecksumError if it cannot be made again;
-        OverloadedError if the file cannot be checked now.
+        OverloadedError if the file cannot be checked now. A place that the disk cannot read counts as damage if the
+        object can be made again.
         """
         assert self._disk is not None and entry.file is not None
+        is_makeable = entry.ref.kind != "plain" and not entry.is_held
         try:
             self._disk.check(entry.file, entry.ref.nbytes, entry.digest)
-        except ChecksumError as error:
+        except (ChecksumError, OverloadedError) as error:
+            if isinstance(error, OverloadedError) and not (is_makeable and _is_of_the_disk(error)):
+                raise
             log.error("%s is lost: %s", entry.ref.name, error)
             self._set_aside(entry.file)
             with self._lock:
                 if not entry.is_dropped:
                     self._table.drop(entry)
                     self._lock.changed()
-            if entry.ref.kind == "plain" or entry.is_held:
+            if not is_makeable:
                 raise ChecksumError(f"{entry.ref.name} is lost: {error}; put it again") from error
             return False
         return True
@@ -173,10 +178,14 @@ class DiskTier:
             self._table.end_spill(leased, file, session)
             self._lock.changed()
 
-    def map(self, entry: Entry) -> np.ndarray:
-        """Return the bytes of a spilled object, read-only."""
+    def read(self, entry: Entry, start: int, nbytes: int) -> np.ndarray:
+        """Return a copy of some bytes of an object that is on disk only. Raises errors that name the object and its
+        file."""
         assert self._disk is not None and entry.file is not None
-        return self._disk.map(entry.file, entry.ref.nbytes)
+        try:
+            return self._disk.read(entry.file, start, nbytes)
+        except (ChecksumError, OverloadedError) as error:
+            raise type(error)(f"{entry.ref.name}: {error}") from error
 
     def _set_aside(self, file: DiskFile) -> None:
         assert self._disk is not None
@@ -184,3 +193,8 @@ class DiskTier:
             self._disk.set_aside(file)
         except OSError as error:  # forgetting the object now would remove the file
             raise OverloadedError(f"{file.path} is damaged and cannot be set aside now ({error})") from error
+
+
+def _is_of_the_disk(error: Exception) -> bool:
+    """Return True if an error comes from a place that the disk cannot read, and not from a limit of this process."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno == errno.EIO

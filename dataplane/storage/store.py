@@ -134,10 +134,9 @@ class Store:
             return [self._table.entries.get(name) for name in names]
 
     def content(self, entry: Entry) -> np.ndarray:
-        """Return the bytes of an object, read-only, from the arena or the disk. Hold a lease while you read."""
-        if entry.slab is None:
-            return self.disk.map(entry)
-        data = self.view(entry.slab)
+        """Return the bytes of an object, read-only: those in the arena, or a copy of those on the disk. Hold a lease
+        while you read."""
+        data = self.disk.read(entry, 0, entry.ref.nbytes) if entry.slab is None else self.view(entry.slab)
         data.flags.writeable = False
         return data
 
