@@ -346,3 +346,28 @@ def test_a_durable_put_that_comes_again_after_a_kill_loses_nothing(tmp_path: Pat
         client.release([ref])
         wait_until(lambda: client.stat()["num_leases"] == 0)  # the get's end once gRPC has sent it
         wait_until(lambda: not list(tmp_path.glob("**/*.arrow")))
+
+
+def test_a_durable_object_whose_description_was_changed_is_set_aside_and_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = NodeConfig(memory_bytes=2 * MIB, spill_dir=tmp_path, spill_bytes=8 * MIB)
+    node = Node(config)
+    with Client(node.uri, timeout_s=60) as client:
+        client.put(np.arange(6, dtype=np.uint8), name="changed", shape=(2, 3), durable=True)
+        client.put(b"whole", name="whole", durable=True)
+    node.stop()
+    path = next(
+        path for path in (tmp_path / "durable" / "objects").iterdir() if b'"name":"changed"' in path.read_bytes()
+    )
+    path.write_bytes(path.read_bytes().replace(b'"shape":[2,3]', b'"shape":[3,2]'))
+    node = Node(config)
+    try:
+        with Client(node.uri, timeout_s=60) as client:
+            assert client.get("whole") == b"whole"
+            with pytest.raises(MissingObjectError):
+                client.get("changed")
+    finally:
+        node.stop()
+    assert path.with_suffix(".damaged").exists()
+    assert f"the description in {path} has checksum" in caplog.text and '"name":"changed"' in caplog.text

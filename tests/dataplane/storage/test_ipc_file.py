@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from dataplane.core.errors import ChecksumError
 from dataplane.storage.ipc_file import ALIGN, read_ipc, write_ipc
 
 
@@ -31,4 +32,23 @@ def test_any_arrow_reader_opens_the_file(tmp_path: Path) -> None:
     with pa.OSFile(str(path)) as file:
         table = pa.ipc.open_file(file).read_all()
     assert table["data"].to_numpy().tolist() == data.tolist()
-    assert json.loads(table.schema.metadata[b"dataplane"]) == {"name": "frames", "note": "é"}
+    said = json.loads(table.schema.metadata[b"dataplane"])
+    assert said.items() >= {"name": "frames", "note": "é", "nbytes": 100}.items()
+
+
+@pytest.mark.parametrize("nbytes", [0, 300])
+def test_a_bit_that_changes_anywhere_outside_of_the_body_is_found(tmp_path: Path, nbytes: int) -> None:
+    path, data = tmp_path / "object", np.zeros(nbytes, np.uint8)
+    offset = write_ipc(path, data, {"ref": {"name": "a name", "shape": [300]}, "digest": "0" * 32})
+    good = path.read_bytes()
+    body = range(offset, offset + nbytes)
+    places = [at for at in range(len(good)) if at not in body and (at % 7 == 0 or good[at] not in b" \0")]
+    assert len(places) > 1000
+    for number, at in enumerate(places):
+        harmed = bytearray(good)
+        harmed[at] ^= 1 << number % 8
+        path.write_bytes(harmed)
+        with pytest.raises(ChecksumError, match=str(path)):
+            read_ipc(path)
+    path.write_bytes(good)
+    assert read_ipc(path)[1] == nbytes
