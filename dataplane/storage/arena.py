@@ -9,6 +9,7 @@ import logging
 import mmap
 import os
 import secrets
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +87,28 @@ class Segment:
 
 
 def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
-    """Unlink this user's segments whose owner is dead; return their names."""
+    """Unlink this user's segments whose owner is dead; return their names.
+
+    Every user of the machine may create files there with any name. A file that is not this user's, or that cannot be
+    removed, is left alone.
+    """
     reaped = []
     for path in shm_dir.glob(f"{PREFIX}{os.getuid()}-*"):
         try:
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
             continue
         try:
+            found = os.fstat(fd)
+            if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
+                continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink(missing_ok=True)
             reaped.append(path.name)
         except BlockingIOError:
-            pass
+            pass  # its owner is alive
+        except OSError as error:
+            log.warning("%s of a dead node stays: %s", path, error)
         finally:
             os.close(fd)
     if reaped:
@@ -110,8 +120,8 @@ def _shortage(capacity: int, shm_dir: Path) -> str:
     """Return the reason why the segment cannot be a file in `shm_dir`, or an empty string if it can."""
     if not shm_dir.is_dir():
         return f"{shm_dir} does not exist; wanted {format_bytes(capacity)} there"
-    stat = os.statvfs(shm_dir)
-    free, total = stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize
+    space = os.statvfs(shm_dir)
+    free, total = space.f_bavail * space.f_frsize, space.f_blocks * space.f_frsize
     if capacity <= free:
         return ""
     return f"{shm_dir} has {format_bytes(free)} free of {format_bytes(total)}; wanted {format_bytes(capacity)}"

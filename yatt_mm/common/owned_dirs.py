@@ -17,7 +17,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 LOCK_FILE = ".owner"
@@ -73,7 +73,8 @@ def remove(folder: Path) -> None:
     """Remove the folder with everything in it, and the semaphores that are named after it or a folder in it."""
     for named in (folder, *folder.glob("yatt-*/")):
         for semaphore in SEMAPHORES.glob(f"sem.{named.name}-*"):
-            semaphore.unlink(missing_ok=True)
+            with suppress(OSError):  # another user may have made a file of this name, which stays
+                semaphore.unlink()
     deadline = time.monotonic() + _REMOVE_S
     while True:  # processes that are being killed may still write into it
         shutil.rmtree(folder, ignore_errors=True)

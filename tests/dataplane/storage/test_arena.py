@@ -4,6 +4,7 @@ machines."""
 import ctypes
 import fcntl
 import logging
+import os
 import platform
 import time
 from pathlib import Path
@@ -20,7 +21,7 @@ from dataplane.core.errors import BadRequestError
 from dataplane.core.process import Trimmer
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
-from dataplane.storage.arena import Segment
+from dataplane.storage.arena import Segment, reap_dead_segments
 from dataplane.storage.numa import NumaPolicy
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
@@ -87,6 +88,47 @@ def test_a_segment_that_a_reaper_took_for_a_dead_ones_gets_another_name(
     assert names == [names[0], str(segment.path)] and segment.path.exists() and names[0] != names[1]
     segment.unlink()
     assert not list(tmp_path.iterdir())
+
+
+def test_files_of_other_users_with_the_name_of_a_segment_stay_and_keep_no_node_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    user = os.getuid()
+    left, foreign = tmp_path / f"dataplane-{user}-dead-1", tmp_path / f"dataplane-{user + 1}-dead-1"
+    for path in (left, foreign):
+        path.touch(mode=0o600)
+    os.mkfifo(tmp_path / f"dataplane-{user}-pipe")
+    (tmp_path / f"dataplane-{user}-link").symlink_to(tmp_path / "nothing")
+    (tmp_path / f"dataplane-{user}-folder").mkdir()
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "getuid", lambda: user + 1)  # the file with this user's number in its name is another's
+        assert reap_dead_segments(tmp_path) == []
+    assert reap_dead_segments(tmp_path) == [left.name]
+    assert foreign.exists() and len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a file to another user")
+def test_a_node_starts_beside_a_file_that_another_user_put_in_its_way(tmp_path: Path) -> None:
+    foreign = tmp_path / f"dataplane-{os.getuid()}-foreign-1"
+    foreign.touch(mode=0o666)
+    os.chown(foreign, 65534, 65534)
+    node = Node(NodeConfig(memory_bytes=1 << 20, shm_dir=tmp_path))
+    node.stop()
+    assert list(tmp_path.iterdir()) == [foreign]
+
+
+def test_a_leftover_that_cannot_be_removed_keeps_no_node_from_starting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"dataplane-{os.getuid()}-dead-1").touch(mode=0o600)
+
+    def refuse(path: Path, missing_ok: bool = False) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "unlink", refuse)
+        assert reap_dead_segments(tmp_path) == []
+    assert "dead-1 of a dead node stays" in caplog.text
 
 
 def test_memory_that_is_freed_after_a_second_wish_is_trimmed_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,3 +92,13 @@ def test_semaphores_of_killed_processes_go_with_the_folder(tmp_path: Path, is_in
         assert len(list(SEMAPHORES.glob(f"sem.{named.name}-*"))) == 1
     assert not list(SEMAPHORES.glob(f"sem.{named.name}-*"))
     assert multiprocessing.current_process()._config["semprefix"] == before  # type: ignore[attr-defined]
+
+
+def test_a_file_that_another_user_named_like_a_semaphore_keeps_no_folder_from_going(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("yatt_mm.common.owned_dirs.SEMAPHORES", tmp_path)
+    with owned_folder(tmp_path, "mine-") as folder:
+        (tmp_path / f"sem.{folder.name}-first").mkdir()  # what this process cannot unlink, as another user's file
+        (tmp_path / f"sem.{folder.name}-second").touch()
+    assert [path.name for path in tmp_path.iterdir()] == [f"sem.{folder.name}-first"]
