@@ -4,8 +4,8 @@ behind.
     python benchmarks/fuzz.py [--requests 100000] [--seed 0] [--json]
     python benchmarks/fuzz.py --seed 0 --only 4711      # send one request again and print it
 
-The node is a process of its own. Two other processes send requests, a dozen at a time. The exit code is 1 if there is a
-finding.
+The node is a process of its own, and fetches an object from another node. Two other processes send requests, a dozen at
+a time. The exit code is 1 if there is a finding.
 """
 
 import argparse
@@ -41,6 +41,8 @@ from dataplane.core.errors import DataPlaneError
 from dataplane.core.refs import Ref
 from tests.dataplane.shards import RECIPE, wait_until
 
+REMOTE, REMOTE_BYTES = "fuzz/remote", 100_000
+"""The name and size of an object that the node must fetch from another node."""
 MAX_GROWTH_BYTES = 20 << 20
 WARM_UP_FRAC = 0.1
 """The share of the requests after whose replies the node's growth is measured."""
@@ -50,17 +52,23 @@ STALL_S = 120.0
 """The time in seconds without any reply that counts as a hang of node or client."""
 
 
-def known_of(uri: str) -> Known:
+def known_of(uri: str, home_uri: str | None = None) -> Known:
     """Return the objects that good requests name: two derived objects, a source and a plain object, which stay during
-    the fuzzing."""
-    with Client(uri) as client:
+    the fuzzing, and an object of another node if `home_uri` gives one."""
+    with contextlib.ExitStack() as opened:
+        client = opened.enter_context(Client(uri))
+        remote = []
+        if home_uri is not None:
+            home = opened.enter_context(Client(home_uri))
+            remote.append(home.put(np.arange(REMOTE_BYTES, dtype=np.uint8), name=REMOTE).to_dict())
         client.ingest("good")
         sources = [sample.media[0] for sample in client.samples("good", [0, 1])]
         made = [ref.to_dict() for ref in client.derive(sources, RECIPE) if isinstance(ref, Ref)]
         client.put(np.arange(256, dtype=np.uint8), name="fuzz/kept")
         with contextlib.closing(connect(uri)) as flight:
             actions = {action.type: action.description for action in flight.list_actions()}
-        return Known(actions=actions, refs=[*made, sources[0].to_dict()], recipe=dict(RECIPE), dataset="good")
+        refs = [*made, sources[0].to_dict(), *remote]
+        return Known(actions=actions, refs=refs, recipe=dict(RECIPE), dataset="good")
 
 
 def listed(uri: str) -> list[str]:
@@ -69,9 +77,10 @@ def listed(uri: str) -> list[str]:
         return [flight_info.descriptor.path[0].decode() for flight_info in flight.list_flights(b"")]
 
 
-def good_requests_work(uri: str) -> str:
+def good_requests_work(uri: str, known: Known) -> str:
     """Check that every kind of good request works, and that all counters return to zero. Return what is wrong, or an
     empty string."""
+    remote = [Ref.from_dict(ref) for ref in known.refs if ref["name"] == REMOTE]
     try:
         with Client(uri, timeout_s=20) as client, Reader(uri, timeout_s=20) as reader:
             sources = [sample.media[0] for sample in client.samples("good", range(8))]
@@ -79,7 +88,9 @@ def good_requests_work(uri: str) -> str:
             small = client.put(b"x" * 1000, name="fuzz/after")
             assert len(made) == 8 and all(view.any() for view in reader.resolve([*made, small])), "wrong views"
             assert client.get(small) == b"x" * 1000, "wrong bytes"
-            client.release_names(["fuzz/after", "fuzz/kept"])
+            client.release(remote)  # it is fetched once more
+            assert all(view.nbytes == REMOTE_BYTES for view in reader.resolve(remote)), "no object of the home"
+            client.release_names(["fuzz/after", "fuzz/kept", REMOTE])
         with Client(uri, timeout_s=20) as client:
             wait_until(lambda: client.stat()["num_leases"] == client.stat()["num_readers"] == 0)
             whole = client.put(bytes(MEMORY_BYTES), name="fuzz/whole")  # fits only if every slab is back
@@ -101,7 +112,7 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
         node = FuzzedNode(Path(folder))
         started = time.monotonic()
         try:
-            known = known_of(node.uri)
+            known = known_of(node.uri, node.home.uri)
             num_warm = int(WARM_UP_FRAC * num_requests)
             tallies, _ = _send(node, known, range(num_warm), seed, console)
             usages = [node.settled_usage()]
@@ -109,7 +120,7 @@ def fuzz(num_requests: int, seed: int, console: Console) -> dict[str, Any]:
                 more, while_busy = _send(node, known, range(num_warm, num_requests), seed, console)
                 tallies, usages = tallies + more, usages + while_busy
             seconds = time.monotonic() - started
-            wrong = good_requests_work(node.uri) if node.process.poll() is None else ""
+            wrong = good_requests_work(node.uri, known) if node.process.poll() is None else ""
             usages.append(node.settled_usage())
         finally:
             code = node.stop()
@@ -243,7 +254,7 @@ def send_one(seed: int, index: int, console: Console) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         node = FuzzedNode(Path(folder))
         try:
-            known = known_of(node.uri)
+            known = known_of(node.uri, node.home.uri)
             console.print(Corpus(known, seed).request(index), markup=False)
             out: Any = multiprocessing.get_context("spawn").Queue()
             run_worker(node.uri, asdict(known), seed, range(index, index + 1), out)

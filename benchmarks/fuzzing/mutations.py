@@ -6,7 +6,7 @@ The functions know nothing of Flight. The result depends only on the input and o
 import copy
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
@@ -105,6 +105,17 @@ def mutate_json(rng: random.Random, body: Any, keys: tuple[str, ...]) -> bytes:
     if rng.random() < 0.25:
         text = _mutate_text(rng, text)
     return text.encode("utf-8", "surrogatepass")
+
+
+def with_other_numbers(rng: random.Random, ref: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a ref with random numbers in place of some of its own. Sometimes its shape fits its size again."""
+    changed = copy.deepcopy(dict(ref))
+    for holder, key in (place for place in _places(changed) if type(place[0][place[1]]) is int):
+        if rng.random() < 0.3:
+            holder[key] = rng.choice((-1, 1)) * rng.getrandbits(rng.choice((1, 8, 24, 25, 32, 62, 63, 64, 200)))
+    if "nbytes" in changed and rng.random() < 0.4:
+        changed["shape"] = [changed["nbytes"]]
+    return changed
 
 
 def structures(seed_number: int, count: int, keys: tuple[str, ...]) -> list[Any]:

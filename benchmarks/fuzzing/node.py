@@ -1,4 +1,4 @@
-"""The node that is fuzzed, as a child process, and the resources that it uses."""
+"""The node that is fuzzed, and a home from which it fetches, as child processes; and the resources that it uses."""
 
 import contextlib
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 from dataplane.client.node_process import NodeProcess
 from tests.dataplane.shards import encode, noise, write_shard
 
+HOME_ID = "home"
 MEMORY_BYTES = 64 << 20
 START_S = 120.0
 """The time in seconds within which the node must be ready."""
@@ -28,17 +29,23 @@ class Usage:
 
 
 class FuzzedNode:
-    """A node as a child process whose log is kept. It is not restarted when it dies."""
+    """A node as a child process whose log is kept, and a home of objects that it fetches. Neither is restarted when it
+    dies."""
 
     def __init__(self, folder: Path) -> None:
         write_shard(folder / "good-000.tar", {f"{at:03d}": encode(noise(at)) for at in range(8)})
         self._log = folder / "node.log"
-        command = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
-        command += ["--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
         self._disk = folder / "disk"
-        command += ["--spill", str(self._disk), "--spill-size", "16MiB"]
-        self.process = NodeProcess(command, os.environ, self._log)
+        serve = [sys.executable, "-X", "faulthandler", "-m", "dataplane", "serve", "--embedded", "--port", "0"]
+        home = [*serve, "--memory", "16MiB", "--node-id", HOME_ID, "--host-id", "elsewhere"]
+        self.home = NodeProcess(home, os.environ, folder / "home.log")
+        self._started = [self.home]
         try:
+            self.home.wait_until_ready(START_S)
+            command = [*serve, "--memory", str(MEMORY_BYTES), "--workers", "1", "--root", f"good={folder}/good-*.tar"]
+            command += ["--spill", str(self._disk), "--spill-size", "16MiB", "--peer", f"{HOME_ID}={self.home.uri}"]
+            self.process = NodeProcess(command, os.environ, self._log)
+            self._started.append(self.process)
             self.process.wait_until_ready(START_S)
         except BaseException:
             self.stop()
@@ -78,11 +85,12 @@ class FuzzedNode:
         return usage
 
     def stop(self) -> int:
-        """End the node. Return its exit code if it had ended by itself before, else 0."""
-        code = self.process.poll()
-        self.process.end(10)
-        self.process.remove()
-        return code or 0
+        """End the node and its home. Return the exit code of one that had ended by itself before, else 0."""
+        ended = [process.poll() for process in self._started]
+        for process in self._started:
+            process.end(10)
+            process.remove()
+        return next((code for code in ended if code), 0)
 
     def files(self) -> list[str]:
         """Return the files in the node's folder of spilled and durable objects."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from benchmarks.fuzzing.mutations import mutate_bytes, mutate_json, structures
+from benchmarks.fuzzing.mutations import mutate_bytes, mutate_json, structures, with_other_numbers
 from benchmarks.fuzzing.wire import (
     SERVICE,
     Ending,
@@ -70,7 +70,7 @@ class Known:
     actions: Mapping[str, str]
     """The line of ListActions for each verb."""
     refs: Sequence[Mapping[str, Any]]
-    """Two derived objects and a source, as JSON."""
+    """Two derived objects, a source, and perhaps an object of another node, as JSON."""
     recipe: Mapping[str, Any]
     dataset: str
 
@@ -111,20 +111,24 @@ class Corpus:
 
     def _action(self, rng: random.Random) -> Request:
         verb = rng.choice(list(self._actions))
-        body, how = self._json(rng, self._actions[verb])
+        good = self._actions[verb]
+        body, how = self._json(rng, good | {"refs": self._refs(rng)} if "refs" in good else good)
         sent: str | bytes = verb
         if rng.random() < 0.03:
             sent = rng.choice(("", "CancelFlightInfo", "RenewFlightEndpoint", "x" * 5000, mutate_bytes(rng, b"stat")))
         return Request(index=0, method=f"{SERVICE}DoAction", messages=[action(sent, body)], how=f"{verb}: {how}")
 
     def _get(self, rng: random.Random) -> Request:
-        refs = self._known.refs
+        refs = self._refs(rng)
         good = rng.choice(
             (
                 {"name": KEPT},
                 {"ref": rng.choice(refs), "timeout_s": 0.5},
                 {"refs": list(refs), "timeout_s": 0.5},
                 {"ref": rng.choice(refs), "start": 1, "length": 100, "timeout_s": 0.5},
+                # what nodes ask each other
+                {"refs": list(refs), "local": True, "make": rng.random() < 0.5, "timeout_s": 0.5},
+                {"ref": rng.choice(refs), "start": 0, "length": 0, "local": True, "make": False, "timeout_s": 0.5},
             )
         )
         body, how = self._json(rng, good)
@@ -155,7 +159,7 @@ class Corpus:
         body, how = self._json(rng, descriptor) if rng.random() < 0.2 else (json.dumps(descriptor).encode(), "asked")
         messages = [flight_data(command(body))]
         for _ in range(rng.choice((0, 1, 2, 3, 6))):
-            good = {key: list(self._known.refs) if value == "refs" else value for key, value in self._next(rng, verb)}
+            good = {key: self._refs(rng) if value == "refs" else value for key, value in self._next(rng, verb)}
             said, how = self._json(rng, good) if rng.random() < 0.6 else (json.dumps(good).encode(), how)
             schema, header, data = rng.choice(self._batches)
             extra = rng.choices((b"", schema, header, mutate_bytes(rng, header, schema)), (20, 1, 1, 1))[0]
@@ -202,6 +206,14 @@ class Corpus:
         found = rng.choice(self._structures)
         mixed = good | found if isinstance(found, dict) and rng.random() < 0.7 else found
         return json.dumps(mixed).encode("utf-8", "surrogatepass"), "a structure of hypothesis"
+
+    def _refs(self, rng: random.Random) -> list[Mapping[str, Any]]:
+        """Return the known refs, sometimes with other numbers in one of them."""
+        refs = list(self._known.refs)
+        if rng.random() < 0.4:
+            at = rng.randrange(len(refs))
+            refs[at] = with_other_numbers(rng, refs[at])
+        return refs
 
     def _next(self, rng: random.Random, verb: str) -> Iterator[tuple[str, Any]]:
         """Yield a message of a stream: mostly one of this verb, sometimes one of another verb."""

@@ -80,6 +80,7 @@ def test_every_action_and_every_exchange_is_fuzzed(node: EmbeddedNode) -> None:
         corpus = Corpus(known, 0)
         sent = b"".join(message for index in range(2000) for message in corpus.request(index).messages)
         assert all(verb.encode() in sent for verb in (*known.actions, *EXCHANGES))
+        assert all(key in sent for key in (b'"local": true', b'"make": false', b'"nbytes": -'))
         client.release_names(["fuzz/kept"])
 
 
