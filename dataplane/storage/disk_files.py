@@ -168,7 +168,7 @@ class DiskFiles:
         sync_directory(self._objects)
 
     def unmark(self, path: Path, scope: Scope | None) -> None:
-        """Remove the mark that `keep` made."""
+        """Note that the mark that `keep` made is to be removed. Uses no disk, so the store's lock may be held."""
         self._keeps.unmark(path, scope)
 
     def update_scope(self, scope: Scope) -> None:
@@ -179,11 +179,17 @@ class DiskFiles:
             raise _shortage(self._objects, error) from error
 
     def forget_scope(self, scope: Scope) -> None:
-        """Note that a scope was closed."""
-        try:
-            self._keeps.forget_scope(scope)
-        except OSError as error:
-            log.error("scope %r may come back after a restart: %s", scope.name, error)
+        """Note that a scope was closed. Uses no disk, so the store's lock may be held."""
+        self._keeps.forget_scope(scope)
+
+    def remove_unwanted(self) -> None:
+        """Remove what `unmark` and `forget_scope` noted."""
+        while True:
+            try:
+                self._keeps.remove_unwanted()
+                return
+            except OSError as error:  # the others go
+                log.error("an object or a scope that is gone may come back after a restart: %s", error)
 
     def forget(self, file: DiskFile) -> None:
         """Remove a durable file and all marks that keep it."""
@@ -192,7 +198,7 @@ class DiskFiles:
 
     def discard(self, file: DiskFile, scope: Scope | None) -> None:
         """Remove a durable file whose object was not sealed, and the mark that keeps it."""
-        self.unmark(file.path, scope)
+        self._keeps.discard(file.path, scope)
         self.remove(file)
 
     def remove(self, file: DiskFile) -> None:

@@ -5,6 +5,9 @@
     KEY/scope.json       the scope: name, quota_bytes, owners
 
 The marks say nothing about the objects. Damage elsewhere never removes a mark.
+
+A mark is removed in two steps: `unmark` and `forget_scope` only note it, because the store's lock is held then, and
+`remove_unwanted` does it. Whoever released the object gets his answer after that. A mark that is made in between stays.
 """
 
 import json
@@ -31,14 +34,23 @@ log = logging.getLogger(__name__)
 
 class RetentionMarks:
     """Empty files ("marks") in one folder that say what keeps each object file in another folder. Thread-safe; every
-    method may raise OSError."""
+    method that uses the disk may raise OSError."""
 
     def __init__(self, directory: Path, objects: Path) -> None:
         self._directory, self._objects = directory, objects
         self._making = threading.Lock()
+        """Held while files are made and removed here."""
         self._states: dict[Path, str] = {}
         """The scope states that this node wrote. States that an earlier node wrote are not here, because they may
         belong to another scope of the same name."""
+        self._noting = threading.Lock()
+        """Guards the following, and is never held while the disk works."""
+        self._made: dict[Path, set[str]] = {}
+        """The marks that this node made, by folder."""
+        self._unwanted: dict[Path, set[str]] = {}
+        """The marks that are to be removed, by folder."""
+        self._closed: set[Path] = set()
+        """The folders of closed scopes, which are to be removed."""
         (directory / HELD).mkdir(parents=True, exist_ok=True)
 
     def keep(self, path: Path, scope: Scope | None) -> Path:
@@ -47,23 +59,40 @@ class RetentionMarks:
 
         MissingObjectError if the scope was closed.
         """
-        folder = self._folder(scope)
-        if scope is None:
-            (folder / path.stem).touch()
+        folder, mark = self._folder(scope), path.stem
+        if self._is_made(folder, mark):
             return folder
         with self._making:  # no object is acknowledged without the scope's state, and a closed scope stays closed
-            if not scope.is_open:
-                raise MissingObjectError(f"scope {scope.name!r} was closed while an object was being written into it")
-            if not folder.exists():
-                folder.mkdir()
-                sync_directory(self._directory)
-            self._write_state(folder, scope)
-            (folder / path.stem).touch()
+            away = None
+            if scope is not None:
+                if not scope.is_open:
+                    raise MissingObjectError(
+                        f"scope {scope.name!r} was closed while an object was being written into it"
+                    )
+                away = self._move_closed(folder)
+                if not folder.exists():
+                    folder.mkdir()
+                    sync_directory(self._directory)
+                self._write_state(folder, scope)
+            with self._noting:
+                self._unwanted.get(folder, set()).discard(mark)
+            (folder / mark).touch()
+            with self._noting:
+                self._made.setdefault(folder, set()).add(mark)
+        _remove_tree(away)
         return folder
 
+    def discard(self, path: Path, scope: Scope | None) -> None:
+        """Remove now the mark that `keep` made for a file that nobody else knows."""
+        folder = self._folder(scope)
+        with self._noting:
+            self._made.get(folder, set()).discard(path.stem)
+        (folder / path.stem).unlink(missing_ok=True)
+
     def unmark(self, path: Path, scope: Scope | None) -> None:
-        """Remove the mark that `keep` made."""
-        (self._folder(scope) / path.stem).unlink(missing_ok=True)
+        """Note that the mark that `keep` made is to be removed. Uses no disk."""
+        with self._noting:
+            self._unwanted.setdefault(self._folder(scope), set()).add(path.stem)
 
     def forget(self, path: Path) -> None:
         """Remove every mark of a file."""
@@ -73,18 +102,31 @@ class RetentionMarks:
     def update_scope(self, scope: Scope) -> None:
         """Note that a scope was opened, perhaps again. If it keeps anything here, its state is on the disk when this
         returns."""
-        folder = self._folder(scope)
+        folder, away = self._folder(scope), None
         with self._making:
-            if scope.is_open and folder.exists():
-                self._write_state(folder, scope)
+            if scope.is_open:
+                away = self._move_closed(folder)
+                if folder.exists():
+                    self._write_state(folder, scope)
+        _remove_tree(away)
 
     def forget_scope(self, scope: Scope) -> None:
-        """Remove all marks of a scope, which is not open any more."""
-        folder = self._folder(scope)
-        with self._making:
-            self._states.pop(folder, None)
-            if folder.exists():
-                self._remove(folder)
+        """Note that all marks of a scope, which is not open any more, are to be removed. Uses no disk."""
+        with self._noting:
+            self._closed.add(self._folder(scope))
+
+    def remove_unwanted(self) -> None:
+        """Remove what `unmark` and `forget_scope` noted. It is removed when this returns, whoever removes it."""
+        while True:
+            with self._making:
+                found = self._take_unwanted()
+                if found is None:
+                    return
+                folder, mark = found
+                away = self._move_closed(folder) if mark is None else None
+                if mark is not None:
+                    (folder / mark).unlink(missing_ok=True)
+            _remove_tree(away)
 
     def read(self) -> dict[str, dict[str, Mapping[str, Any]]]:
         """Return, for each object file, what keeps it: the word `held`, or a scope's key with the scope's state.
@@ -131,12 +173,52 @@ class RetentionMarks:
         for mark in marks:
             (self._directory / HELD / mark).touch()
         sync_directory(self._directory / HELD)
-        self._remove(folder)
+        _remove_tree(_move_away(folder))
 
-    def _remove(self, folder: Path) -> None:
-        """Remove the folder completely or not at all, also if the process dies in between."""
-        away = folder.with_name(f".{secrets.token_hex(8)}")
-        folder.rename(away)
+    def _take_unwanted(self) -> tuple[Path, str | None] | None:
+        """Return the folder of a closed scope, or a folder and a mark in it that is to be removed; None if there is
+        nothing."""
+        with self._noting:
+            for folder in self._closed:
+                return folder, None
+            while self._unwanted:
+                folder, marks = next(iter(self._unwanted.items()))
+                if marks:
+                    mark = marks.pop()
+                    self._made.get(folder, set()).discard(mark)
+                    return folder, mark
+                del self._unwanted[folder]
+        return None
+
+    def _is_made(self, folder: Path, mark: str) -> bool:
+        """Return True if this node made the mark and it is wanted."""
+        with self._noting:
+            is_unwanted = folder in self._closed or mark in self._unwanted.get(folder, ())
+            return not is_unwanted and mark in self._made.get(folder, ())
+
+    def _move_closed(self, folder: Path) -> Path | None:
+        """Move the folder of a closed scope away and return where it is; None if this folder is not one. `_making` is
+        held."""
+        with self._noting:
+            if folder not in self._closed:
+                return None
+            self._closed.discard(folder)
+            self._made.pop(folder, None)
+            self._unwanted.pop(folder, None)
+        self._states.pop(folder, None)
+        return _move_away(folder) if folder.exists() else None
+
+
+def _move_away(folder: Path) -> Path:
+    """Rename a folder that goes, so that it goes completely or not at all, also if the process dies in between. Return
+    its new path."""
+    away = folder.with_name(f".{secrets.token_hex(8)}")
+    return folder.rename(away)
+
+
+def _remove_tree(away: Path | None) -> None:
+    """Remove a folder that `_move_away` renamed."""
+    if away is not None:
         shutil.rmtree(away, ignore_errors=True)
 
 

@@ -1,7 +1,7 @@
 """The store's account of its disk tier: the spill budget, and which objects have a file there.
 
-It only counts and unlinks; the store's lock guards it. The store writes files outside of its lock. Without a disk
-nothing is spilled, and no method has an effect.
+It only counts, and the store's lock guards it. The disk writes and removes files and marks outside of that lock.
+Without a disk nothing is spilled, and no method has an effect.
 """
 
 import logging
@@ -119,10 +119,8 @@ class SpillBudget:
         """Note on the disk that `scope` no longer keeps the object's durable file; with None, that no client holds
         it."""
         if self.disk is not None and entry.file is not None and entry.file.is_durable:
-            try:
-                self.disk.unmark(entry.file.path, scope)
-            except OSError as error:
-                log.error("%s may come back after a restart: %s", entry.ref.name, error)
+            self.disk.unmark(entry.file.path, scope)
+            self._run_after_unlock(self.disk.remove_unwanted)
 
     def forget(self, entry: Entry) -> None:
         """Remove the marks of a dropped object, so that the next node does not recover it."""
@@ -133,6 +131,7 @@ class SpillBudget:
         """Note that a scope was closed."""
         if self.disk is not None:
             self.disk.forget_scope(scope)
+            self._run_after_unlock(self.disk.remove_unwanted)
 
     def remove(self, entry: Entry) -> None:
         """Remove the file of an object."""

@@ -14,20 +14,20 @@ class StoreLock:
 
     def __init__(self) -> None:
         self._condition = threading.Condition()
-        self._later: list[Callable[[], None]] = []
+        self._later: dict[Callable[[], None], None] = {}
 
     def __enter__(self) -> None:
         self._condition.acquire()
 
     def __exit__(self, *exc: object) -> None:
-        later, self._later = self._later, []
+        later, self._later = self._later, {}
         self._condition.release()
         for work in later:
             work()
 
     def run_after_unlock(self, work: Callable[[], None]) -> None:
-        """Run `work` after the lock is released. It may be slow and must not raise. The caller holds the lock."""
-        self._later.append(work)
+        """Run `work` after the lock is released, once. It may be slow and must not raise. The caller holds the lock."""
+        self._later[work] = None
 
     def changed(self) -> None:
         """Wake the callers that wait, because something was freed or closed. The caller holds the lock."""
