@@ -19,6 +19,8 @@ from dataplane.core.errors import ERRORS, DataPlaneError, NodeTimeoutError, Node
 
 log = logging.getLogger(__name__)
 
+KILLED_S = 10.0
+"""The time in seconds that a killed process has to end."""
 MAX_SAID = 2000
 """The number of characters from the end of a node's log that an error shows."""
 
@@ -63,7 +65,7 @@ class NodeProcess:
                 raise NodeTimeoutError(f"the data-plane node {self.pid} was not ready after {timeout_s:g} s")
             part = os.read(fd, 65536)
             if not part:
-                code = self._process.wait()
+                code = self._wait_for_code(deadline)
                 said = "see above" if self._log is None else self._log.read_text("utf-8", "replace")[-MAX_SAID:].strip()
                 raise NodeUnavailableError(f"the data-plane node ended with code {code} before it was ready; {said}")
             line += part
@@ -72,6 +74,13 @@ class NodeProcess:
             raise ERRORS.get(ready["error"], DataPlaneError)(ready["message"])
         self.uri = str(ready["uri"])
         self.segments = [Path(segment["path"]) for segment in ready["segments"]]
+
+    def _wait_for_code(self, deadline: float) -> int:
+        """Return the exit code of a process that has closed its output. Raises NodeTimeoutError at the deadline."""
+        try:
+            return self._process.wait(max(0.1, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired as error:
+            raise NodeTimeoutError(f"the data-plane node {self.pid} closed its output and does not end") from error
 
     def end(self, timeout_s: float) -> None:
         """Stop exactly this process; kill it if it still runs after `timeout_s`. Call `remove` afterwards."""
@@ -82,7 +91,12 @@ class NodeProcess:
             except subprocess.TimeoutExpired:
                 log.warning("node %d did not stop in %g s; it is killed", self.pid, timeout_s)
                 self._process.kill()
-                self._process.wait()
+                try:
+                    self._process.wait(KILLED_S)
+                except subprocess.TimeoutExpired:
+                    log.error(
+                        "node %d was killed and has not ended in %g s; it is left to the system", self.pid, KILLED_S
+                    )
 
     def remove(self) -> None:
         """Close the pipes of the process and unlink its segments. Call it only after the process has ended."""

@@ -5,14 +5,17 @@ then `need` (the number of bytes of the result; it waits for the slab), then `do
 """
 
 import json
+import logging
 import os
 import signal
 import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -22,7 +25,13 @@ from dataplane.media.limits import MediaLimits
 from dataplane.storage.entries import Slab
 
 START_TIMEOUT_S = 60.0
+END_TIMEOUT_S = 10.0
+"""The time in seconds that a killed process has to end. One that waits for a disk may not end before the disk
+answers."""
 READ_TIMEOUT_S = 120.0
+
+log = logging.getLogger(__name__)
+
 _CRASHES = (-signal.SIGSEGV, -signal.SIGFPE, -signal.SIGILL)
 
 
@@ -139,9 +148,8 @@ class WorkerHandle:
                 self._send({"offset": slab.offset})
                 frame = self._decode()
         except WorkerDiedError:
-            self.close()  # the process must be gone before another object gets its slab
-            if slab is not None:
-                abort(slab)
+            # the process must be gone before another object gets its slab
+            self._end(partial(abort, slab) if slab is not None else None)
             raise
         if "done" in frame:
             return _result(frame["done"], slab)
@@ -150,11 +158,34 @@ class WorkerHandle:
         return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
 
     def close(self) -> None:
-        """End the process. Calling this twice is safe."""
+        """End the process. Calling this twice is safe. Waits for the process, at most `END_TIMEOUT_S`."""
+        self._end(None)
+
+    def _end(self, when_gone: Callable[[], None] | None) -> None:
+        """End the process and call `when_gone` when it is gone: before this returns, unless the system keeps it."""
         if self._process.poll() is None:
             self._process.kill()
-        self._process.wait()
         self._connection.close()
+        try:
+            self._process.wait(END_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            log.error(
+                "worker %d was killed and has not ended in %g s (it may wait for a disk or a network file system); it "
+                "is left to the system%s",
+                self.pid,
+                END_TIMEOUT_S,
+                ", and its room in the arena is taken until it ends" if when_gone else "",
+            )
+            threading.Thread(target=self._wait_for_end, args=(when_gone,), name="killed-worker", daemon=True).start()
+            return
+        if when_gone is not None:
+            when_gone()
+
+    def _wait_for_end(self, when_gone: Callable[[], None] | None) -> None:
+        self._process.wait()
+        log.warning("worker %d, which had been killed, has ended", self.pid)
+        if when_gone is not None:
+            when_gone()
 
     def _read_source(self) -> dict[str, Any]:
         allowed_s = READ_TIMEOUT_S + self._start_s

@@ -1,6 +1,7 @@
 """Allocation of slabs in the store's arena. It asks the object table to evict, spills what must be kept, and waits for
 room. Thread-safe."""
 
+import time
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,16 +14,26 @@ from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
 from dataplane.storage.store_lock import StoreLock
 
+TURN_S = 2.0
+"""An allocation that has waited this long, in seconds, has as many seconds for itself, then others have as many, and so
+on."""
+
 
 class StoreAllocation:
     """The allocator of a store. It shares the store's lock and object table. Leases of `session` keep objects in place
-    while they are spilled."""
+    while they are spilled.
+
+    Small allocations pass one that waits for more room than is free. So that they never pass it for ever, the one that
+    has waited longest has turns of `TURN_S`, in which the others leave to it what becomes free.
+    """
 
     def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskTier, session: str) -> None:
         self._table = table
         self._lock = lock
         self._disk = disk
         self._session = session
+        self._waiting: dict[object, float] = {}
+        """Since when (monotonic) each waiting allocation waits for room in the arena, the oldest first."""
 
     def allocate(self, sizes: Sequence[int], deadline: float, scope: str | None) -> list[Slab]:
         """Return one slab per size, or wait for room until `deadline`. `Store.allocate_many` explains the arguments and
@@ -36,8 +47,9 @@ class StoreAllocation:
                 "node with more --memory"
             )
         slabs: list[Slab] = []
+        ticket = object()
         try:
-            while to_write := self._fill(slabs, sizes, deadline, scope):
+            while to_write := self._fill(slabs, sizes, deadline, scope, ticket):
                 self._disk.spill(to_write, self._session)
         except BaseException:
             with self._lock:
@@ -45,9 +57,16 @@ class StoreAllocation:
                     self._table.discard(slab)
                 self._lock.changed()
             raise
+        finally:
+            if ticket in self._waiting:
+                with self._lock:
+                    del self._waiting[ticket]
+                    self._lock.changed()  # those that left the room to this one
         return slabs
 
-    def _fill(self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None) -> list[Leased]:
+    def _fill(
+        self, slabs: list[Slab], sizes: Sequence[int], deadline: float, scope: str | None, ticket: object
+    ) -> list[Leased]:
         """Append slabs until there is one for each size, or return the objects that must be written to disk first."""
         wanted = sum(map(slab_bytes, sizes))
         with self._lock:
@@ -56,7 +75,9 @@ class StoreAllocation:
                 opened = self._table.scopes.find(scope) if scope is not None else None
                 if opened is not None:
                     opened.check_ever_fits(wanted)
-                found = self._find_place(sizes[len(slabs)], opened)
+                turn_ends = self._other_turn(ticket)
+                is_held_back = not slabs and time.monotonic() < turn_ends < deadline
+                found = None if is_held_back else self._find_place(sizes[len(slabs)], opened)
                 if isinstance(found, Slab):
                     slabs.append(found)
                     continue
@@ -73,8 +94,19 @@ class StoreAllocation:
                 shortage = partial(self._describe_shortage, nbytes)
                 if opened is not None and not has_room:
                     shortage = partial(opened.describe_shortage, wanted)
-                self._lock.wait(deadline, shortage, self._table.spill.paused_until)
+                else:
+                    self._waiting.setdefault(ticket, time.monotonic())
+                wake_at = turn_ends if is_held_back else self._table.spill.paused_until
+                self._lock.wait(deadline, shortage, wake_at)
         return []
+
+    def _other_turn(self, ticket: object) -> float:
+        """Return when the turn of another allocation ends, as a monotonic time; 0.0 if no other has a turn now."""
+        for oldest, since in self._waiting.items():
+            now = time.monotonic()
+            into = (now - since) % (2 * TURN_S)
+            return now + 2 * TURN_S - into if oldest is not ticket and into >= TURN_S else 0.0
+        return 0.0
 
     def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
         """Return a slab, or the objects that must be written to disk first, or None if there is no room now. An empty

@@ -258,3 +258,50 @@ def test_who_waits_for_many_places_holds_none_meanwhile(store: Store) -> None:
     with pytest.raises(OutOfSpaceError, match="5 objects of 320 KiB can never fit"):
         store.allocate_many([BLOCK] * 5, time.monotonic())
     assert store.stat()["used_bytes"] == 3 * BLOCK
+
+
+def test_a_big_allocation_does_not_wait_for_ever_behind_small_ones(store: Store) -> None:
+    stop, errors, num_small = threading.Event(), [], [0]
+
+    def churn() -> None:
+        try:
+            while not stop.is_set():
+                slab = store.allocate(BLOCK, time.monotonic() + 30)
+                stop.wait(0.01)
+                store.abort(slab)
+                num_small[0] += 1
+        except OutOfSpaceError as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=churn, daemon=True) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    try:
+        wait_until(lambda: store.stat()["used_bytes"] == 4 * BLOCK)
+        big = store.allocate(4 * BLOCK, time.monotonic() + 15)
+        store.abort(big)
+        before = num_small[0]
+        wait_until(lambda: num_small[0] > before + 20)  # the small ones go on
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join(30)
+    assert not errors and store.stat()["used_bytes"] == 0
+
+
+def test_a_small_allocation_with_little_time_left_passes_a_big_one_that_has_its_turn(store: Store) -> None:
+    held = store.allocate(BLOCK, 0.0)
+    big = threading.Thread(target=lambda: store.abort(store.allocate(4 * BLOCK, time.monotonic() + 30)), daemon=True)
+    big.start()
+    wait_until(lambda: store._allocation._other_turn(object()) > 0)
+    small = store.allocate(BLOCK, time.monotonic() + 0.5)
+    later = threading.Thread(target=lambda: store.abort(store.allocate(BLOCK, time.monotonic() + 30)), daemon=True)
+    later.start()
+    later.join(0.2)
+    assert later.is_alive(), "what has time leaves the room to the big one"
+    for slab in (held, small):
+        store.abort(slab)
+    for thread in (big, later):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert store.stat()["used_bytes"] == 0
