@@ -115,8 +115,8 @@ def _add_callers(group: "argparse._ArgumentGroup") -> None:
         "--tls-cert",
         type=Path,
         metavar="PEM",
-        help="the node's certificate; with it the node speaks TLS only, and still lets everyone in: add --token-file "
-        "or --tls-ca",
+        help="the node's certificate; with it the node speaks TLS only, and still lets every caller in: add "
+        "--token-file or --tls-ca",
     )
     group.add_argument("--tls-key", type=Path, metavar="PEM", help="the private key of --tls-cert")
     group.add_argument("--tls-ca", type=Path, metavar="PEM", help="clients must show a certificate that this CA signed")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Self
 
 from dataplane.client.node_process import NodeProcess
-from dataplane.core.errors import NodeUnavailableError
+from dataplane.core.errors import NodeUnavailableError, OutOfSpaceError
 from dataplane.core.hosts import new_node_id
 
 START_TIMEOUT_S = 120.0
@@ -28,8 +28,9 @@ RESTART_WINDOW_S = 60.0
 """The length in seconds of the time in which restarts are counted."""
 _WATCH_S = 0.1
 """The seconds between two checks of the node's process."""
-_RETRY_S = 0.5
-"""The seconds to wait after a restart that failed."""
+_FIRST_PAUSE_S = 1.0
+"""The seconds to wait after a restart that failed: its port may still be taken, and the memory of the dead node not yet
+free. After each further failure the wait is twice as long."""
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ class EmbeddedNode:
     ends (its standard input closes, and the operating system sends it a signal). `stop` ends exactly this node and
     removes its shared memory, even if the node was killed. With `restart`, a node that dies is started again, at most 5
     times in 60 s; after that `failure` is set, and `on_failure` is called with `failure` in a thread of this object.
+    The waits between restarts that fail grow, to half a minute in all: as long as views of the dead node live, its
+    memory is taken, and there may be no room for a second node.
     """
 
     def __init__(
@@ -94,6 +97,8 @@ class EmbeddedNode:
             self._command += ["--token-file", str(token_file.absolute())]
         self._environ = dict(os.environ) | ({"TMPDIR": tmp_dir} if tmp_dir else {})
         self._restarts: deque[float] = deque()
+        self._troubles: list[Exception] = []
+        """The errors of the restarts that failed since the node ran last."""
         self._stopping = threading.Event()
         self._lock = threading.Lock()
         self._watcher: threading.Thread | None = None
@@ -175,16 +180,23 @@ class EmbeddedNode:
                 process.remove()
             if not self._stopping.is_set():
                 log.warning("the data-plane node did not start again: %s", error)
-                self._stopping.wait(_RETRY_S)  # its port may still be taken, and its memory not yet freed
+                self._stopping.wait(_FIRST_PAUSE_S * 2 ** len(self._troubles))
+                self._troubles.append(error)
             return
+        self._troubles.clear()
         self.num_restarts += 1
         log.warning("the data-plane node at %s is back as %d (restart %d)", self.uri, self.pid, self.num_restarts)
 
     def _give_up(self, code: int) -> None:
         """Set `failure` from the exit code, log it, and call `on_failure`."""
+        why = "look for what kills it (memory? dmesg says)"
+        if self._troubles:
+            why = f"the last start failed: {self._troubles[-1]}"
+            if isinstance(self._troubles[-1], OutOfSpaceError):
+                why += "; the memory of the dead node is taken until all views of it are dropped: drop them sooner, too"
         self.failure = NodeUnavailableError(
             f"the data-plane node at {self.uri} ended with {_ending(code)}, after {MAX_RESTARTS} restarts in "
-            f"{RESTART_WINDOW_S:g} s; it is not started again: look for what kills it (memory? dmesg says)"
+            f"{RESTART_WINDOW_S:g} s; it is not started again: {why}"
         )
         log.error("%s", self.failure)
         if self._on_failure is not None:

@@ -92,7 +92,7 @@ def _receive(
 
 
 def _collect(chunks: Iterator[np.ndarray], request: PutRequest, services: Services, deadline: float) -> Slab:
-    """Return bytes of which nobody said how many come in a new slab, after all of them have arrived."""
+    """Return bytes whose number was not announced in a new slab, after all of them have arrived."""
     store = services.store
     collected = UnannouncedPut(services.unannounced, store.segment.capacity)
     try:

@@ -7,7 +7,8 @@
 The marks say nothing about the objects. Damage elsewhere never removes a mark.
 
 A mark is removed in two steps: `unmark` and `forget_scope` only note it, because the store's lock is held then, and
-`remove_unwanted` does it. Whoever released the object gets his answer after that. A mark that is made in between stays.
+`remove_unwanted` does it. The caller that released the object gets its reply after that. A mark that is made in between
+stays.
 """
 
 import json
@@ -83,7 +84,7 @@ class RetentionMarks:
         return folder
 
     def discard(self, path: Path, scope: Scope | None) -> None:
-        """Remove now the mark that `keep` made for a file that nobody else knows."""
+        """Remove now the mark that `keep` made for a file that no other caller knows."""
         folder = self._folder(scope)
         with self._noting:
             self._made.get(folder, set()).discard(path.stem)
@@ -116,7 +117,8 @@ class RetentionMarks:
             self._closed.add(self._folder(scope))
 
     def remove_unwanted(self) -> None:
-        """Remove what `unmark` and `forget_scope` noted. It is removed when this returns, whoever removes it."""
+        """Remove what `unmark` and `forget_scope` noted. It is gone when this returns, also if another thread removes
+        it."""
         while True:
             with self._making:
                 found = self._take_unwanted()

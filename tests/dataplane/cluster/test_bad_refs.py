@@ -1,4 +1,4 @@
-"""Tests that a ref with impossible numbers is an error to its sender, and that nobody else notices it."""
+"""Tests that a ref with impossible numbers is an error to its sender, and that no other caller notices it."""
 
 import json
 import time
@@ -95,7 +95,7 @@ def raised_by(call) -> str:  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.parametrize("change", IMPOSSIBLE, ids=str)
-def test_a_ref_with_impossible_numbers_is_its_senders_error_and_nobody_elses(
+def test_a_ref_with_impossible_numbers_is_its_senders_error_alone(
     home: EmbeddedNode, away: EmbeddedNode, change: dict[str, Any]
 ) -> None:
     field = next(iter(change))
@@ -112,7 +112,7 @@ def test_a_ref_with_impossible_numbers_is_its_senders_error_and_nobody_elses(
 
 
 @pytest.mark.parametrize("change", LINEAGES, ids=str)
-def test_a_lineage_with_impossible_numbers_is_its_senders_error_and_nobody_elses(
+def test_a_lineage_with_impossible_numbers_is_its_senders_error_alone(
     home: EmbeddedNode, away: EmbeddedNode, change: dict[str, Any]
 ) -> None:
     with Client(home.uri, timeout_s=10) as owner, Reader(away.uri, timeout_s=10) as reader:

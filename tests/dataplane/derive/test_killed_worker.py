@@ -1,5 +1,5 @@
 """Tests of a killed worker that does not end, as one that waits for a disk: its room is not given away before it is
-gone, and nobody waits for it for ever."""
+gone, and no caller waits for it for ever."""
 
 import subprocess
 import threading

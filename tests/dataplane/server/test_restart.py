@@ -1,6 +1,7 @@
 """Tests that a node which dies and restarts costs only time: clients and readers continue, and nothing is left over."""
 
 import gc
+import itertools
 import logging
 import os
 import signal
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
+from typing import Any
 
 import numpy as np
 import psutil
@@ -232,6 +234,47 @@ def test_a_node_that_cannot_be_started_again_is_given_up_whatever_the_reason(
         kill(node)
         wait_until(lambda: bool(told))
         assert told == [node.failure] and "after 2 restarts" in str(node.failure)
+
+
+class Starts:
+    """Counts the starts of nodes, and makes those that are not the `num_bad + 1`-th ask for too much memory."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, num_bad: int) -> None:
+        self.at: list[float] = []
+        real = embedded.NodeProcess
+
+        def start(command: list[str], *args: Any) -> Any:
+            self.at.append(time.monotonic())
+            return real([*command, "--memory", "1000TiB"] if len(self.at) <= num_bad else command, *args)
+
+        monkeypatch.setattr(embedded, "NodeProcess", start)
+
+
+def test_restarts_without_room_wait_longer_each_time_and_the_last_reason_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(embedded, "MAX_RESTARTS", 3)
+    monkeypatch.setattr(embedded, "_FIRST_PAUSE_S", 0.5)
+    told: list[NodeUnavailableError] = []
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}, on_failure=told.append) as node:
+        starts = Starts(monkeypatch, 100)
+        kill(node)
+        wait_until(lambda: bool(told))
+        waits = [later - at for at, later in itertools.pairwise([*starts.at, time.monotonic()])]
+        assert len(waits) == 3 and waits[0] > 0.5 and waits[1] > 1 and waits[2] > 2
+        assert "the last start failed: /dev/shm has" in str(node.failure)
+        assert "taken until all views of it are dropped" in str(node.failure)
+
+
+def test_a_node_that_has_room_again_after_a_while_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "_FIRST_PAUSE_S", 0.1)
+    with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node, Client(node.uri, timeout_s=60) as client:
+        client.stat()  # a client waits only for a node that it has reached
+        Starts(monkeypatch, 3)
+        kill(node)
+        assert client.stat()["num_objects"] == 0
+        wait_until(lambda: node.num_restarts == 1)
+        assert node.failure is None and node._troubles == []
 
 
 def test_the_end_of_a_node_is_told_whatever_ended_it() -> None:

@@ -92,7 +92,7 @@ def test_a_node_listens_beyond_loopback_only_when_guarded_or_told_to(authority: 
         assert "may do everything" in served.log() and "in the clear" not in served.log()
 
 
-def test_a_certificate_alone_lets_everyone_in_and_a_node_on_loopback_warns_of_it(
+def test_a_certificate_alone_lets_every_caller_in_and_a_node_on_loopback_warns_of_it(
     authority: Issued, tmp_path: Path
 ) -> None:
     with serving(tmp_path / "log", *tls_flags(issue(tmp_path, "server", authority))) as served:

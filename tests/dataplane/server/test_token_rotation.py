@@ -1,4 +1,4 @@
-"""Tests that a token which is replaced while clients are connected concerns those who use it, and nobody else."""
+"""Tests that a token which is replaced while clients are connected concerns those who use it, and no other caller."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -42,7 +42,7 @@ def as_(token: str) -> Credentials:
 
 
 @pytest.mark.parametrize("replace", [rewrite, rename])
-def test_a_token_that_is_replaced_is_refused_at_once_and_nobody_else_notices(
+def test_a_token_that_is_replaced_is_refused_at_once_and_no_other_caller_notices(
     tmp_path: Path, replace: Callable[[Path, Sequence[str]], None]
 ) -> None:
     path = tmp_path / "tokens"
