@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -141,6 +141,24 @@ def run(command: list[str], *, module: str = "yatt_mm.train") -> Finished:
     with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
         with started(command, temporary=Path(temporary), module=module) as (process, mark):
             return finish(process, mark, before, Path(temporary))
+
+
+def run_until(line: str, act: Callable[[subprocess.Popen[str], str], None], command: list[str]) -> Finished:
+    """Start a run, call `act(process, mark)` when it has said `line`, and return how the run ended."""
+    before = shared_memory()
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        started(command, temporary=Path(temporary)) as (process, mark),
+    ):
+        assert process.stdout is not None
+        seen = []
+        for said in process.stdout:
+            seen.append(said)
+            if line in said:
+                break
+        assert process.poll() is None, "".join(seen)
+        act(process, mark)
+        return finish(process, mark, before, Path(temporary))
 
 
 def shared_memory() -> set[str]:

@@ -7,10 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -99,7 +96,7 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
     def stop(process: subprocess.Popen[str], mark: str) -> None:
         os.killpg(process.pid, signal.SIGINT)  # what a terminal does: every process in the group gets it
 
-    done = run_until("step    5", stop, digits.arguments("stopped", "train.steps=1000", *layout, *resumed))
+    done = runs.run_until("step    5", stop, digits.arguments("stopped", "train.steps=1000", *layout, *resumed))
     assert done.status == 75, done.output
     (said,) = (line for line in done.output.splitlines() if line.startswith("saved after step"))
     assert "stopped (SIGINT)" in said and done.left_behind == []
@@ -126,7 +123,7 @@ def test_a_run_that_is_told_to_stop_in_a_step_saves_the_step_before_and_goes_on_
 
     assert whole.status == 0, whole.output
     command = digits.arguments("told", "train.steps=4", "checkpoint.every=0", "--resume")
-    done = run_until("step    1", stop, command)
+    done = runs.run_until("step    1", stop, command)
     assert done.status == 75, done.output
     assert "saved after step" in done.output and "stopped (SIGTERM)" in done.output
     assert done.left_behind == []
@@ -162,7 +159,7 @@ def test_a_second_sigterm_stops_at_once_everything_that_was_started(
         begun.append(time.monotonic())
 
     begun: list[float] = []
-    done = run_until(line, stop, digits.arguments("terminated", "train.steps=1000"))
+    done = runs.run_until(line, stop, digits.arguments("terminated", "train.steps=1000"))
     assert done.status == status, done.output
     assert "interrupted" in done.output
     assert done.left_behind == []
@@ -175,25 +172,7 @@ def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(digits: 
         os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
 
     layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
-    done = run_until("step    1", kill, digits.arguments("widowed", "train.steps=1000", *layout))
+    done = runs.run_until("step    1", kill, digits.arguments("widowed", "train.steps=1000", *layout))
     assert done.status == 1, done.output
     assert "error: " in done.output and "engine" in done.output
     assert done.left_behind == []
-
-
-def run_until(line: str, act: Callable[[subprocess.Popen[str], str], None], command: list[str]) -> runs.Finished:
-    """Start a run, call `act(process, mark)` when it has said `line`, and return how the run ended."""
-    before = runs.shared_memory()
-    with (
-        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
-        runs.started(command, temporary=Path(temporary)) as (process, mark),
-    ):
-        assert process.stdout is not None
-        seen = []
-        for said in process.stdout:
-            seen.append(said)
-            if line in said:
-                break
-        assert process.poll() is None, "".join(seen)
-        act(process, mark)
-        return runs.finish(process, mark, before, Path(temporary))

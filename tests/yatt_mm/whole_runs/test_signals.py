@@ -91,3 +91,41 @@ def test_a_run_that_is_told_to_stop_twenty_times_has_the_numbers_of_one_without_
     assert runs.run(command(folder, tiny_dir, name)).status == 0
     assert runs.curve(folder, name) == runs.curve(folder, "whole")
     assert statuses.count(SAVED) >= NUM_SIGNALS / 2
+
+
+KINDS = {
+    "stream": ("sampling.over_dispatch=1.5", "sampling.tail=continue"),
+    "in turns": ("sampling.tail=restart", "sampling.over_dispatch=1.5", "placement.num_devices=1", "JUDGE"),
+    "divided devices": ("placement.mode=partial_colocation", "placement.decide_every_s=0.02", "JUDGE"),
+}
+"""The ways in which a batch is filled, other than in rounds."""
+
+
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_of_each_kind_is_saved_in_the_middle_of_a_step_and_goes_on(
+    kind: str, folder: Path, tiny_dir: Path
+) -> None:
+    name = kind.replace(" ", "_")
+    more = [part for one in KINDS[kind] for part in (runs.judge(tiny_dir) if one == "JUDGE" else (one,))]
+    base = ("rollout.deterministic=false", "eval.every=0", "checkpoint.every=0", *more, "--resume")
+    long = runs.arguments(folder, tiny_dir, name, "train.steps=1000", *base)
+    done = runs.run_until("step    2", lambda process, _: os.kill(process.pid, signal.SIGTERM), long)
+    assert done.status == SAVED and done.left_behind == [], done.output
+    saved = int(next(line for line in done.output.splitlines() if line.startswith("saved after step")).split()[3])
+    assert saved >= 2
+    done = runs.run(runs.arguments(folder, tiny_dir, name, f"train.steps={saved + 1}", *base))
+    assert done.status == 0 and done.left_behind == [], done.output
+    assert [record["step"] for record in runs.metrics(folder, name)] == list(range(saved + 2))
+
+
+@pytest.mark.timeout(1200)
+def test_a_run_is_saved_before_its_time_runs_out(folder: Path, tiny_dir: Path) -> None:
+    started = time.monotonic()
+    overrides = ("train.steps=1000", "train.max_time=80s", "placement.num_devices=1", "checkpoint.every=0")
+    done = runs.run(runs.arguments(folder, tiny_dir, "timed", *overrides))
+    assert done.status == SAVED and done.left_behind == [], done.output
+    assert time.monotonic() - started < 80 + 10, "the imports before the start are not counted"
+    assert "saved after step" in done.output and "train.max_time of 80 s runs out" in done.output
+    (saved,) = (folder / "runs" / "timed" / "checkpoints").iterdir()
+    assert int(saved.name.removeprefix("step_")) > 0
