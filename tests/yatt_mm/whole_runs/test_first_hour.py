@@ -41,6 +41,7 @@ def test_a_reward_function_that_always_raises_ends_the_run_with_its_traceback(tm
     assert done.left_behind == []
 
 
+@pytest.mark.faults
 def test_steps_whose_gradient_is_not_finite_are_skipped_and_written_down_and_too_many_end_the_run(
     tmp_path: Path, tiny_dir: Path
 ) -> None:
