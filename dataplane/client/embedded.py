@@ -156,7 +156,7 @@ class EmbeddedNode:
             now = time.monotonic()
             while self._restarts and self._restarts[0] < now - RESTART_WINDOW_S:
                 self._restarts.popleft()
-            if len(self._restarts) >= MAX_RESTARTS:
+            if max(len(self._restarts), len(self._troubles)) >= MAX_RESTARTS:
                 self._give_up(code)
                 return
             self._restarts.append(now)

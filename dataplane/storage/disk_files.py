@@ -219,8 +219,12 @@ class DiskFiles:
         The node maps no file: a page that the disk cannot give, or that was cut off, would end its process. Raises
         ChecksumError if the file was removed, cut short or replaced; OverloadedError if it cannot be read now.
         """
-        with _opened(file) as fd:
-            return _read(fd, file.offset + start, np.empty(nbytes, np.uint8))
+        try:
+            with _opened(file) as fd:
+                return _read(fd, file.offset + start, np.empty(nbytes, np.uint8))
+        except (ChecksumError, OverloadedError):
+            file.is_checked = False  # the next check reads it again, and decides whether the object is lost
+            raise
 
     def check(self, file: DiskFile, nbytes: int, digest: str) -> None:
         """Raise ChecksumError unless the file is whole. The first call also compares the content. Raises

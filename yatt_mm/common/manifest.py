@@ -21,7 +21,8 @@ from yatt_mm.common.errors import CheckpointError
 MANIFEST_FILE = "manifest.json"
 WRITTEN = ".written"
 """The end of the name of a record, which follows the name of its file."""
-FORMAT = 1
+FORMAT = 2
+"""The version of the format of checkpoints."""
 CHUNK_BYTES = 8 << 20
 NUM_READERS = 4
 """The number of files that are read at a time."""
@@ -91,23 +92,30 @@ def _manifest_of(folder: Path) -> dict[str, FileRecord]:
     path = folder / MANIFEST_FILE
     try:
         text = path.read_bytes().decode()
-        files = {name: FileRecord(**record) for name, record in json.loads(text)["files"].items()}
+        found = json.loads(text)
+        version, records = found["format"], found["files"].items()
+        files = {name: FileRecord(**record) for name, record in records}
     except FileNotFoundError:
         raise CheckpointError(
             f"{folder} has no {MANIFEST_FILE}, so it is not a committed checkpoint, or an earlier version wrote it"
         ) from None
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{path} is damaged: {error!r}") from None
-    if text != _text(files):
+    if text != _text(files, version):
         raise CheckpointError(f"{path} is damaged: it is not as it was written")
+    if version != FORMAT:
+        raise CheckpointError(
+            f"{folder} was written by another version of this program (format {version}; this one reads {FORMAT}); "
+            "go on with that version, or start a new run from the model that it exported"
+        )
     return files
 
 
-def _text(files: Mapping[str, FileRecord]) -> str:
+def _text(files: Mapping[str, FileRecord], version: int = FORMAT) -> str:
     """Return the manifest's text. It has a digest of itself, so that it can change nowhere without being noticed."""
     records = {name: asdict(files[name]) for name in sorted(files)}
     own = blake3(json.dumps(records).encode()).hexdigest()
-    return json.dumps({"format": FORMAT, "files": records, "blake3": own}, indent=1) + "\n"
+    return json.dumps({"format": version, "files": records, "blake3": own}, indent=1) + "\n"
 
 
 def _problem(path: Path, wanted: FileRecord) -> str:

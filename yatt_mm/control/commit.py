@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 from yatt_mm.common.checkpoints import Checkpoints
@@ -23,6 +24,9 @@ class Commit:
         self._state = state
         self._num_ranks = num_ranks
         self._best = best
+        self.seconds = 0.0
+        """The time from the begin of the save until the checkpoint was committed."""
+        self._started_s = time.monotonic()
         self._error: Exception | None = None
         self._is_given_up = threading.Event()
         self._thread = threading.Thread(target=self._run, name=f"commit of step {step}", daemon=True)
@@ -52,5 +56,6 @@ class Commit:
                 if self._is_given_up.wait(POLL_S):
                     return
             self._checkpoints.commit(self._step, self._state, best=self._best)
+            self.seconds = time.monotonic() - self._started_s
         except Exception as error:  # it is raised in the thread that waits
             self._error = error

@@ -130,7 +130,7 @@ class Controller:
                 self.evaluate()
             self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
             self._saver.finish()  # the checkpoint of an earlier step
-            if is_last or _is_due(self.step, self.config.checkpoint.every) or self._is_best:
+            if is_last or self._is_best or self._is_checkpoint_due():
                 self.checkpoint()
             if self._is_best:
                 self._export(self._team.best_dir)
@@ -218,7 +218,7 @@ class Controller:
             why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
             self._meter.add_max("train/num_skipped", num_skipped)
         else:
-            num_skipped = self._train(plans)
+            num_skipped = max(self._rendezvous.gather(self._train(plans)))  # a controller may have no rank
             why = "its loss or gradient was not finite" if num_skipped else ""
         self._rendezvous.gather(None)
         self._skipped.note(self.step, groups, why=why)
@@ -291,6 +291,12 @@ class Controller:
         self._rendezvous.abort(reason)
 
     # ------------------------------------------------------------------ helpers
+
+    def _is_checkpoint_due(self) -> bool:
+        """Return True after every `checkpoint.every` steps, and after the first one of a run whose time is limited,
+        which must know how long saving takes."""
+        is_first = self.config.train.max_time is not None and self.step == self._start.step + 1
+        return is_first or _is_due(self.step, self.config.checkpoint.every)
 
     def _export(self, folder: str) -> None:
         with self.phase(Phase.PUBLISH, clock="export"):

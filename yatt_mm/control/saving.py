@@ -70,6 +70,7 @@ class CheckpointSaver:
             self._rendezvous.gather(None)
             if self._commit is not None:
                 self._commit.finish(deadline_s=self._config.controllers.deadline_s)
+                self._meter.add_max("time/commit_s", self._commit.seconds)
                 self._commit = None
             self._rendezvous.gather(None)
 

@@ -4,6 +4,7 @@ because a reward was out of `reward.range`. They are counted, written down, and 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,9 @@ from yatt_mm.common.errors import TrainingError
 from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import ScoredGroup
+
+MAX_KEPT = 10
+"""The most steps whose folders stay."""
 
 
 class SkippedSteps:
@@ -49,14 +53,16 @@ class SkippedSteps:
         folder = self._folder / f"step_{step:06d}"
         self._write(folder, groups)
         if self._controller == 0:
+            for old in sorted(self._folder.glob("step_*"))[:-MAX_KEPT]:
+                shutil.rmtree(old)
             self._rendezvous.put_record({"kind": "skipped", "step": step, "why": why, "folder": str(folder)})
         most = self._config.faults.max_skipped_steps
         if self._num_in_a_row > most:
             self._rendezvous.gather(None)  # the run ends with the first controller that raises
             raise TrainingError(
                 f"{self._num_in_a_row} steps in a row were skipped, and faults.max_skipped_steps is {most}; the last "
-                f"one because {why}. {folder} holds what it was computed from. The weights are those before these "
-                "steps: lower train.lr or train.clip_grad, or correct the rewards, and go on with --resume"
+                f"one because {why}. {folder} holds what it was computed from. No such update is in the weights: lower "
+                "train.lr or train.clip_grad, or correct the rewards, and go on with --resume"
             )
 
     def _write(self, folder: Path, groups: Sequence[ScoredGroup]) -> None:

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 BUDGET_S = 20.0
 """The time in seconds in which each server must give a reply at the start, with all questions together."""
+MODELS_S = 3.0
+"""The seconds for the list of a server's models, which an error shows."""
 QUESTION = [{"type": "text", "text": "Is water wet? Say yes or no."}]
 
 
@@ -120,6 +122,7 @@ async def _models(client: ChatClient, status: int | None) -> str:
 
     models: list[str] = []
     if status == 404:
-        with contextlib.suppress(ServerAwayError, ServerRefusesError, UnusableReplyError):
-            models = await client.models()
+        with contextlib.suppress(ServerAwayError, ServerRefusesError, UnusableReplyError, TimeoutError):
+            async with asyncio.timeout(MODELS_S):
+                models = await client.models()
     return client.shown(f" (it has {', '.join(models)})") if models else ""

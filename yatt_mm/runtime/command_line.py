@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import sys
 from collections.abc import Callable
+
+from yatt_mm.common.streams import outliving_streams
 
 
 def config_parser(prog: str, *, description: str, examples: str, override: str) -> argparse.ArgumentParser:
@@ -32,15 +35,19 @@ def status_of(act: Callable[[], object], *, stopped: str, loses_nothing: bool = 
         INTERRUPTED,
         SAVED_AND_STOPPED,
         ending_signals_interrupt,
+        ignore_signals,
         interrupted_by_people,
     )
 
-    try:
-        with ending_signals_interrupt():
-            return _status_of(act)
-    except KeyboardInterrupt:
-        print(f"interrupted; {stopped} has been stopped", file=sys.stderr)
-        return SAVED_AND_STOPPED if loses_nothing and not interrupted_by_people() else INTERRUPTED
+    with outliving_streams():
+        try:
+            with ending_signals_interrupt():
+                return _status_of(act)
+        except KeyboardInterrupt:
+            print(f"interrupted; {stopped} has been stopped", file=sys.stderr)
+            return SAVED_AND_STOPPED if loses_nothing and not interrupted_by_people() else INTERRUPTED
+        finally:
+            atexit.register(ignore_signals)  # Python's own end takes a moment
 
 
 def _status_of(act: Callable[[], object]) -> int:

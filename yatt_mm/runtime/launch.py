@@ -92,7 +92,7 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
     with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
         checkpoint = _find_checkpoint(config, resume, console) if resume else None
         state = read_state(checkpoint) if checkpoint else None
-        if state is not None and state["step"] >= config.train.steps:
+        if state is not None and state["step"] >= config.train.steps and (config.run_dir / run_dir.EXPORT_DIR).is_dir():
             console.print(
                 f"{config.run_dir} is finished: {checkpoint} is of step {state['step']}, and train.steps is "
                 f"{config.train.steps}; raise train.steps to go on",
@@ -204,13 +204,14 @@ def _run(
         stopping.listen(console)
     step = _watch(team.rendezvous, controllers, reporter, node, stopping, console)
     if config.trains and step < config.train.steps:
-        raise _stopped(config, stopping, step, first_step=start.step)
+        has_moved = step > start.step or checkpoint is None
+        raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
 
 
-def _stopped(config: Config, stopping: Stopping, step: int, *, first_step: int) -> YattError:
-    """Return what tells that the run has stopped after `step`."""
-    if stopping.is_by_time and step == first_step:
+def _stopped(config: Config, stopping: Stopping, step: int, *, has_moved: bool) -> YattError:
+    """Return what tells that the run has stopped after `step`. `has_moved`: False if it is where it was resumed."""
+    if stopping.is_by_time and not has_moved:
         return ConfigError(
             f"train.max_time of {config.train.max_time:g} s is too short: no step ended in it, so starting again would "
             "not help; raise it, or make steps shorter (fewer prompts or responses)"
@@ -251,9 +252,9 @@ def _watch(
         node.check()
         stopping.take(reporter.last)
         if not is_told and (why := stopping.why()):
-            console.print(f"{why}: saving and stopping; a second signal stops at once", soft_wrap=True)
             rendezvous.stop.remote()
             is_told = True
+            console.print(f"{why}: saving and stopping; a second signal stops at once", soft_wrap=True)
     _take_records(rendezvous, reporter, node, wait_s=0.0)
     return step
 

@@ -19,6 +19,8 @@ from yatt_mm.config.run_config import Config, dump_config
 from yatt_mm.runtime.report import METRICS_FILE, read_records
 
 CONFIG_FILE = "config.yaml"
+EXPORT_DIR = "hf"
+"""The folder with the model of a run that came to its end."""
 BEST_DIR = "best"
 """The folder with the best model of a run."""
 FREE_TO_CHANGE = (
@@ -75,6 +77,9 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
     checkpoints.clear_partial()
+    for folder_of_step in config.skipped_dir.glob("step_*") if checkpoint is not None else ():
+        if int(folder_of_step.name.removeprefix("step_")) > step:
+            shutil.rmtree(folder_of_step)
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
         metric = read_state(checkpoint).get("config", {}).get("eval", {}).get("keep_best")

@@ -81,6 +81,12 @@ def say_on_signals(console: Console) -> None:
         signal.signal(number, say)
 
 
+def ignore_signals() -> None:
+    """From now on SIGINT, SIGTERM and SIGHUP do nothing: the process is about to end, and has its exit status."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def set_signals_again() -> None:
     """Set the present handlers again, after foreign code has given the signals another effect behind Python's back."""
     for number in SIGNALS:

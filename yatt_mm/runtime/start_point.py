@@ -71,7 +71,7 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
         prompts = {found.key: first.prompt for found, first in zip(every, firsts)}
         reward = list(try_rewards(client, config, prompts))
     step = state["step"] if state else 0
-    told = _told(config, step)
+    told = _told(config, step) if state is not None else frozenset()
     start = RunStart(
         step=step,
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
@@ -122,7 +122,7 @@ def _told(config: Config, step: int) -> frozenset[tuple[str, str, str, str]]:
     """Return (set, shard, key, reason) of what cannot be used, but for training samples, as a run has told of it up to
     a step."""
     trained = {one.name for one in config.data.train}
-    notices = read_records(config.run_dir / QUARANTINE_FILE, step) if step else []
+    notices = read_records(config.run_dir / QUARANTINE_FILE, step)
     return frozenset(
         (of, one["shard"], one["key"], one["reason"])
         for one in notices

@@ -13,9 +13,9 @@ from yatt_mm.runtime.signals import SIGNALS, interrupt_on_signals
 
 ENDING_S = 10.0
 """The seconds that the end of a run's processes may take."""
-ONE_SIGNAL_S = 0.25
+ONE_SIGNAL_S = 1.0
 """Signals that follow each other within these seconds are one: some programs send theirs to a process and its group."""
-FINISHED_FIRST = tuple(f"time/{what}_s" for what in ("train", "publish", "eval", "checkpoint", "export"))
+FINISHED_FIRST = tuple(f"time/{what}_s" for what in ("train", "publish", "eval", "checkpoint", "commit"))
 """The metrics of what is done to the end, or for the stop itself, after a run was told to stop."""
 
 

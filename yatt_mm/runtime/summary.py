@@ -62,8 +62,8 @@ def summarise(config: Config, reporter: Reporter, seconds: float, console: Conso
         )
     tell_left_out(config, reporter, console)
     console.print(
-        f"done in {seconds:.0f} s; model in {config.run_dir / 'hf'}, metrics in {config.run_dir / METRICS_FILE} "
-        f"(tensorboard --logdir {config.run_dir})",
+        f"done in {seconds:.0f} s; model in {config.run_dir / run_dir.EXPORT_DIR}, "
+        f"metrics in {config.run_dir / METRICS_FILE} (tensorboard --logdir {config.run_dir})",
         highlight=False,
         soft_wrap=True,
     )

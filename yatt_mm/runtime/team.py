@@ -33,7 +33,7 @@ from yatt_mm.rollout.actor import RolloutActor
 from yatt_mm.runtime.actors import create
 from yatt_mm.runtime.cluster import reserved_devices
 from yatt_mm.runtime.judge_actors import create_judges
-from yatt_mm.runtime.run_dir import BEST_DIR
+from yatt_mm.runtime.run_dir import BEST_DIR, EXPORT_DIR
 from yatt_mm.runtime.run_node import RunNode
 from yatt_mm.runtime.site import Site, log_file
 from yatt_mm.training.actor import TrainActor
@@ -103,7 +103,7 @@ def build_team(
         recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
         weights_dir=str(weights_dir),
         checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
-        export_dir=str(config.run_dir.absolute() / "hf"),
+        export_dir=str(config.run_dir.absolute() / EXPORT_DIR),
         best_dir=str(config.run_dir.absolute() / BEST_DIR),
         restart_count=0,
         run_id=run_id,

@@ -167,6 +167,11 @@ def _read(parts: Parts, kind: str, parameter: _Parameter, start: int, stop: int,
             num_filled = parts.read(name, box, values[at : at + box.numel].view(box.shape))
             wanted = box.overlap(Box(offset=(0,) * len(extent), shape=extent)) if place.may_grow and extent else box
             if num_filled != (wanted.numel if wanted else 0):
+                if extent is None and parts.extent(f"{WEIGHT}/{place.key}") is not None:
+                    raise CheckpointError(
+                        f"{place.key} was frozen when the checkpoint was saved, so it has no {kind} of it: freeze it "
+                        "again (train.freeze), or start a new run from the exported model"
+                    )
                 raise CheckpointError(
                     f"the checkpoint has {num_filled} of the {box.numel} values of {name} that are wanted from "
                     f"{box.offset} on; it is one of another model, or of another version of this program"

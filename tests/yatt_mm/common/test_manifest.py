@@ -76,6 +76,13 @@ def test_a_file_that_is_cut_short_gone_or_has_one_other_bit_is_named(folder: Pat
     assert f"{folder / name} is missing" in gone or f"{folder} has no {MANIFEST_FILE}" in gone
 
 
+def test_a_checkpoint_of_another_version_is_named_as_such(folder: Path) -> None:
+    text = (folder / MANIFEST_FILE).read_text()
+    (folder / MANIFEST_FILE).write_text(text.replace('"format": 2', '"format": 1'))
+    with pytest.raises(CheckpointError, match=r"written by another version .*\(format 1; this one reads 2\)"):
+        check_files(folder)
+
+
 def test_no_bit_of_a_manifest_can_change_without_being_noticed(folder: Path) -> None:
     for at in range((folder / MANIFEST_FILE).stat().st_size):
         assert str(folder) in refused(folder, MANIFEST_FILE, flip(at, at % 8)), at

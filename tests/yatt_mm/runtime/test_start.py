@@ -50,6 +50,7 @@ def test_a_finished_run_that_is_resumed_says_so_and_starts_nothing(folder: Path,
     checkpoints = Checkpoints(root=config.run_dir / "checkpoints", keep=1)
     checkpoints.begin(4)
     checkpoints.commit(4, {"step": 4})
+    (config.run_dir / "hf").mkdir()
     assert launch(config, resume="auto", console=console) == {}
     assert isinstance(console.file, io.StringIO)
     said = console.file.getvalue()

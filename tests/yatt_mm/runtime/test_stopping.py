@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -42,6 +44,19 @@ def test_the_first_signal_asks_for_a_stop_and_the_second_one_interrupts(number: 
 def test_the_status_says_whether_to_start_again(number: signal.Signals, loses_nothing: bool, status: int) -> None:
     told = status_of(lambda: signal.raise_signal(number), stopped="it", loses_nothing=loses_nothing)
     assert told == status
+
+
+def test_a_signal_while_python_ends_does_not_change_the_status() -> None:
+    program = (
+        "import os, signal, sys\n"
+        "from yatt_mm.runtime.command_line import status_of\n"
+        "class Late:\n"
+        "    def __del__(self, kill=os.kill, pid=os.getpid()):\n"
+        "        kill(pid, 2), kill(pid, 15)\n"
+        "late = Late()\n"
+        "sys.exit(status_of(lambda: None, stopped='it'))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 0
 
 
 def test_a_run_stops_so_early_that_what_has_to_be_finished_fits_into_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training import jobs
 from tests.yatt_mm.training.ranks import RankPool
+from tests.yatt_mm.training.tiny import VOCAB_SIZE
 
 SETTINGS = {"lr": 1e-3, "weight_decay": 0.1, "clip_grad": 0.5}
 
@@ -78,7 +79,7 @@ def test_text_alone_gives_the_vision_tower_no_gradient(ranks: RankPool, untied_f
 
 def test_temperature_divides_the_logits(ranks: RankPool, untied_folder: Path) -> None:
     by_temperature = ranks.run(1, jobs.logprobs_at, untied_folder, (1.0, 1e6))[0]
-    assert np.allclose(by_temperature[1e6], -np.log(202), atol=1e-3)
+    assert np.allclose(by_temperature[1e6], -np.log(VOCAB_SIZE), atol=1e-3)
     assert not np.allclose(by_temperature[1.0], by_temperature[1e6], atol=0.1)
 
 

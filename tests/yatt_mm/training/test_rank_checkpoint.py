@@ -108,9 +108,12 @@ def check_move(ranks: RankPool, saves: Saves, folder: Path, first: Parallel, sec
             assert found["norms"] == pytest.approx(wanted["norms"], rel=1e-5)
 
 
-def test_a_tied_head_moves_from_one_stage_to_two(ranks: RankPool, tied_folder: Path, tmp_path: Path) -> None:
-    wanted = ranks.run(1, jobs.train_and_save, tied_folder, Parallel(), tmp_path)[0]
-    moved = ranks.run(2, jobs.load_and_train, tied_folder, Parallel(pp=2), tmp_path)[0]
+@pytest.mark.parametrize(("first", "second"), [(Parallel(), PP2), (PP2, Parallel())])
+def test_a_tied_head_moves_between_one_stage_and_two(
+    first: Parallel, second: Parallel, ranks: RankPool, tied_folder: Path, tmp_path: Path
+) -> None:
+    wanted = ranks.run(first.world_size, jobs.train_and_save, tied_folder, first, tmp_path)[0]
+    moved = ranks.run(second.world_size, jobs.load_and_train, tied_folder, second, tmp_path)[0]
     assert moved["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
 
 
@@ -130,15 +133,25 @@ def test_a_save_that_fails_while_ranks_train_says_where_and_why(
         assert said == f"cannot write {tmp_path / 'checkpoint'}: No such file or directory"
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_frozen_parts_are_saved_once_and_move_between_layouts(
-    ranks: RankPool, untied_folder: Path, tmp_path: Path
+    dtype: str, ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
     frozen = {"freeze": ("tower", "language")}
-    wanted = ranks.run(2, jobs.train_and_save, untied_folder, DP2, tmp_path, "float32", frozen)[0]
+    wanted = ranks.run(2, jobs.train_and_save, untied_folder, DP2, tmp_path, dtype, frozen)[0]
     for layout in (DP2, TP2):
-        found = ranks.run(2, jobs.load_and_train, untied_folder, layout, tmp_path, "float32", frozen)[0]
-        assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6)
+        found = ranks.run(2, jobs.load_and_train, untied_folder, layout, tmp_path, dtype, frozen)[0]
+        assert found["losses"] == pytest.approx(wanted["losses"], rel=1e-6 if dtype == "float32" else 1e-2)
         check_same_bits(found["loaded"], wanted["saved"])
+    with pytest.raises(AssertionError, match=r"was frozen when the checkpoint was saved, .* freeze it again"):
+        ranks.run(2, jobs.load_and_train, untied_folder, DP2, tmp_path, dtype)
+
+
+def test_frozen_experts_move_too(ranks: RankPool, experts_folder: Path, tmp_path: Path) -> None:
+    frozen = {"freeze": ("language",)}
+    wanted = ranks.run(2, jobs.train_and_save, experts_folder, EP2, tmp_path, "float32", frozen)[0]
+    found = ranks.run(1, jobs.load_and_train, experts_folder, Parallel(), tmp_path, "float32", frozen)[0]
+    check_same_bits(found["loaded"], wanted["saved"])
 
 
 @pytest.mark.parametrize("freeze", [(), ("language",)])

@@ -32,8 +32,9 @@ from transformers import (
 from yatt_mm.training.train_sample import SampledTokens, TrainSample
 
 IMAGE_TOKEN, VISION_START, VISION_END, VIDEO_TOKEN = 6, 3, 4, 7
-VOCAB_SIZE = 202
-"""The size of the vocabulary. It is a multiple of nothing, so that the padding of the vocabulary is tested."""
+VOCAB_SIZE = 197
+"""The size of the vocabulary. It is padded to 200, and to 208 over two tensor-parallel ranks, so that the padding is
+tested."""
 PATCH_VALUES = 3 * 2 * 4 * 4
 MEAN, STD = (0.48, 0.46, 0.41), (0.27, 0.26, 0.28)
 

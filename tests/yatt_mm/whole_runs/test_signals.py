@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import shutil
 import signal
 import subprocess
 import tempfile
@@ -95,7 +96,13 @@ def test_a_run_that_is_told_to_stop_twenty_times_has_the_numbers_of_one_without_
 
 KINDS = {
     "stream": ("sampling.over_dispatch=1.5", "sampling.tail=continue"),
-    "in turns": ("sampling.tail=restart", "sampling.over_dispatch=1.5", "placement.num_devices=1", "JUDGE"),
+    "in turns": (
+        "sampling.tail=restart",
+        "sampling.over_dispatch=1.5",
+        "placement.num_devices=1",
+        "rollout.num_engines=1",
+        "JUDGE",
+    ),
     "divided devices": ("placement.mode=partial_colocation", "placement.decide_every_s=0.02", "JUDGE"),
 }
 """The ways in which a batch is filled, other than in rounds."""
@@ -114,15 +121,29 @@ def test_a_run_of_each_kind_is_saved_in_the_middle_of_a_step_and_goes_on(
     assert done.status == SAVED and done.left_behind == [], done.output
     saved = int(next(line for line in done.output.splitlines() if line.startswith("saved after step")).split()[3])
     assert saved >= 2
-    done = runs.run(runs.arguments(folder, tiny_dir, name, f"train.steps={saved + 1}", *base))
+    short = runs.arguments(folder, tiny_dir, name, f"train.steps={saved + 1}", *base)
+    done = runs.run(short)
     assert done.status == 0 and done.left_behind == [], done.output
+    if kind == "stream":  # a run that was killed while it wrote its model writes it at the next start
+        model = folder / "runs" / name / "hf" / "model.safetensors"
+        before = model.read_bytes()
+        shutil.rmtree(model.parent)
+        done = runs.run(short)
+        assert done.status == 0 and model.read_bytes() == before, done.output
+        assert "is finished" in runs.run(short).output
     assert [record["step"] for record in runs.metrics(folder, name)] == list(range(saved + 2))
 
 
 @pytest.mark.timeout(1200)
 def test_a_run_is_saved_before_its_time_runs_out(folder: Path, tiny_dir: Path) -> None:
     started = time.monotonic()
-    overrides = ("train.steps=1000", "train.max_time=80s", "placement.num_devices=1", "checkpoint.every=0")
+    overrides = (
+        "train.steps=1000",
+        "train.max_time=80s",
+        "placement.num_devices=1",
+        "rollout.num_engines=1",
+        "checkpoint.every=0",
+    )
     done = runs.run(runs.arguments(folder, tiny_dir, "timed", *overrides))
     assert done.status == SAVED and done.left_behind == [], done.output
     assert time.monotonic() - started < 80 + 10, "the imports before the start are not counted"
