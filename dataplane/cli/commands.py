@@ -86,6 +86,8 @@ def stat(client: Client, args: argparse.Namespace) -> None:
             table.add_row(key, f"{value:,} ({format_bytes(value)})" if is_size else f"{value:,}")
     console = Console()
     console.print(table)
+    if found["standing_still"]:
+        console.print(frames.still_table(found["standing_still"]))
     if found["verbs"]:
         console.print(frames.verbs_table(found["verbs"], {}, found["uptime_s"]))
     if found["datasets"]:

@@ -4,7 +4,7 @@ Rates are differences between two replies to `stat`. The command `stat` uses the
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -77,6 +77,8 @@ def frame(uri: str, found: Mapping[str, Any], before: Mapping[str, Any], seconds
     )
     parts: list[RenderableType] = [head, _bars(found), _rates(found, before, seconds)]
     parts.append(verbs_table(found["verbs"], before.get("verbs", {}), seconds))
+    if found["standing_still"]:
+        parts.append(still_table(found["standing_still"]))
     if found["errors"]:
         parts.append(Text("errors: " + ", ".join(f"{kind} {count:,}" for kind, count in found["errors"].items())))
     if found["datasets"]:
@@ -89,6 +91,15 @@ def datasets_table(datasets: Mapping[str, Mapping[str, Any]]) -> Table:
     table = Table("dataset", "samples", "shards", "bad", title="registered datasets")
     for name, counts in datasets.items():
         table.add_row(name, *(f"{counts[key]:,}" for key in ("num_samples", "num_shards", "num_bad")))
+    return table
+
+
+def still_table(clients: Sequence[Mapping[str, Any]]) -> Table:
+    """Return a table of the clients that keep memory while they stand still."""
+    table = Table("kind", "pid", "for", "keeps", title="clients that stand still")
+    for one in clients:
+        seconds, kept = f"{one['still_s']:,.0f} s", format_bytes(one["held_bytes"])
+        table.add_row(one["kind"], str(one["pid"]), seconds, kept)
     return table
 
 

@@ -42,7 +42,7 @@ class Client:
         self.uri = uri
         self.timeout_s = timeout_s
         self._flight = connect(uri, credentials)
-        self._inplace_put = InplacePut(self._flight, uri)
+        self._inplace_put = InplacePut(self._flight, uri, timeout_s, credentials)
         self._retry = NodeRetry(uri)
         self._heartbeat = ScopeHeartbeat(self._flight, uri, weak_method(self._act))
 

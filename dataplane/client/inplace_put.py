@@ -2,23 +2,29 @@
 
 The node allocates slabs, the client writes the bytes there with `pwrite` (one copy, no page faults), and then the node
 seals the objects. While the client writes, it reports its progress and the node hashes the written bytes. The slabs
-belong to the stream that asked for them, so a client that dies leaves no half-written object.
+belong to a session, which lasts as long as this process (`node_session.py`): a client that dies leaves no half-written
+object, and one that stands still writes into no other client's.
 """
 
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import pyarrow.flight as fl
 
+from dataplane.client.connect import Credentials
+from dataplane.client.current_session import CurrentSession
 from dataplane.client.inplace_stream import InplaceStream
-from dataplane.core.errors import DataPlaneError
+from dataplane.client.node_session import NodeSession
+from dataplane.core.errors import SessionLostError
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import open_segment
 
@@ -35,15 +41,27 @@ _Piece = tuple[memoryview, int]
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _PutSession:
+    """The session of a client that writes into the arena without mapping it."""
+
+    node: NodeSession
+
+
 class InplacePut:
-    """Stores objects by writing them into the arena, over one stream that is opened on first use.
+    """Stores objects by writing them into the arena, over one session and one stream, which are opened on first use.
 
     It is thread-safe; one put runs at a time.
     """
 
-    def __init__(self, flight: fl.FlightClient, uri: str) -> None:
-        self._flight = flight
+    def __init__(self, flight: fl.FlightClient, uri: str, timeout_s: float, credentials: Credentials | None) -> None:
+        """`credentials`: for another connection, if that of `flight` breaks."""
         self._uri = uri
+
+        def open_session(open_s: float) -> _PutSession:
+            return _PutSession(NodeSession(uri, "writer", timeout_s, credentials, open_s, flight))
+
+        self._current = CurrentSession(uri, open_session)
         self._lock = threading.Lock()
         self._stream: InplaceStream | None = None
         self._is_remote = False
@@ -85,19 +103,22 @@ class InplacePut:
         assert stream is not None
         offsets = stream.allocate([view.nbytes for view in views], scope, deadline)
         try:
-            for num_bytes in _write(fd, list(_parts(zip(views, offsets, strict=True)))):
-                stream.tell({"written": num_bytes})
+            with closing(_write(fd, list(_parts(zip(views, offsets, strict=True))))) as progress:
+                for num_bytes in progress:
+                    if stream.session.is_lost:
+                        raise SessionLostError(f"the node at {self._uri} ended the session of this put")
+                    stream.tell({"written": num_bytes})
             return stream.seal(bodies, deadline)
-        except DataPlaneError:
-            raise  # the node's reply: it freed the slabs, or the stream is gone
         except BaseException:
-            self._drop_stream()  # which frees the slabs
+            if stream.has_slabs:
+                self._drop_stream()  # which frees the slabs, now that no thread writes into them
             raise
 
     def close(self) -> None:
-        """End the stream; the node frees slabs that are not sealed."""
+        """End the stream and the session; the node frees slabs that are not sealed."""
         with self._lock:
             self._drop_stream()
+            self._current.close()
 
     def _open(self, deadline: float) -> int | None:
         """Return a file descriptor of the arena for one put; None if the arena cannot be reached.
@@ -106,14 +127,18 @@ class InplacePut:
         """
         if self._is_remote:
             return None
-        is_fresh = self._stream is None or not self._stream.is_open
-        if self._stream is None or not self._stream.is_open:
-            self._stream = InplaceStream(self._flight, self._uri, deadline)
-        if not self._stream.is_same_host:
-            log.info("the node at %s runs on another machine; big objects go over Flight", self._uri)
+        session = self._current.get(deadline - time.monotonic()).node
+        if not session.is_present:
             self._is_remote = True
-            self._drop_stream()
+            self._current.close()
             return None
+        is_fresh = self._stream is None or not self._stream.is_open or self._stream.session is not session
+        if self._stream is None or is_fresh:
+            try:
+                self._stream = InplaceStream(session, deadline)
+            except SessionLostError:
+                session.lose()
+                raise
         try:
             return open_segment(self._stream.segment, os.O_WRONLY)
         except OSError as error:
@@ -144,7 +169,7 @@ def _parts(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
         yield part
 
 
-def _write(fd: int, parts: Sequence[list[_Piece]]) -> Iterator[int]:
+def _write(fd: int, parts: Sequence[list[_Piece]]) -> Generator[int, None, None]:
     """Write the parts, with several threads if there are several parts and cores; after each part yield the total of
     written bytes."""
     write = partial(_write_part, fd)

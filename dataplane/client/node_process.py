@@ -16,6 +16,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from dataplane.core.errors import ERRORS, DataPlaneError, NodeTimeoutError, NodeUnavailableError
+from dataplane.core.shared_files import PRESENCE
 
 log = logging.getLogger(__name__)
 
@@ -106,4 +107,5 @@ class NodeProcess:
                     pipe.close()
             for path in self.segments:
                 if not path.is_relative_to("/proc"):  # memory without a name is freed with its node
-                    path.unlink(missing_ok=True)
+                    for left in (*path.parent.glob(f"{path.name}{PRESENCE}*"), path):
+                        left.unlink(missing_ok=True)

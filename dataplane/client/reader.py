@@ -3,8 +3,9 @@
 One resolve takes one round trip for any number of refs. Each view has a lease that keeps its object in place: the lease
 ends when the view and all arrays and tensors made over it (slices, torch tensors) are garbage-collected, or when this
 process dies. Writing into a view kills the process; copy the view first. A reader and its views do not survive a fork.
-They do survive a restart of the node: views keep their memory, and the reader continues with the new node on the same
-address.
+They do survive a restart of the node, and a connection that breaks while this process or the node stands still: views
+keep their memory, and the reader continues with the node that is on the same address. A child that touches a view of
+its parent is ended by the system.
 """
 
 import logging
@@ -13,6 +14,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
@@ -20,9 +22,10 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.client.connect import Credentials
+from dataplane.client.current_session import CurrentSession
 from dataplane.client.lease_session import LeaseSession, ResolveStream
-from dataplane.client.retry import MIN_ATTEMPT_S, NodeRetry, is_gone
-from dataplane.core.errors import ChecksumError, NodeTimeoutError, NodeUnavailableError, StreamLostError
+from dataplane.client.retry import MIN_ATTEMPT_S, NodeRetry
+from dataplane.core.errors import ChecksumError, NodeUnavailableError, SessionLostError, StreamLostError
 from dataplane.core.flight_errors import from_body
 from dataplane.core.integrity import check_layout, check_version
 from dataplane.core.json_body import dump, parse
@@ -69,12 +72,11 @@ class Reader:
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
-        self._credentials = credentials
         self._pid = os.getpid()
         self._retry = NodeRetry(uri)
-        self._session = self._retry.call("session", self._open_session, timeout_s)
+        self._current = CurrentSession(uri, partial(LeaseSession, uri, timeout_s, credentials))
+        self._retry.call("session", self._current.get, timeout_s)
         self._lock = threading.Lock()
-        self._opening = threading.Lock()
         self._idle: list[ResolveStream] = []
         self._is_closed = False
 
@@ -83,10 +85,6 @@ class Reader:
 
     def __exit__(self, *exc: object) -> None:
         self.close()
-
-    def __del__(self) -> None:
-        if "_session" in self.__dict__:
-            self._session.ended.put(None)
 
     def resolve(self, refs: Sequence[Ref]) -> list[np.ndarray]:
         """Return one read-only view per ref, 64-byte aligned, with the ref's dtype and shape.
@@ -103,7 +101,8 @@ class Reader:
 
     def mapping(self) -> FileMapping | None:
         """Return the segment as this process maps it now; None if objects are copied over Flight instead."""
-        return self._session.arena
+        session = self._current.last
+        return None if session is None else session.arena
 
     def close(self) -> None:
         """Close the connection. Views stay valid: their leases end when they are garbage-collected."""
@@ -112,83 +111,51 @@ class Reader:
             streams, self._idle = self._idle, []
         for stream in streams:
             stream.close()
-        self._session.close()
-
-    def _open_session(self, open_s: float) -> LeaseSession:
-        """Open a new session with the node, within `open_s` seconds."""
-        return LeaseSession(self.uri, self.timeout_s, self._credentials, open_s)
-
-    def _current(self, timeout_s: float) -> LeaseSession:
-        """Return the session; if it was lost, open a new one. One thread opens the new session while other threads
-        wait."""
-        if self._is_closed:
-            raise NodeUnavailableError(f"this reader of {self.uri} is closed; make a new one")
-        if not self._session.is_lost:
-            return self._session
-        if not self._opening.acquire(timeout=timeout_s):
-            raise NodeTimeoutError(f"{self.uri} gave no new session in {timeout_s:g} s; raise timeout_s")
-        try:
-            lost = self._session
-            if lost.is_lost:
-                self._take_over(lost, self._open_session(timeout_s))
-            return self._session
-        finally:
-            self._opening.release()
-
-    def _take_over(self, lost: LeaseSession, session: LeaseSession) -> None:
-        """Replace the lost session by a new one. Raises NodeUnavailableError if the node is the same process and views
-        of `lost` may be alive, because that node may reuse their memory."""
-        if session.incarnation == lost.incarnation and lost.has_views:
-            session.close()
-            raise NodeUnavailableError(
-                f"the node at {self.uri} lost the connection of this reader, whose views it no longer keeps in place: "
-                "drop them and make a new Reader"
-            )
-        with self._lock:
-            streams, self._idle = self._idle, []
-            self._session = session
-            is_closed = self._is_closed
-        for stream in streams:
-            stream.close()
-        if is_closed:
-            session.close()
-        log.warning("the node at %s restarted: this reader continues with the new one", self.uri)
+        self._current.close()
 
     def _resolve(self, refs: Sequence[Ref], timeout_s: float) -> list[np.ndarray]:
         """Resolve once, over a stream or with copies, and return one array per ref. Mark the session as lost if the
-        node is gone."""
+        node does not know it."""
         deadline = time.monotonic() + timeout_s
-        session = self._current(timeout_s)
-        session.begin()
+        session = self._current.get(timeout_s)
+        session.node.begin()
         try:
             if session.arena is None:
                 return session.fetch(refs, deadline)
             with self._stream(session) as stream:
                 return self._resolve_over(stream, refs, deadline)
-        except (pa.ArrowException, StreamLostError) as error:
-            if isinstance(error, StreamLostError) or is_gone(error):
-                session.lose()
+        except SessionLostError:
+            session.node.lose()
             raise
         finally:
-            session.finish()
+            session.node.finish()
 
     @contextmanager
     def _stream(self, session: LeaseSession) -> Iterator[ResolveStream]:
         """Give a resolve stream to this thread alone during the `with` block. The stream is reused afterwards unless it
         broke."""
-        with self._lock:
-            stream = self._idle.pop() if self._idle and self._session is session else None
-        if stream is None:
-            stream = session.open_stream()
+        stream = self._idle_stream(session) or ResolveStream(session)
         try:
             yield stream
         finally:
             with self._lock:
-                is_kept = not (stream.is_broken or self._is_closed) and self._session is session
-                if is_kept:
+                ended = [stream] if stream.is_broken or self._is_closed else []
+                if not ended:
                     self._idle.append(stream)
-            if not is_kept:
-                stream.close()
+                elif not stream.is_overdue:  # the connection broke, and the other streams with it
+                    ended, self._idle = [*ended, *self._idle], []
+            for one in ended:
+                one.close()
+
+    def _idle_stream(self, session: LeaseSession) -> ResolveStream | None:
+        """Return an open stream of a session that no thread uses; None if there is none. Close those of earlier
+        sessions."""
+        while True:
+            with self._lock:
+                stream = self._idle.pop() if self._idle else None
+            if stream is None or stream.session is session:
+                return stream
+            stream.close()
 
     def _resolve_over(self, stream: ResolveStream, refs: Sequence[Ref], deadline: float) -> list[np.ndarray]:
         """Return one array per ref. Ask by names first, which is a short request; then send whole refs for the objects
@@ -197,7 +164,7 @@ class Reader:
         try:
             views = self._views(stream, refs, self._ask(stream, asked, deadline))
         except ChecksumError:
-            if all(ref.node == stream.session.node for ref in refs):
+            if all(ref.node == stream.session.node_id for ref in refs):
                 raise
             views = [None] * len(refs)  # perhaps old copies of another node's objects: send whole refs
         missing = [at for at, view in enumerate(views) if view is None]
@@ -240,7 +207,7 @@ class Reader:
         offsets, leases = locators.offset, locators.lease
         session, arena = stream.session, stream.session.arena
         assert arena is not None
-        session.add_leases(len(offsets) - offsets.count(-1))
+        session.node.add_leases(len(offsets) - offsets.count(-1))
         owners: list[_Owner | np.ndarray | None] = []
         try:
             _check(refs, locators)

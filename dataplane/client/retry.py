@@ -87,5 +87,6 @@ class NodeRetry:
                 ) from cause
             if num_tries == 1:
                 log.warning("the node at %s is gone; %s waits for it, at most %g s", self.uri, what, timeout_s)
+            del error, cause  # their tracebacks hold this frame, which must not hold the views of a later result
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, MAX_PAUSE_S)

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.flight as fl
 
-from dataplane.client.inplace_stream import close_quietly
 from dataplane.client.retry import MIN_ATTEMPT_S
+from dataplane.client.session_stream import close_quietly
 from dataplane.core.errors import BadRequestError, DataPlaneError, NodeUnavailableError
 from dataplane.core.flight_errors import from_flight
 from dataplane.core.json_body import dump, parse

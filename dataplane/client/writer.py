@@ -1,31 +1,32 @@
 """`Writer`: make arrays directly in a node's shared memory. Workers that produce objects use it on the node's machine.
 
 The arena is mapped writable once. An array is allocated in the arena, filled, and sealed without a copy and without a
-hash (its version is random). If the process dies, the node frees the arrays that were not sealed. On other machines use
-`Client.put`.
+hash (its version is random). If the process dies, the node frees the arrays that were not sealed; a process that stands
+still keeps them. On other machines use `Client.put`.
 """
 
 import math
-import mmap
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 import numpy as np
 import pyarrow.flight as fl
 
-from dataplane.client.connect import Credentials, connect
+from dataplane.client.connect import Credentials
+from dataplane.client.current_session import CurrentSession
 from dataplane.client.inplace_stream import InplaceStream
+from dataplane.client.node_session import NodeSession
 from dataplane.client.retry import NodeRetry
+from dataplane.core.arena_mapping import map_arena, revoke
 from dataplane.core.arrays import ITEM_BYTES, check_array
-from dataplane.core.errors import NodeUnavailableError
+from dataplane.core.errors import NodeUnavailableError, SessionLostError
 from dataplane.core.json_body import check_plain_name
 from dataplane.core.refs import ArraySpec, Ref
-from dataplane.core.shared_files import open_segment
 
 
 @dataclass(slots=True)
@@ -40,18 +41,42 @@ class WritableArray:
     """The ref of the object; None until the object is sealed."""
 
 
+class _WriterSession:
+    """The session of a writer with its node, and the arena as this process maps it, writable."""
+
+    def __init__(self, uri: str, timeout_s: float, credentials: Credentials | None, open_s: float) -> None:
+        """Open a session within `open_s` seconds. Raises NodeUnavailableError if the arena cannot be mapped from
+        here."""
+        self.node = NodeSession(uri, "writer", timeout_s, credentials, open_s)
+        try:
+            if not self.node.is_present:
+                raise NodeUnavailableError(
+                    f"the memory of the node at {uri} cannot be reached from here, or the node runs on another "
+                    "machine; use Client.put"
+                )
+            mapping = map_arena(self.node.hello["segments"][0], is_writable=True)
+        except OSError as error:
+            self.node.close()
+            if isinstance(error, NodeUnavailableError):
+                raise
+            raise NodeUnavailableError(
+                f"the memory of the node at {uri} cannot be reached from here ({error}); use Client.put"
+            ) from error
+        self.node.on_same_node_lost = lambda: revoke(mapping)
+        self.arena = np.asarray(mapping)
+        """The arena as a writable flat uint8 array. Arrays over it keep it mapped."""
+
+
 class Writer:
     """Makes plain objects in the memory of the node at `uri`. It is thread-safe, but does not survive a fork."""
 
     def __init__(self, uri: str, *, timeout_s: float = 60.0, credentials: Credentials | None = None) -> None:
         self.uri = uri
         self.timeout_s = timeout_s
-        self._flight = connect(uri, credentials)
+        self._current = CurrentSession(uri, partial(_WriterSession, uri, timeout_s, credentials))
         self._retry = NodeRetry(uri)
         self._lock = threading.Lock()
         self._idle: list[InplaceStream] = []
-        self._arena = np.empty(0, np.uint8)
-        self._mapped: Mapping[str, Any] = {}
 
     def __enter__(self) -> Self:
         return self
@@ -96,6 +121,8 @@ class Writer:
             yield places
             self._seal(stream, specs, places)
         except BaseException:
+            for place in places:
+                place.array.flags.writeable = False
             stream.close()  # which frees the slabs
             raise
         with self._lock:
@@ -105,24 +132,24 @@ class Writer:
         """End the streams; the node frees slabs that are not sealed. Arrays keep their memory mapped."""
         with self._lock:
             streams, self._idle = self._idle, []
-            self._arena, self._mapped = np.empty(0, np.uint8), {}
         for stream in streams:
             stream.close()
-        self._flight.close()
+        self._current.close()
 
     def _allocate(
         self, specs: Sequence[ArraySpec], sizes: Sequence[int], scope: str | None, left_s: float
     ) -> tuple[InplaceStream, list[WritableArray]]:
         """Allocate the arrays; return the stream that owns their slabs, and the arrays."""
         deadline = time.monotonic() + left_s
-        with self._lock:
-            stream = self._idle.pop() if self._idle else None
-        if stream is None:
-            stream = InplaceStream(self._flight, self.uri, deadline)
+        session = self._current.get(left_s)
         try:
-            arena = self._map(stream)
+            stream = self._idle_stream(session) or InplaceStream(session.node, deadline)
+        except SessionLostError:
+            session.node.lose()
+            raise
+        try:
             offsets = stream.allocate(sizes, scope, deadline)
-            parts = [arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
+            parts = [session.arena[at : at + nbytes] for at, nbytes in zip(offsets, sizes, strict=True)]
             return stream, [
                 WritableArray(part.view(spec.dtype).reshape(spec.shape))
                 for part, spec in zip(parts, specs, strict=True)
@@ -155,29 +182,15 @@ class Writer:
                 f"{self.uri} went away before the arrays were sealed ({str(error)[:100]}); write them again"
             ) from error
 
-    def _map(self, stream: InplaceStream) -> np.ndarray:
-        """Return the arena as a writable flat uint8 array; it is mapped again after the node restarted.
-
-        Arrays that were made before keep the earlier mapping alive.
-        """
-        with self._lock:
-            if self._mapped == stream.segment:
-                return self._arena
-            if not stream.is_same_host:
-                raise NodeUnavailableError(f"the node at {self.uri} runs on another machine; use Client.put from here")
-            try:
-                fd = open_segment(stream.segment, os.O_RDWR)
-            except OSError as error:
-                raise NodeUnavailableError(
-                    f"the memory of the node at {self.uri} cannot be reached from here ({error}); use Client.put"
-                ) from error
-            try:
-                flags = mmap.MAP_SHARED | mmap.MAP_POPULATE
-                self._arena = np.frombuffer(mmap.mmap(fd, stream.segment["nbytes"], flags=flags), np.uint8)
-            finally:
-                os.close(fd)
-            self._mapped = stream.segment
-            return self._arena
+    def _idle_stream(self, session: _WriterSession) -> InplaceStream | None:
+        """Return an open stream of a session that no thread uses; None if there is none. Close those of earlier
+        sessions."""
+        while True:
+            with self._lock:
+                stream = self._idle.pop() if self._idle else None
+            if stream is None or (stream.session is session.node and stream.is_open):
+                return stream
+            stream.close()
 
 
 def check_dtype(dtype: str) -> str:

@@ -53,7 +53,12 @@ class OverloadedError(DataPlaneError, RuntimeError):
 
 
 class StreamLostError(NodeUnavailableError):
-    """A stream to the node ended during a call, or the node does not know its session. A new session may succeed."""
+    """A stream to the node ended during a call. Another stream may succeed."""
+
+
+class SessionLostError(StreamLostError):
+    """The node does not know the session of a stream: the node restarted, or the session ended. A new session may
+    succeed."""
 
 
 class PeerError(DataPlaneError, ConnectionError):
@@ -76,6 +81,7 @@ ERRORS: dict[str, type[DataPlaneError]] = {
         ForbiddenError,
         OverloadedError,
         StreamLostError,
+        SessionLostError,
         PeerError,
     )
 }

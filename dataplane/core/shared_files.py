@@ -20,11 +20,14 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FAILED = ctypes.c_void_p(-1).value
+_FIXED, _FIXED_NOREPLACE, _NORESERVE = 0x10, 0x100000, 0x4000  # MAP_*, for which `mmap` has no names in Python 3.11
 
 SHM_DIR = Path("/dev/shm")
 """The folder of the segments."""
 PREFIX = "dataplane-"
 """The beginning of every segment's name, both of files in `SHM_DIR` and of unnamed memory (memfd)."""
+PRESENCE = ".presence-"
+"""What follows a segment's path in the names of the files on which its clients hold locks."""
 FILE_SUFFIX = ".arrow"
 """The end of the file name of every spilled object."""
 _MEMFD = re.compile(r"/proc/[0-9]+/fd/[0-9]+")
@@ -38,22 +41,21 @@ def identity(fd: int) -> dict[str, int]:
 
 
 class FileMapping:
-    """The first `nbytes` bytes of a file, mapped read-only until the last array over them is gone.
+    """The first `nbytes` bytes of a file, mapped until the last array over them is gone. The mapping is read-only
+    unless `is_writable`.
 
     Unlike `mmap.mmap` and `np.memmap`, this class keeps no file descriptor open: thousands of mapped objects would use
     up the descriptors of a process. Raises OSError if the system allows no more mappings.
     """
 
-    __slots__ = ("__array_interface__", "address", "nbytes")
+    __slots__ = ("__array_interface__", "__weakref__", "address", "nbytes")
 
-    def __init__(self, fd: int, nbytes: int, flags: int = mmap.MAP_SHARED) -> None:
+    def __init__(self, fd: int, nbytes: int, flags: int = mmap.MAP_SHARED, *, is_writable: bool = False) -> None:
         self.nbytes = 0
-        address = _libc.mmap(None, nbytes, mmap.PROT_READ, flags, fd, 0)
-        if address == _FAILED:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        self.address, self.nbytes = int(address), nbytes
-        self.__array_interface__ = {"data": (self.address, True), "shape": (nbytes,), "typestr": "|u1", "version": 3}
+        rights = mmap.PROT_READ | (mmap.PROT_WRITE if is_writable else 0)
+        self.address, self.nbytes = _map_memory(None, nbytes, rights, flags, fd), nbytes
+        data = (self.address, not is_writable)
+        self.__array_interface__ = {"data": data, "shape": (nbytes,), "typestr": "|u1", "version": 3}
 
     def __del__(self) -> None:
         if self.nbytes:
@@ -81,13 +83,11 @@ def map_file(shared: Mapping[str, Any]) -> FileMapping:
         os.close(fd)
 
 
-def map_segment(shared: Mapping[str, Any]) -> FileMapping:
-    """Map the arena that a node describes, with all of its pages at once. Raises OSError like `open_segment`."""
-    fd = open_segment(shared, os.O_RDONLY)
-    try:
-        return FileMapping(fd, shared["nbytes"], mmap.MAP_SHARED | mmap.MAP_POPULATE)
-    finally:
-        os.close(fd)
+def cover_memory(address: int, nbytes: int, *, replaces: bool) -> None:
+    """Put memory that cannot be read or written at an address: over what is there if `replaces`, otherwise only if
+    nothing is there. Raises OSError if the system refuses."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE | (_FIXED if replaces else _FIXED_NOREPLACE)
+    _map_memory(address, nbytes, 0, flags, -1)
 
 
 def open_segment(shared: Mapping[str, Any], flags: int) -> int:
@@ -101,6 +101,15 @@ def open_segment(shared: Mapping[str, Any], flags: int) -> int:
     if _MEMFD.fullmatch(path):
         return _open(shared, flags, 0, _check_memory)
     raise _stale(shared, f"wanted {SHM_DIR}/{PREFIX}*, or memory without a name: this cannot be an arena")
+
+
+def _map_memory(address: int | None, nbytes: int, rights: int, flags: int, fd: int) -> int:
+    """Call mmap and return the address of the mapping. Raises OSError if it fails."""
+    found = _libc.mmap(address, nbytes, rights, flags, fd, 0)
+    if found == _FAILED:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code))
+    return int(found)
 
 
 def _open(shared: Mapping[str, Any], flags: int, follow: int, *checks: Callable[[Mapping[str, Any], int], None]) -> int:

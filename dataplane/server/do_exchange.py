@@ -1,9 +1,9 @@
 """The DoExchange streams of a node: a reader's session and its resolve requests; the put in place is in
 `do_exchange_put.py`.
 
-Leases and unsealed slabs belong to a stream. They end with it: when its client closes it, or when the operating system
-closes the connection of a process that died. Requests and replies are JSON in the metadata of a message. Locators are a
-record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
+Leases and unsealed slabs belong to a session (`sessions.py`). Those of a client that only opens a `resolve` or `put`
+stream belong to that stream, and end with it. Requests and replies are JSON in the metadata of a message. Locators are
+a record batch (the semantics of Arrow's Dissociated IPC protocol, bodies out of band).
 """
 
 import logging
@@ -27,6 +27,7 @@ from dataplane.core.schemas import LOCATORS
 from dataplane.server import do_exchange_put, scope_actions
 from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
+from dataplane.server.sessions import Session
 from dataplane.storage.entries import Leased
 from dataplane.storage.store import INTERNAL_SESSION
 
@@ -43,16 +44,45 @@ def session(
     reader: fl.MetadataRecordBatchReader,
     writer: fl.MetadataRecordBatchWriter,
 ) -> None:
-    """Keep a reader's session, with its leases, for as long as this stream is open. Waits for: the end of the
-    stream."""
-    token = secrets.token_hex(16)
-    services.store.open_session(token)
+    """Begin a session, or join the open one that the descriptor names. Waits for: the end of the stream.
+
+    `{"present": {"pid"}}` says that the client holds the session's lock. `{"ended": [leases]}` gives back leases. With
+    `"unheard": [streams], "heard": [numbers]` the client gives streams up, and says how many replies it got over each:
+    it uses neither their slabs nor the leases of a later reply. With `"end": true` the session ends. Each message has
+    the reply `{"is_open"}`. The first message says where the lock is; its `session` is empty if the named
+    session is not open.
+    """
+    sessions = services.sessions
+    named = take(body, "session", "session", str, default="")
+    found = sessions.attach(named) if named else _begin(services, body)
+    if found is None:
+        writer.write_metadata(pa.py_buffer(dump({"session": "", **services.hello()})))
+        return
+    is_final = False
     try:
-        writer.write_metadata(pa.py_buffer(dump({"session": token, **services.hello()})))
-        for _ in RequestStream(services, reader, context, "session"):
-            pass
+        presence = found.file.describe() if found.file is not None else None
+        writer.write_metadata(pa.py_buffer(dump({"session": found.token, "presence": presence, **services.hello()})))
+        requests = RequestStream(services, reader, context, "session", note="ended")
+        for request in requests:
+            try:
+                answer = sessions.answer(found, request)
+                is_final = take(request, "session", "end", bool, default=False)
+            except DataPlaneError as error:
+                answer = requests.refusal(error)
+            writer.write_metadata(pa.py_buffer(dump(answer)))
+            if is_final:
+                break
     finally:
-        services.store.end_session(token)
+        sessions.detach(found, is_final=is_final)
+
+
+def _begin(services: Services, body: Mapping[str, Any]) -> Session:
+    """Begin the session that a descriptor asks for."""
+    kind = take(body, "session", "kind", str, default="reader")
+    if kind not in ("reader", "writer"):
+        raise BadRequestError(f"session.kind is {kind[:40]!r}; wanted reader or writer")
+    is_local = take(body, "session", "host", str, default="") == services.host_id
+    return services.sessions.open("reader" if kind == "reader" else "writer", is_local=is_local)
 
 
 def resolve(
@@ -67,13 +97,16 @@ def resolve(
 
     A name that is not resident gets offset -1. Refs are made resident first, all or none. The leases belong to the
     session that the descriptor names, or without a name to this stream. `{"end": [leases]}` ends leases. If the reply
-    may not have arrived (writing it failed, or the stream broke before the next message), its leases end here.
+    may not have arrived (writing it failed, or the stream broke before the next message), its leases end here, unless
+    the client holds its session's lock: then it says how many replies arrived over this stream, by its number `stream`.
     """
     own = take(body, "resolve", "session", str, default="")
+    number = take(body, "resolve", "stream", int, default=0)
     token = own or secrets.token_hex(16)
     if not own:
         services.store.open_session(token)
     requests = RequestStream(services, reader, context, "resolve")
+    num_replies = 0
     try:
         writer.begin(LOCATORS)
         if not own:
@@ -83,6 +116,7 @@ def resolve(
                 services.store.end_leases(take_list(request, "resolve", "end", int), token)
             if "names" not in request and "refs" not in request:
                 continue
+            num_replies += 1
             try:
                 leased = _lease_all(services, request, token)
             except BadRequestError:
@@ -98,8 +132,9 @@ def resolve(
                     metadata = dump({"files": list(found.files)}) if found.files else b""
                     writer.write_with_metadata(found.to_batch(), pa.py_buffer(metadata))
     finally:
-        services.store.end_leases(requests.unconfirmed, token)
-        if not own:
+        if own:
+            services.sessions.break_off(token, number, num_replies, requests.unconfirmed)
+        else:
             services.store.end_session(token)
 
 

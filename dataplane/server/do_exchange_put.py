@@ -1,9 +1,11 @@
 """DoExchange `put`: slabs of the arena for writers on this machine, which write into them and then seal them.
 
-The slabs belong to their stream. A slab that is not sealed when the stream ends goes back to the arena. The stream ends
-when its client closes it, or when the operating system closes the connection of a process that died.
+The slabs belong to their stream. A slab that is not sealed when the client closes the stream goes back to the arena. If
+the stream breaks, the client may still write: the slabs of a client that holds its session's lock stay until it says
+that it does not, or until its process has ended (`sessions.py`).
 """
 
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,12 +14,13 @@ import pyarrow as pa
 import pyarrow.flight as fl
 
 from dataplane.core.arrays import MAX_NUMBER
-from dataplane.core.errors import BadRequestError, DataPlaneError
+from dataplane.core.errors import BadRequestError, DataPlaneError, SessionLostError
 from dataplane.core.json_body import dump, take, take_list, take_timeout_s
 from dataplane.server.publish import Digests, publish_puts
 from dataplane.server.put_request import PutRequest
 from dataplane.server.request_stream import RequestStream
 from dataplane.server.services import Services
+from dataplane.server.sessions import Session
 from dataplane.storage.entries import Slab
 
 MAX_PLACES = 4096
@@ -36,10 +39,19 @@ def put(
     `{"written": nbytes}`, counted over all slabs in their order, lets the node hash these bytes already. It has no
     reply. `{"abort": true}` gives the slabs back. After an error the stream has no slabs.
     """
-    places = _PutStream(services)
-    requests = RequestStream(services, reader, context, "put", note="written")
-    writer.write_metadata(pa.py_buffer(dump(services.hello())))
+    token = take(body, "put", "session", str, default="")
+    number = take(body, "put", "stream", int, default=0)
     try:
+        session = services.sessions.find(token) if token else None
+    except SessionLostError as error:
+        writer.write_metadata(pa.py_buffer(dump({"error": type(error).__name__, "message": str(error)})))
+        return
+    places = _PutStream(services, session)
+    if session is not None:
+        services.sessions.enter(session, number, places)
+    try:
+        requests = RequestStream(services, reader, context, "put", note="written")
+        writer.write_metadata(pa.py_buffer(dump(services.hello())))
         for request in requests:
             try:
                 answer = places.answer(request)
@@ -49,14 +61,19 @@ def put(
             if answer is not None:
                 writer.write_metadata(pa.py_buffer(dump(answer)))
     finally:
-        places.give_back()
+        if session is None:
+            places.give_back()
+        else:
+            services.sessions.leave(session, number)
 
 
 class _PutStream:
-    """The unsealed slabs of one stream."""
+    """The unsealed slabs of one stream. The session of the client may take them back in another thread."""
 
-    def __init__(self, services: Services) -> None:
+    def __init__(self, services: Services, session: Session | None) -> None:
         self._services = services
+        self._session = session
+        self._lock = threading.Lock()
         self._slabs: list[Slab] = []
         self._digests = Digests(services.store, ())
         self._fault: DataPlaneError | None = None
@@ -88,10 +105,21 @@ class _PutStream:
         except DataPlaneError as error:
             self._fault = error
 
+    @property
+    def held_bytes(self) -> int:
+        """The bytes of the unsealed slabs."""
+        return sum(slab.nbytes for slab in self._slabs)
+
     def give_back(self) -> None:
         """Give the unsealed slabs back to the arena."""
-        while self._slabs:
-            self._services.store.abort(self._slabs.pop())
+        for slab in self._take():
+            self._services.store.abort(slab)
+
+    def _take(self) -> list[Slab]:
+        """Return the unsealed slabs, which this stream does not own any more."""
+        with self._lock:
+            taken, self._slabs = self._slabs, []
+        return taken
 
     def _allocate(self, request: Mapping[str, Any]) -> dict[str, Any]:
         is_many = isinstance(request.get("allocate"), list)
@@ -102,9 +130,13 @@ class _PutStream:
             )
         deadline = time.monotonic() + take_timeout_s(request, "put")
         scope = take(request, "put", "scope", str, type(None), default=None)
-        self._slabs = self._services.store.allocate_many(sizes, deadline, scope)
-        self._digests = Digests(self._services.store, self._slabs)
-        places = [{"segment": 0, "offset": slab.offset} for slab in self._slabs]
+        slabs = self._services.store.allocate_many(sizes, deadline, scope)
+        self._slabs = slabs
+        if self._session is not None and not self._session.is_open:
+            self.give_back()
+            raise SessionLostError("the session of this put has ended")
+        self._digests = Digests(self._services.store, slabs)
+        places = [{"segment": 0, "offset": slab.offset} for slab in slabs]
         return {"places": places} if is_many else places[0]
 
     def _seal(self, request: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,7 +147,9 @@ class _PutStream:
                 f"put.seal describes {len(bodies)} objects; wanted an object for each of {len(self._slabs)} places"
             )
         checked = [PutRequest.from_body(body) for body in bodies]
-        written, self._slabs = self._slabs, []
+        written = self._take()
+        if len(written) != len(checked):
+            raise SessionLostError("the session of this put has ended")
         services = self._services
         published = publish_puts(services.store, written, checked, "uint8", services.node_id, self._digests)
         refs = [ref.to_dict() for ref in published]

@@ -20,6 +20,7 @@ from dataplane.server.metrics_http import MetricsServer
 from dataplane.server.prometheus import Metrics
 from dataplane.server.scope_owners import ScopeOwners
 from dataplane.server.services import Services
+from dataplane.server.sessions import Sessions
 from dataplane.storage.arena import Segment, reap_dead_segments
 from dataplane.storage.disk_files import DiskFiles
 from dataplane.storage.store import Store
@@ -72,6 +73,7 @@ class Node:
         Views of readers stay valid: their memory lives until the readers drop them.
         """
         self._peers.withdraw()
+        self.services.sessions.close()
         self.services.segment.unlink()
         self.services.scope_owners.close()
         if self._web is not None:
@@ -109,6 +111,7 @@ class Node:
             pool=pool,
             deriver=Deriver(store, datasets, pool, config.node_id, self._peers, self._fetcher),
             scope_owners=scope_owners,
+            sessions=Sessions(store, segment),
             call_limits=config.call_limits,
             unannounced=ByteBudget(segment.capacity, 1),
             meter=Meter(),

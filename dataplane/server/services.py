@@ -13,6 +13,7 @@ from dataplane.derive.deriver import Deriver
 from dataplane.server.call_limits import ByteBudget, CallLimits
 from dataplane.server.meter import Meter
 from dataplane.server.scope_owners import ScopeOwners
+from dataplane.server.sessions import Sessions
 from dataplane.storage.arena import Segment
 from dataplane.storage.store import Store
 
@@ -33,6 +34,7 @@ class Services:
     pool: DecodePool
     deriver: Deriver
     scope_owners: ScopeOwners
+    sessions: Sessions
     call_limits: CallLimits
     unannounced: ByteBudget
     """The budget for the bytes of puts whose size is not known yet."""
@@ -66,6 +68,7 @@ class Services:
             "num_workers": self.pool.num_workers,
             "segments": [{**segment, "numa": self.numa} for segment in self.segments],
             **self.store.stat(),
+            **self.sessions.stat(),
             **self.deriver.stat(),
             **self.meter.stat(),
             "datasets": self.datasets.stat(),

@@ -17,7 +17,7 @@ import numpy as np
 import psutil
 
 from dataplane.core.errors import OutOfSpaceError
-from dataplane.core.shared_files import PREFIX, SHM_DIR, identity
+from dataplane.core.shared_files import PREFIX, PRESENCE, SHM_DIR, identity
 from dataplane.core.units import format_bytes
 from dataplane.storage.numa import NumaPolicy
 
@@ -77,6 +77,11 @@ class Segment:
         one."""
         return {"path": str(self.path), "nbytes": self.capacity, **self._identity}
 
+    @property
+    def is_named(self) -> bool:
+        """True if the arena is a file in the folder of segments, False if it is memory without a name."""
+        return self._named is not None
+
     def unlink(self) -> None:
         """Remove the file and release the lock. Processes that still map the memory keep it."""
         if self._named is not None:
@@ -94,6 +99,8 @@ def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
     """
     reaped = []
     for path in shm_dir.glob(f"{PREFIX}{os.getuid()}-*"):
+        if PRESENCE in path.name:
+            continue  # it goes with its arena; opening it here could drop a lock that this process holds on it
         try:
             fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -103,7 +110,8 @@ def reap_dead_segments(shm_dir: Path = SHM_DIR) -> list[str]:
             if found.st_uid != os.getuid() or not stat.S_ISREG(found.st_mode):
                 continue
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink(missing_ok=True)
+            for left in (*shm_dir.glob(f"{path.name}{PRESENCE}*"), path):
+                left.unlink(missing_ok=True)
             reaped.append(path.name)
         except BlockingIOError:
             pass  # its owner is alive

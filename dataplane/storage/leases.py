@@ -32,6 +32,10 @@ class Leases(Generic[T]):
         """Return every target with at least one lease."""
         return self._counts.keys()
 
+    def targets_of(self, session: str) -> set[T]:
+        """Return every target with at least one lease of a session, which need not be open."""
+        return {self._leases[number][0] for number in self._by_session.get(session, ())}
+
     def open_session(self, session: str) -> None:
         """Open a session, to which leases can then belong."""
         self._by_session[session] = set()

@@ -222,6 +222,10 @@ class ObjectTable:
         """The bytes of the arena that leases keep in place."""
         return sum(entry.slab_bytes for entry in self.leases.targets() if entry.slab is not None)
 
+    def leased_bytes_of(self, session: str) -> int:
+        """Return the bytes of the arena that the leases of one session keep in place."""
+        return sum(entry.slab_bytes for entry in self.leases.targets_of(session) if entry.slab is not None)
+
     @property
     def held_bytes(self) -> int:
         """The bytes of objects that stay until a client releases them."""

@@ -17,7 +17,7 @@ from queue import SimpleQueue
 
 import numpy as np
 
-from dataplane.core.errors import MissingObjectError, StreamLostError
+from dataplane.core.errors import MissingObjectError, SessionLostError
 from dataplane.core.refs import Ref
 from dataplane.storage.allocation import StoreAllocation
 from dataplane.storage.arena import Segment
@@ -145,9 +145,8 @@ class Store:
         table = self._table
         with self._lock:
             if not table.leases.has_session(session):
-                raise StreamLostError(
-                    f"session {session!r} is not open on this node: the node restarted, or the session's stream broke; "
-                    "make a new Reader"
+                raise SessionLostError(
+                    f"session {session!r} is not open on this node: the node restarted, or the session has ended"
                 )
             entries = [table.entries.get(name) for name in names]
             found = [entry for entry in entries if entry is not None]
@@ -195,6 +194,11 @@ class Store:
         with self._lock:
             self._table.after_last_lease(self._table.leases.end_session(session))
             self._lock.changed()
+
+    def leased_bytes_of(self, session: str) -> int:
+        """Return the bytes of the arena that the leases of a session keep in place."""
+        with self._lock:
+            return self._table.leased_bytes_of(session)
 
     def end_leases(self, leases: Iterable[int], session: str) -> None:
         """End leases of a session. Numbers of other sessions are ignored."""

@@ -18,7 +18,7 @@ def test_a_process_of_another_host_copies_over_flight_in_both_directions() -> No
     with EmbeddedNode(memory_bytes=4 << 20, roots={}, node_id="a", host_id="elsewhere") as node:
         with Client(node.uri, timeout_s=30) as client, Reader(node.uri, timeout_s=30) as reader:
             ref = client.put(array, name="x")
-            assert client._inplace_put._is_remote and reader._session.arena is None
+            assert client._inplace_put._is_remote and reader.mapping() is None
             (view,) = reader.resolve([ref])
             assert np.array_equal(view, array) and not view.flags.writeable
             assert ref.node == client.stat()["node"] == "a"
@@ -29,7 +29,7 @@ def test_a_process_that_was_given_the_hosts_id_shares_its_memory(monkeypatch: py
     with EmbeddedNode(memory_bytes=4 << 20, roots={}, host_id="elsewhere") as node:
         monkeypatch.setenv("DATAPLANE_HOST_ID", "elsewhere")
         with Reader(node.uri, timeout_s=30) as reader:
-            assert reader._session.arena is not None
+            assert reader.mapping() is not None
 
 
 def test_ids_are_short_words_without_separators(monkeypatch: pytest.MonkeyPatch) -> None:

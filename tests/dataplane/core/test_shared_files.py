@@ -21,6 +21,7 @@ from dataplane.core.hosts import default_host_id
 from dataplane.core.refs import Ref
 from dataplane.core.shared_files import PREFIX, SHM_DIR, identity, map_file, open_segment
 from dataplane.storage.arena import Segment
+from dataplane.storage.presence_file import PresenceFile
 
 EIGHT_BYTES = Ref(name="x", kind="plain", node="rogue", dtype="uint8", shape=(8,), nbytes=8, lineage=None)
 
@@ -28,8 +29,9 @@ EIGHT_BYTES = Ref(name="x", kind="plain", node="rogue", dtype="uint8", shape=(8,
 class RogueServer(fl.FlightServerBase):
     """A server that claims to be a node of this machine, whose arena is any file that the test chooses."""
 
-    def __init__(self, segment: Mapping[str, Any], offset: int = 0) -> None:
+    def __init__(self, segment: Mapping[str, Any], offset: int, presence: Mapping[str, Any]) -> None:
         self._hello: dict[str, Any] = {"node": "rogue", "incarnation": "0", "session": "0", "host": default_host_id()}
+        self._hello["presence"] = dict(presence)
         self._hello["segments"] = [dict(segment)]
         self._offset = offset
         super().__init__("grpc://127.0.0.1:0")
@@ -46,6 +48,8 @@ class RogueServer(fl.FlightServerBase):
             writer.write_metadata(pa.py_buffer(json.dumps(self._answer(request)).encode()))
 
     def _answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        if "present" in request or "ended" in request:
+            return {"is_open": True}
         if "names" in request:
             columns = {"segment": [0], "offset": [self._offset], "nbytes": [8], "dtype": ["uint8"], "shape": [[8]]}
             return {"locators": columns | {"version": [0], "lease": [1], "files": []}}
@@ -61,11 +65,15 @@ class RogueServer(fl.FlightServerBase):
 @contextmanager
 def rogue(segment: Mapping[str, Any], offset: int = 0) -> Iterator[str]:
     """Yield the address of a server that says that `segment` is its shared memory."""
-    server = RogueServer(segment, offset)
+    own = Segment(1 << 16, "rogue")
+    presence = PresenceFile(own)
+    server = RogueServer(segment, offset, presence.describe())
     try:
         yield f"grpc://127.0.0.1:{server.port}"
     finally:
         server.shutdown()
+        presence.close()
+        own.unlink()
 
 
 @pytest.fixture
@@ -94,7 +102,7 @@ def write_in_place(uri: str) -> None:
 
 def read(uri: str) -> None:
     with Reader(uri, timeout_s=30) as reader:
-        assert reader._session.arena is None, "it mapped the file"
+        assert reader.mapping() is None, "it mapped the file"
         raise NodeUnavailableError("nothing was mapped")
 
 
@@ -117,7 +125,7 @@ def test_a_place_or_a_locator_outside_of_the_arena_is_refused() -> None:
                 with pytest.raises(NodeUnavailableError, match="outside of its arena"):
                     write_big(uri)
                 with Reader(uri, timeout_s=30) as reader:
-                    assert reader._session.arena is not None
+                    assert reader.mapping() is not None
                     if offset > 0:
                         with pytest.raises(NodeUnavailableError, match="outside of its node's memory"):
                             reader.resolve([EIGHT_BYTES])

@@ -259,7 +259,7 @@ def test_a_sessions_token_is_a_secret_and_anothers_leases_cannot_be_ended(guarde
                 body = dump({"session": session, "leases": list(range(1000))})
                 assert [r.body.to_pybytes() for r in flight.do_action(fl.Action("end_leases", body))] == [b"{}"]
             assert client.stat()["num_leases"] == 1
-            assert reader._session._token not in str(client.stat())
+            assert reader._current.last.node.token not in str(client.stat())
             descriptor = fl.FlightDescriptor.for_command(dump({"verb": "resolve", "session": "0" * 32}))
             writer, answers = flight.do_exchange(descriptor)
             writer.write_metadata(pa.py_buffer(dump({"names": ["kept"]})))

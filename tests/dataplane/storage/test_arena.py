@@ -40,7 +40,7 @@ def test_without_shared_memory_a_node_says_so_and_everything_still_maps(
                 place.array[:] = range(5)
             assert place.ref is not None
             big, made = reader.resolve([ref, place.ref])
-            assert reader._session.arena is not None
+            assert reader.mapping() is not None
             assert big.tobytes() == bytes(range(256)) * 1024 and made.tolist() == [0, 1, 2, 3, 4]
             source = client.put_source(encode(noise(1)))
             assert client.derive([source], RECIPE)[0].name.startswith("d/")  # a worker maps it too
@@ -56,16 +56,16 @@ def test_a_reader_that_finds_another_file_under_the_path_copies_instead(
     try:
         real = LeaseSession._map
 
-        def elsewhere(self: LeaseSession, hello: dict[str, list[dict[str, object]]]) -> None:
+        def elsewhere(self: LeaseSession) -> None:
             other = tmp_path / "other"
             other.write_bytes(bytes(1 << 20))
-            hello["segments"][0]["path"] = str(other)
-            real(self, hello)
+            self.node.hello["segments"][0]["path"] = str(other)
+            real(self)
 
         monkeypatch.setattr(LeaseSession, "_map", elsewhere)
         with Client(node.uri) as client, Reader(node.uri) as reader:
             ref = client.put(np.arange(10, dtype=np.int64), name="ten", dtype="int64")
-            assert reader._session.arena is None
+            assert reader.mapping() is None
             assert reader.resolve([ref])[0].tolist() == list(range(10))
     finally:
         node.stop()

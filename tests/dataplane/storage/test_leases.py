@@ -224,7 +224,8 @@ def is_stopped(node: psutil.Process) -> bool:
 
 
 def test_a_node_that_hangs_costs_a_reader_no_more_than_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dataplane.client.lease_session.GRACE_S", 0.1)
+    for module in ("lease_session", "session_stream", "inplace_stream"):
+        monkeypatch.setattr(f"dataplane.client.{module}.GRACE_S", 0.1)
     with EmbeddedNode(memory_bytes=1 << 20, roots={}) as node:
         patient, client, reader = Client(node.uri), Client(node.uri, timeout_s=0.5), Reader(node.uri)
         ref = patient.put(b"x", name="x")
@@ -261,7 +262,7 @@ def test_a_reader_that_is_closed_in_the_middle_of_a_resolve_keeps_the_leases(
 
     def closed_meanwhile(*args: Any) -> Any:
         reader.close()
-        reader._session._thread.join(1.2)
+        reader._current.last.node._thread.join(1.2)
         return real(*args)
 
     monkeypatch.setattr(reader, "_views", closed_meanwhile)
