@@ -52,6 +52,7 @@ WRITER = """
             print("ready", flush=True)
             sys.stdin.readline()
             place.array[:] = 9
+        print("sealed", flush=True)
     except ConnectionError as error:
         print(type(error).__name__, flush=True)
     sys.stdin.readline()
@@ -68,7 +69,7 @@ PUTTER = """
         sys.stdin.readline()
         return write(*args)
     os.pwrite = slow
-    client = Client(sys.argv[1], timeout_s=30)
+    client = Client(sys.argv[1], timeout_s=300)
     client.stat()  # from now on, calls wait for the node
     print(client.put(bytes([9]) * (4 * nbytes), name="half").name, flush=True)
     sys.stdin.readline()

@@ -44,7 +44,8 @@ def test_clients_that_stood_still_for_more_than_a_minute_see_and_damage_nothing(
             for process in all_three:
                 wake(process.pid)
                 process.go_on()
-            assert reading.line() == str([[0], [1], [2], [3]]) and writing.line() == "NodeUnavailableError"
+            assert reading.line() == str([[0], [1], [2], [3]])
+            assert writing.line() in ("NodeUnavailableError", "sealed"), "it depends on whose connection was closed"
             assert all((view == 255).all() for view in views)
             del views
             client.release(refs)

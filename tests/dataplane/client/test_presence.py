@@ -33,7 +33,8 @@ START = """
 """
 FORKED = """
     child = os.fork()
-    print(child, flush=True)
+    if child:
+        print(child, flush=True)
     time.sleep(60)
 """
 TOUCHING = """
