@@ -35,7 +35,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def command(folder: Path, model: Path, name: str) -> list[str]:
     """Return the arguments of a run with evaluations and checkpoints in some of its steps, and an export at its end."""
-    small = ("placement.num_devices=1", "rollout.num_engines=1", "train.steps=12", "checkpoint.every=5", "eval.every=4")
+    small = (
+        "placement.num_devices=1",
+        "rollout.num_engines=1",
+        "train.steps=40",
+        "checkpoint.every=15",
+        "eval.every=10",
+    )
     return runs.arguments(folder, model, name, *small, "--resume")
 
 
