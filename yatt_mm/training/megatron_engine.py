@@ -99,7 +99,8 @@ class TrainEngine:
             self._device,
             recompute=recompute,
             frozen=freeze,
-            tower_always_runs=overlap_grad_reduce,
+            # replicas that share experts must all have a backward pass, also for text alone
+            tower_always_runs=overlap_grad_reduce or (parallel.ep > 1 and "language" in freeze),
         )
         self._model, self._files, self._layout = built.model, built.files, built.layout
         self._weights = built.weights
