@@ -77,7 +77,7 @@ def test_nothing_of_a_run_can_be_called_without_its_token(tmp_path: Path, tiny_d
             _check_files(Path(temporary), ours)
             process.terminate()
             done = runs.finish(process, mark, before, Path(temporary))
-    assert done.status == 130 and done.left_behind == [], done.output
+    assert done.status == 75 and done.left_behind == [], done.output
 
 
 def _check_node(uri: str, ours: list[psutil.Process]) -> None:

@@ -122,18 +122,12 @@ def test_a_checkpoint_goes_on_in_another_layout_and_ctrl_c_stops_everything_that
 
 @pytest.mark.faults
 @pytest.mark.parametrize(
-    ("line", "is_for_the_group", "status"),
-    [
-        ("steps 1 to 1000", False, 75),
-        ("steps 1 to 1000", True, 75),
-        ("step    1", False, 130),
-        ("step    1", True, 130),
-    ],
+    ("line", "is_for_the_group"),
+    [("steps 1 to 1000", False), ("steps 1 to 1000", True), ("step    1", False), ("step    1", True)],
 )
-def test_a_second_sigterm_stops_at_once_everything_that_was_started(
-    line: str, is_for_the_group: bool, status: int, digits: Digits
-) -> None:
-    """Test the signals in the middle of vLLM's start, where nothing can be lost, and of the second step."""
+def test_a_second_sigterm_does_no_harm(line: str, is_for_the_group: bool, digits: Digits) -> None:
+    """Test the signals in the middle of vLLM's start, where nothing can be lost, and of the second step, where the run
+    may be saved before the second one comes."""
 
     def stop(process: subprocess.Popen[str], mark: str) -> None:
         runs.wait_for_process(mark, runs.ENGINE, deadline_s=300)
@@ -144,8 +138,8 @@ def test_a_second_sigterm_stops_at_once_everything_that_was_started(
 
     begun: list[float] = []
     done = runs.run_until(line, stop, digits.arguments("terminated", "train.steps=1000"))
-    assert done.status == status, done.output
-    assert "interrupted" in done.output
+    assert done.status == (130 if line == "step    1" and "interrupted" in done.output else 75), done.output
+    assert "interrupted" in done.output or "saved after step" in done.output, done.output
     assert done.left_behind == []
     assert time.monotonic() - begun[0] < 25
 
