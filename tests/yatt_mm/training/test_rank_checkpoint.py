@@ -133,7 +133,7 @@ def test_a_save_that_fails_while_ranks_train_says_where_and_why(
         assert said == f"cannot write {tmp_path / 'checkpoint'}: No such file or directory"
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.parity)])
 def test_frozen_parts_are_saved_once_and_move_between_layouts(
     dtype: str, ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
@@ -154,7 +154,7 @@ def test_frozen_experts_move_too(ranks: RankPool, experts_folder: Path, tmp_path
     check_same_bits(found["loaded"], wanted["saved"])
 
 
-@pytest.mark.parametrize("freeze", [(), ("language",)])
+@pytest.mark.parametrize("freeze", [(), pytest.param(("language",), marks=pytest.mark.parity)])
 def test_each_of_eight_replicas_holds_and_writes_its_eighth(
     freeze: tuple[Part, ...], ranks: RankPool, untied_folder: Path, tmp_path: Path
 ) -> None:
