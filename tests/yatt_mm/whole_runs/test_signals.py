@@ -155,4 +155,4 @@ def test_a_run_is_saved_before_its_time_runs_out(folder: Path, tiny_dir: Path) -
     assert time.monotonic() - started < 80 + 10, "the imports before the start are not counted"
     assert "saved after step" in done.output and "train.max_time of 80 s runs out" in done.output
     saved = sorted(path.name for path in (folder / "runs" / "timed" / "checkpoints").iterdir())
-    assert saved[0] == "step_000001" and len(saved) == 2, "one of the first step, to know how long saving takes"
+    assert saved[0] == "step_000001", "one of the first step, to know how long saving takes"
