@@ -47,7 +47,7 @@ class _Meeting:
     num_left: int = 0
 
 
-class Stopping:
+class StepGivenUp:
     """What a meeting gives to every controller, instead of its result, after the run was told to stop."""
 
 
@@ -171,12 +171,12 @@ class Rendezvous:
             room.done.set()
 
     async def stop(self) -> None:
-        """Let the run stop: from now on every meeting that may stop gives `Stopping` to all controllers, also to those
-        that wait in it now. A meeting to which all have come keeps its result."""
+        """Let the run stop: from now on every meeting that may stop gives `StepGivenUp` to all controllers, also to
+        those that wait in it now. A meeting to which all have come keeps its result."""
         self._is_stopping.set()
         for room in self._rooms.values():
             if room.key.may_stop and room.result is None:
-                room.result = Stopping()
+                room.result = StepGivenUp()
                 room.done.set()
 
     async def wait_stop(self) -> None:
@@ -236,7 +236,7 @@ class Rendezvous:
             self._before_step = self._given_batches.state() if self._given_batches is not None else {}
         room.values[controller] = value
         if key.may_stop and self._is_stopping.is_set() and room.result is None:
-            room.result = Stopping()
+            room.result = StepGivenUp()
             room.done.set()
         elif len(room.values) == self._num and room.result is None:
             room.result = finish([room.values[c] for c in range(self._num)])
@@ -277,4 +277,4 @@ class Rendezvous:
 
 def _share(result: Any, controller: int) -> Any:
     """Return a controller's part of a meeting's result; the run's stop has no parts."""
-    return result if isinstance(result, Stopping) else result[controller]
+    return result if isinstance(result, StepGivenUp) else result[controller]

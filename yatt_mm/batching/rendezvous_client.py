@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, Stopping
+from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, StepGivenUp
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import StopRequested
 from yatt_mm.common.ray_calls import ask_actor
@@ -111,7 +111,7 @@ class RendezvousClient:
         )
         self._num_meetings += 1
         result = self._ask(method, key, self._controller, *arguments)
-        if isinstance(result, Stopping):
+        if isinstance(result, StepGivenUp):
             raise StopRequested("the run was told to stop")
         return result
 

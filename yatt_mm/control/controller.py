@@ -212,15 +212,12 @@ class Controller:
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
         """Train the policy on the ranks of this controller's replicas. Afterwards the step's rollouts are released."""
-        num_skipped, why = 0, ""
         if self._has_wrong_rewards:
-            num_skipped = self.config.train.num_minibatches
             why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
-            self._meter.add_max("train/num_skipped", num_skipped)
+            self._meter.add_max("train/num_skipped", self.config.train.num_minibatches)
         else:
             num_skipped = max(self._rendezvous.gather(self._train(plans)))  # a controller may have no rank
             why = "its loss or gradient was not finite" if num_skipped else ""
-        self._rendezvous.gather(None)
         self._skipped.note(self.step, groups, why=why)
         self._kept.release([group.group.ref for group in groups])
 

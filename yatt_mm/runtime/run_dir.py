@@ -77,11 +77,11 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         folder.mkdir(parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
     checkpoints.clear_partial()
-    for folder_of_step in config.skipped_dir.glob("step_*") if checkpoint is not None else ():
-        if int(folder_of_step.name.removeprefix("step_")) > step:
-            shutil.rmtree(folder_of_step)
     if checkpoint is not None:
         _tell_changes(config, checkpoint, console)
+        for skipped in config.skipped_dir.glob("step_*"):
+            if int(skipped.name.removeprefix("step_")) > step:
+                shutil.rmtree(skipped)
         metric = read_state(checkpoint).get("config", {}).get("eval", {}).get("keep_best")
         is_later = best_step_of(folder) > step
         is_other = config.eval.keep_best is not None and metric != config.eval.keep_best

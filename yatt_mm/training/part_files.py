@@ -60,11 +60,11 @@ def write_part(path: Path, pieces: Sequence[Piece], settings: dict[str, str]) ->
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     digest, nbytes = blake3(max_threads=blake3.AUTO), 0
-    with path.open("wb", buffering=0) as file:
+    with path.open("wb") as file:
         for values in (memoryview(len(text).to_bytes(8, "little") + text), *map(_as_bytes, pieces)):
             digest.update(values)
             nbytes += len(values)
-            _write_all(file, values)
+            file.write(values)
     sync_file(path)
     return FileRecord(nbytes=nbytes, blake3=digest.hexdigest())
 
@@ -117,8 +117,3 @@ class Parts:
 
 def _as_bytes(piece: Piece) -> memoryview:
     return piece.values.view(torch.uint8).numpy().data
-
-
-def _write_all(file: Any, values: memoryview) -> None:
-    while values:
-        values = values[file.write(values) :]

@@ -36,7 +36,9 @@ from yatt_mm.training.boxes import Box, stretch
 from yatt_mm.training.optimizer import make_state
 from yatt_mm.training.part_files import Parts, Piece, part_name, write_part
 
-WEIGHT, MOMENTS = "weight", ("exp_avg", "exp_avg_sq")
+WEIGHT = "weight"
+OF_OPTIMIZER = {WEIGHT: "param", "exp_avg": "exp_avg", "exp_avg_sq": "exp_avg_sq"}
+"""[kind of tensor in a checkpoint] what the optimizer calls it."""
 NUM_UPDATES = "num_updates"
 
 
@@ -140,16 +142,15 @@ def load_checkpoint(directory: Path, model: torch.nn.ModuleList, optimizer: Mega
     """
     parts = Parts(directory)
     make_state(optimizer)
-    parameters = {id(parameter.data): parameter for parameter in _parameters(model)}
+    parameters = _parameters(model)
     for parameter in parameters.values():
         _read(parts, WEIGHT, parameter, 0, parameter.data.numel(), parameter.data)
     num_updates = int(parts.settings[NUM_UPDATES])
     for distributed in optimizer.chained_optimizers:
         for param, start, stop in _owned(distributed):
             state = distributed._get_main_param_and_optimizer_states(param)
-            _read(parts, WEIGHT, parameters[id(param)], start, stop, state["param"])
-            for name in MOMENTS:
-                _read(parts, name, parameters[id(param)], start, stop, state[name])
+            for kind, name in OF_OPTIMIZER.items():
+                _read(parts, kind, parameters[id(param)], start, stop, state[name])
         if hasattr(distributed.optimizer, "_sync_hdo_state_to_sub_optimizers"):  # parts of it are on the host
             distributed.optimizer._sync_hdo_state_to_sub_optimizers()
         for group in distributed.optimizer.param_groups:
@@ -161,35 +162,42 @@ def _read(parts: Parts, kind: str, parameter: _Parameter, start: int, stop: int,
     """Fill `out` with the elements `start` to `stop` of a parameter, or of its moments."""
     values = out.detach().view(-1)
     for place in parameter.places:
-        name = f"{kind}/{place.key}"
-        extent = parts.extent(name)
         for at, box in place.boxes(start, stop):
-            num_filled = parts.read(name, box, values[at : at + box.numel].view(box.shape))
-            wanted = box.overlap(Box(offset=(0,) * len(extent), shape=extent)) if place.may_grow and extent else box
-            if num_filled != (wanted.numel if wanted else 0):
-                if extent is None and parts.extent(f"{WEIGHT}/{place.key}") is not None:
-                    raise CheckpointError(
-                        f"{place.key} was frozen when the checkpoint was saved, so it has no {kind} of it: freeze it "
-                        "again (train.freeze), or start a new run from the exported model"
-                    )
-                raise CheckpointError(
-                    f"the checkpoint has {num_filled} of the {box.numel} values of {name} that are wanted from "
-                    f"{box.offset} on; it is one of another model, or of another version of this program"
-                )
+            num_filled = parts.read(f"{kind}/{place.key}", box, values[at : at + box.numel].view(box.shape))
+            if num_filled != box.numel:
+                _check_missing(parts, kind, place, box, num_filled)
+
+
+def _check_missing(parts: Parts, kind: str, place: _Place, box: Box, num_filled: int) -> None:
+    """Raise CheckpointError unless the values of a box that a checkpoint does not have are the padding of a tensor that
+    was smaller where it was saved."""
+    name = f"{kind}/{place.key}"
+    extent = parts.extent(name)
+    if extent is None and parts.extent(f"{WEIGHT}/{place.key}") is not None:
+        raise CheckpointError(
+            f"{place.key} was frozen when the checkpoint was saved, so it has no {kind} of it: freeze it again "
+            "(train.freeze), or start a new run from the exported model"
+        )
+    saved = box.overlap(Box(offset=(0,) * len(extent), shape=extent)) if place.may_grow and extent else box
+    if num_filled != (saved.numel if saved else 0):
+        raise CheckpointError(
+            f"the checkpoint has {num_filled} of the {box.numel} values of {name} that are wanted from {box.offset} "
+            "on; it is one of another model, or of another version of this program"
+        )
 
 
 def _pieces(model: torch.nn.ModuleList, optimizer: MegatronOptimizer) -> Iterator[Piece]:
     """Yield what this rank writes, as copies in host memory."""
-    parameters = {id(parameter.data): parameter for parameter in _parameters(model)}
+    parameters = _parameters(model)
     trained: set[int] = set()
     for distributed in optimizer.chained_optimizers:
         trained.update(map(id, distributed.model_param_group_index_map))
         for param, start, stop in _owned(distributed):
-            state = distributed._get_main_param_and_optimizer_states(param)
-            if parameters[id(param)].is_first_copy:
-                yield from _copies(WEIGHT, parameters[id(param)], start, stop, state["param"])
-                for name in MOMENTS:
-                    yield from _copies(name, parameters[id(param)], start, stop, state[name])
+            parameter = parameters[id(param)]
+            if parameter.is_first_copy:
+                state = distributed._get_main_param_and_optimizer_states(param)
+                for kind, name in OF_OPTIMIZER.items():
+                    yield from _copies(kind, parameter, start, stop, state[name])
     for key, parameter in parameters.items():
         if parameter.data.requires_grad and key not in trained:
             continue  # other replicas own all of it
@@ -219,19 +227,21 @@ def _owned(distributed: Any) -> Iterator[tuple[torch.Tensor, int, int]]:
                     yield param, ranges["param"].start, ranges["param"].end
 
 
-def _parameters(model: torch.nn.ModuleList) -> Iterator[_Parameter]:
-    """Yield the tensors of a rank's model."""
+def _parameters(model: torch.nn.ModuleList) -> dict[int, _Parameter]:
+    """Return the tensors of a rank's model by the `id` of each."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     metadata = {"singleton_local_shards": False, "dp_cp_group": group}
     chunks: list[MegatronModule] = list(model)  # type: ignore[arg-type]
+    found = {}
     for chunk in chunks:
         for entry in chunk.sharded_state_dict(metadata=metadata).values():
             if not isinstance(entry, ShardedTensor | ShardedTensorFactory):
                 continue  # the extra state of layers in low precision, of which there are none
             pp, tp, dp = entry.replica_id
-            yield _Parameter(
+            found[id(entry.data)] = _Parameter(
                 data=entry.data, places=tuple(_places(entry)), is_first_copy=pp == 0 and tp == 0, replica=dp
             )
+    return found
 
 
 def _places(entry: ShardedTensor | ShardedTensorFactory) -> Iterator[_Place]:

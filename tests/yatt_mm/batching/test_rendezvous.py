@@ -8,7 +8,7 @@ import pytest
 
 from tests.yatt_mm.batching.orders import order_of
 from yatt_mm.batching.dynamic_sampling import SamplingRule
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, Stopping
+from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, StepGivenUp
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
 
@@ -144,12 +144,12 @@ def test_a_run_that_is_told_to_stop_gives_the_step_up_for_all_controllers_and_it
         assert not stop.done() and not first.done()
         await meeting.stop()
         await stop
-        assert isinstance(await first, Stopping), "who waits is told at once"
+        assert isinstance(await first, StepGivenUp), "who waits is told at once"
         late = await meeting.gather(key(2, sequence=2, may_stop=True), 1, None)
-        assert isinstance(late, Stopping), "who comes last as well, though all have come now"
+        assert isinstance(late, StepGivenUp), "who comes last as well, though all have come now"
         for method, more in ((meeting.draw, [[]]), (meeting.open_stream, [])):
             given = await method(key(2, sequence=3, may_stop=True), 0, *more)
-            assert isinstance(given, Stopping), "a meeting that deals prompts says so too"
+            assert isinstance(given, StepGivenUp), "a meeting that deals prompts says so too"
         assert await meeting.sampling_state(2) != before
         assert await meeting.sampling_state(1) == before
         parts = await asyncio.gather(*(meeting.gather(key(1, sequence=10**9), c, c) for c in range(2)))
