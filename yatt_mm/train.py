@@ -1,7 +1,7 @@
 """The command `python -m yatt_mm.train CONFIG [key=value ...]`, which trains a vision-language model.
 
 This module only reads the command line. The training loop is in `yatt_mm.control.loop`; read it first.
-`yatt_mm.runtime.launch` starts the processes of a run and stops them again.
+`yatt_mm.runtime.launch` starts the processes of a run and stops them again, in a child of `yatt_mm.runtime.supervisor`.
 """
 
 from __future__ import annotations
@@ -23,18 +23,41 @@ def main(arguments: list[str] | None = None, *, prog: str = "python -m yatt_mm.t
 
     0: the run finished; 1: the run failed; 2: the config is wrong; 75: saved and stopped, start it again with
     `--resume`; 130: interrupted. `arguments`: None reads `sys.argv`. `prog`: the name of the command in its help.
+
+    The run is in a child process, which `yatt_mm.runtime.supervisor` starts, again if it is lost.
     """
-    from yatt_mm.runtime.command_line import status_of
+    from yatt_mm.runtime.supervised import LIFELINE
+    from yatt_mm.runtime.supervisor import supervise
 
-    return status_of(lambda: _train(arguments, prog), stopped="everything that this run started", loses_nothing=True)
-
-
-def _train(arguments: list[str] | None, prog: str) -> None:
-    from yatt_mm.config.run_config import load_config
-    from yatt_mm.runtime.launch import launch
-
+    is_launcher = LIFELINE.take_order()
     options = _parser(prog).parse_intermixed_args(_with_resume_apart(sys.argv[1:] if arguments is None else arguments))
-    launch(load_config(options.config, options.overrides), resume=options.resume)
+    if not is_launcher:
+        return supervise([options.config, *options.overrides], options.resume)
+    return _launch(options.config, options.overrides, options.resume)
+
+
+def _launch(config: str, overrides: list[str], resume: str | None) -> int:
+    from yatt_mm.runtime.command_line import status_of
+    from yatt_mm.runtime.supervised import LIFELINE
+    from yatt_mm.runtime.supervisor import LOST
+
+    is_lost = False
+
+    def launch_and_tell() -> None:
+        nonlocal is_lost
+        from yatt_mm.common.errors import RunLost
+        from yatt_mm.config.run_config import load_config
+        from yatt_mm.runtime.launch import launch
+
+        try:
+            launch(load_config(config, overrides), resume=resume)
+        except RunLost as error:
+            LIFELINE.tell(lost=str(error))
+            is_lost = True
+
+    status = status_of(launch_and_tell, stopped="everything that this run started", loses_nothing=True)
+    LIFELINE.tell(is_ended=True)
+    return LOST if is_lost else status
 
 
 def _with_resume_apart(arguments: list[str]) -> list[str]:

@@ -74,6 +74,9 @@ class EmbeddedNode:
         self.uri = f"grpc://127.0.0.1:{self._reservation.getsockname()[1]}"
         self.num_restarts = 0
         """The number of times that the node was started again."""
+        self.last_restart_s = 0.0
+        """The seconds from the last death of the node until it was back."""
+        self._died_s: float | None = None
         self.failure: NodeUnavailableError | None = None
         """The error that says why the node is not started again; None until the restarts are given up."""
         self._on_failure = on_failure
@@ -160,6 +163,7 @@ class EmbeddedNode:
                 self._give_up(code)
                 return
             self._restarts.append(now)
+            self._died_s = self._died_s or now
             log.warning(
                 "the data-plane node %d at %s ended with %s; it is started again", self.pid, self.uri, _ending(code)
             )
@@ -184,6 +188,8 @@ class EmbeddedNode:
                 self._troubles.append(error)
             return
         self._troubles.clear()
+        if self._died_s is not None:
+            self.last_restart_s, self._died_s = time.monotonic() - self._died_s, None
         self.num_restarts += 1
         log.warning("the data-plane node at %s is back as %d (restart %d)", self.uri, self.pid, self.num_restarts)
 

@@ -12,43 +12,30 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
+from dataplane.core.refs import Ref
+from yatt_mm.batching.journal import Journal, StepShare
+from yatt_mm.batching.meeting import Meeting, MeetingKey, StepGivenUp
 from yatt_mm.batching.step_batches import RoundOutcome, StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
 from yatt_mm.common.reasons import Reasons
-from yatt_mm.protocol.control import Slot
+from yatt_mm.protocol.control import Best, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MeetingKey:
-    """The name of one meeting."""
+class Progress:
+    """How far a run has come."""
 
-    step: int
+    step: int | None
+    """The last step whose record was handed over; None if there is none since the run was started."""
+    at_step: int
+    """The step of the last meeting."""
     phase: str
-    restart_count: int
-    """The number of restarts of the controllers. A call from an earlier start is refused."""
-    sequence: int
-    """The number of the controller's meetings before this one."""
-    may_stop: bool = False
-    """True at meetings at which a run that was told to stop gives the step up."""
-
-    def __str__(self) -> str:
-        return f"step {self.step}, phase {self.phase} (restart {self.restart_count}, meeting {self.sequence})"
-
-
-@dataclass(slots=True)
-class _Meeting:
-    key: MeetingKey
-    values: dict[int, Any] = field(default_factory=dict)
-    done: asyncio.Event = field(default_factory=asyncio.Event)
-    result: Any = None
-    num_left: int = 0
-
-
-class StepGivenUp:
-    """What a meeting gives to every controller, instead of its result, after the run was told to stop."""
+    """The phase of the last meeting."""
+    best: Best | None
+    """The best evaluation until that step."""
 
 
 class Rendezvous:
@@ -61,19 +48,23 @@ class Rendezvous:
     """
 
     def __init__(
-        self, *, num_controllers: int, deadline_s: float, batches: StepBatches | None, restart_count: int = 0
+        self, *, num_controllers: int, deadline_s: float, batches: StepBatches | None, journal_bytes: int = 0
     ) -> None:
-        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps."""
+        """`batches`: the prompts of the steps; None in an evaluation alone, which has no steps. `journal_bytes`: see
+        `Journal`."""
         self._num = num_controllers
         self._deadline_s = deadline_s
         self._given_batches = batches
-        self._restart_count = restart_count
-        self._rooms: dict[int, _Meeting] = {}
+        self._journal = Journal(num_controllers=num_controllers, max_bytes=journal_bytes)
+        self._restart_count = 0
+        self._rooms: dict[int, Meeting] = {}
         self._aborted: str | None = None
         self._last_seen = [0.0] * num_controllers
         self._records: list[dict[str, Any]] = []
         self._reasons = Reasons()
         """Why samples were left out: they cannot be used, or `data.filter` leaves them out."""
+        self._notices: list[dict[str, Any]] = []
+        """Those of the present step."""
         self._news = asyncio.Event()
         self._is_full = asyncio.Event()
         self._is_stopping = asyncio.Event()
@@ -81,6 +72,7 @@ class Rendezvous:
         """The latest step of a meeting."""
         self._before_step: dict[str, Any] = {}
         """The state of the prompts at the beginning of that step."""
+        self._progress = Progress(step=None, at_step=0, phase="start", best=None)
 
     @property
     def _batches(self) -> StepBatches:
@@ -183,14 +175,60 @@ class Rendezvous:
         """Wait until the run is told to stop."""
         await self._is_stopping.wait()
 
+    async def put_share(self, controller: int, step: int, share: StepShare) -> int:
+        """Note what a controller brings to the update of a step. Return the first step whose records must stay."""
+        return self._journal.put(step, controller, share)
+
+    async def share(self, controller: int, step: int) -> StepShare | None:
+        """Return what a controller brought to the update of a step; None if a controller had not brought its part."""
+        return self._journal.share(step, controller)
+
+    async def shared_refs(self, controller: int) -> dict[int, list[Ref]]:
+        """Return [step] the records of this controller that stay until a checkpoint."""
+        return self._journal.refs(controller)
+
+    async def drop_shares(self, until: int) -> None:
+        """Forget what controllers brought to the updates of the steps `until` this one."""
+        self._journal.drop_until(until)
+
+    async def covers(self, first: int, last: int) -> bool:
+        """Return True if ranks can be trained again on every step from `first` to `last`."""
+        return self._journal.covers(first, last)
+
+    async def progress(self) -> Progress:
+        """Return how far the run has come."""
+        return self._progress
+
+    async def restart(self, count: int, step: int) -> None:
+        """Begin anew with other controllers, after a fault: `step` is the last one that is finished. The next one goes
+        on if every controller had brought its part of it; else its prompts are drawn again. `count`: the number of
+        restarts."""
+        self._restart_count = count
+        self._aborted = None
+        for room in self._rooms.values():
+            room.done.set()
+        self._rooms = {}
+        self._is_full.clear()
+        self._journal.drop_incomplete()
+        if self._given_batches is not None and self._step > step and not self._journal.covers(self._step, self._step):
+            self._given_batches = self._given_batches.back_at(self._before_step)
+
     async def sampling_state(self, step: int) -> dict[str, Any]:
         """Return for a checkpoint the state of the prompts after `step`: the present step, or the step before it, where
         the present one is given up."""
         return self._batches.state() if step == self._step else self._before_step
 
+    async def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
+        """Hand the record of a step to the launcher. The step is finished then: a restart goes on after it."""
+        self._progress = replace(self._progress, step=record["step"], best=best)
+        await self.put_record(record)
+
     async def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher (a step's metrics, a quarantined medium, a notice)."""
         if record["kind"] == "quarantine":
+            if record in self._notices:
+                return  # the step is done again, after a fault
+            self._notices.append(record)
             self._reasons.add(record["reason"])
         self._records.append(record)
         self._news.set()
@@ -210,6 +248,10 @@ class Rendezvous:
         records, self._records = self._records, []
         return records
 
+    async def news(self, timeout_s: float) -> tuple[list[dict[str, Any]], Progress]:
+        """Return what `take_records` returns, and how far the run has come."""
+        return await self.take_records(timeout_s), self._progress
+
     def _why_left_out(self) -> str:
         if not self._reasons:
             return ""
@@ -227,13 +269,15 @@ class Rendezvous:
 
     async def _meet(self, key: MeetingKey, controller: int, value: Any, finish: Callable[[list[Any]], Any]) -> Any:
         self._check(key, controller)
-        room = self._rooms.setdefault(key.sequence, _Meeting(key))
+        room = self._rooms.setdefault(key.sequence, Meeting(key))
         if room.key != key:
             await self.abort(controller, f"it came to {key} where the others are at {room.key}")
             raise PhaseAbortedError(str(self._aborted))
         if key.step > self._step:
             self._step = key.step
+            self._notices = []
             self._before_step = self._given_batches.state() if self._given_batches is not None else {}
+        self._progress = replace(self._progress, at_step=key.step, phase=key.phase)
         room.values[controller] = value
         if key.may_stop and self._is_stopping.is_set() and room.result is None:
             room.result = StepGivenUp()
@@ -249,7 +293,7 @@ class Rendezvous:
             del self._rooms[key.sequence]
         return room.result
 
-    async def _wait(self, room: _Meeting) -> None:
+    async def _wait(self, room: Meeting) -> None:
         """Wait until the last controller arrives, or until a missing one has given no sign of life for too long."""
         arrived = time.monotonic()
         while not room.done.is_set():

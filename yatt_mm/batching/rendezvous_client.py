@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from typing import Any, TypeVar
 
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, StepGivenUp
+from dataplane.core.refs import Ref
+from yatt_mm.batching.journal import StepShare
+from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
+from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import StopRequested
 from yatt_mm.common.ray_calls import ask_actor
-from yatt_mm.protocol.control import Slot
+from yatt_mm.protocol.control import Best, Slot
 
 T = TypeVar("T")
 
@@ -92,6 +95,27 @@ class RendezvousClient:
     def why_left_out(self) -> str:
         """Return why samples were left out, as the end of an error's message; empty if none was."""
         return self._ask(Rendezvous.why_left_out)
+
+    def put_share(self, share: StepShare) -> int:
+        """Bring what this controller has for the update of the present step, before it meets the others there. Return
+        the first step whose records must stay."""
+        return self._ask(Rendezvous.put_share, self._controller, self.step, share)
+
+    def share(self, step: int) -> StepShare | None:
+        """Return what this controller brought to the update of a step before a fault; None if not all had."""
+        return self._ask(Rendezvous.share, self._controller, step)
+
+    def shared_refs(self) -> dict[int, list[Ref]]:
+        """Return [step] this controller's records that stay until a checkpoint."""
+        return self._ask(Rendezvous.shared_refs, self._controller)
+
+    def drop_shares(self, until: int) -> None:
+        """Let the rendezvous forget what was brought to the updates of the steps `until` this one."""
+        self._ask(Rendezvous.drop_shares, until)
+
+    def finish_step(self, record: dict[str, Any], best: Best | None) -> None:
+        """Hand the record of a step to the launcher: it is finished."""
+        self._ask(Rendezvous.finish_step, {"kind": "step", "step": self.step, **record}, best)
 
     def put_record(self, record: dict[str, Any]) -> None:
         """Hand a record to the launcher."""

@@ -178,6 +178,10 @@ class StepBatches:
         carried = [dataclasses.asdict(slot) for slot, _ in self._dealt.values()]
         return {"order": self.order.state(), "expected_signal_frac": self._expected_signal_frac, "carried": carried}
 
+    def back_at(self, state: dict[str, Any]) -> StepBatches:
+        """Return the same batches as they were at an earlier `state`."""
+        return StepBatches.from_state(self._rule, state, in_turns=self._in_turns)
+
     @classmethod
     def from_state(
         cls,

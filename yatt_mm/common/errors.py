@@ -11,6 +11,10 @@ class RunStopped(YattError):
     """The run was told to stop, has saved its state, and was stopped. The message says how it goes on."""
 
 
+class RunLost(YattError, RuntimeError):
+    """A part of the run was lost without which it has to be started again. The message says which, and why."""
+
+
 class StopRequested(YattError):
     """The run was told to stop; raised in every controller at the same place of a step."""
 

@@ -30,8 +30,13 @@ def write_output_to(path: Path) -> None:
     os.close(log)
 
 
+def log_names(message: str) -> list[str]:
+    """Return the names of the log files of the parts of the run that a text names."""
+    names = [match.expand(name) for pattern, name in ROLES for match in pattern.finditer(message)]
+    return list(dict.fromkeys(names))
+
+
 def logs_of(message: str, folder: Path) -> list[Path]:
     """Return the log files of the parts of the run that an error's message names, if they exist and are not empty."""
-    names = [match.expand(name) for pattern, name in ROLES for match in pattern.finditer(message)]
-    files = [folder / name for name in dict.fromkeys(names)]
+    files = [folder / name for name in log_names(message)]
     return [file for file in files if file.is_file() and file.stat().st_size]

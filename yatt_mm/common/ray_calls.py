@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -14,30 +16,44 @@ from yatt_mm.common.errors import WorkerError, YattError
 
 T = TypeVar("T")
 
+POLL_S = 1.0
+
 
 def wait_all(
     calls: Sequence[tuple[str, ray.ObjectRef]],
     *,
     what: str,
     deadline_s: float,
+    at_most_s: float = math.inf,
+    done_by: Callable[[], object] = lambda: None,
     on_done: Callable[[str], object] = lambda name: None,
 ) -> list[Any]:
     """Return the results of `(worker name, call)` pairs, in order. The first failure ends the wait for all.
 
-    on_done: called with the worker's name whenever one has replied.
+    deadline_s: the longest time in which nothing is done. at_most_s: the longest time of the whole. done_by: what the
+    workers have done so far; another value than before means that they are at work. on_done: called with the worker's
+    name whenever one has replied.
 
     Raises:
-        WorkerError: a worker raised, died, or did not reply in `deadline_s` seconds.
+        WorkerError: a worker raised, died, or did not reply in time.
     """
     pending = {call: name for name, call in calls}
-    left = list(pending)
+    left, began_s, before = list(pending), time.monotonic(), done_by()
+    last_s = began_s
     while left:
-        done, left = ray.wait(left, num_returns=1, timeout=deadline_s)
-        if not done:
+        now_s = time.monotonic()
+        limit_s = min(deadline_s + last_s, at_most_s + began_s) - now_s
+        done, left = ray.wait(left, num_returns=1, timeout=max(0.0, min(limit_s, POLL_S)))
+        if done:
+            fetch(done[0], name=pending[done[0]], what=what)
+            on_done(pending[done[0]])
+            last_s = time.monotonic()
+        elif (now := done_by()) != before:
+            before, last_s = now, time.monotonic()
+        elif limit_s <= 0:
             late = ", ".join(sorted({pending[call] for call in left}))
-            raise WorkerError(f"{late} did not finish {what} in {deadline_s:g} s")
-        fetch(done[0], name=pending[done[0]], what=what)
-        on_done(pending[done[0]])
+            in_time = f"{at_most_s:g} s" if now_s - began_s >= at_most_s else f"{deadline_s:g} s"
+            raise WorkerError(f"{late} did not finish {what} in {in_time}")
     return [fetch(call, name=name, what=what) for name, call in calls]
 
 

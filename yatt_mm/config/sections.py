@@ -87,8 +87,8 @@ class ControllersSection(Section):
     num: Count = 2
     """The number of parallel controllers; independent of the data-parallel size."""
     deadline_s: Seconds = 300.0
-    """The longest time that controllers wait for each other, and for one call to a worker, before the phase ends with
-    an error."""
+    """The longest time in which what a controller waits for may finish nothing: another controller, an engine, a
+    training rank. Then the phase ends with an error."""
 
 
 class RolloutSection(Section):
@@ -276,6 +276,18 @@ class WeightsSection(Section):
 
 
 class FaultsSection(Section):
+    max_restarts: Annotated[int, Field(ge=0)] = 3
+    """The most faults in a row, without a finished step between them, after which lost parts of the run are made again;
+    one more ends the run. 0 ends it at the first."""
+    start_deadline_s: Seconds = 600.0
+    """The longest time in which engines and training ranks may start."""
+    update_deadline_s: Seconds = 3600.0
+    """The longest time of the update of one step. Ranks that finish no microbatch in `controllers.deadline_s` are given
+    up earlier; this holds for saving and exporting too."""
+    save_deadline_s: Seconds = 3600.0
+    """The longest time in which the training ranks may finish a checkpoint."""
+    export_deadline_s: Seconds = 3600.0
+    """The longest time in which a model may be written as a Hugging Face folder."""
     max_skipped_steps: Annotated[int, Field(ge=0)] = 3
     """The most steps in a row that may be skipped, because their loss or gradient was not finite or a reward was out of
     `reward.range`; one more ends the run."""

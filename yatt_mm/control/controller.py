@@ -16,34 +16,28 @@ from typing import Any
 
 from dataplane.client.client import Client
 from dataplane.core.process import return_freed_memory
+from yatt_mm.batching.journal import StepShare
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.evaluation import Evaluation
 from yatt_mm.control.failure_watch import FailureWatch
-from yatt_mm.control.kept_rollouts import KeptRollouts, advantages_of
+from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.control.saving import CheckpointSaver
 from yatt_mm.control.skipped_steps import SkippedSteps
+from yatt_mm.control.step_records import StepRecords
+from yatt_mm.control.updates import Updates
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import BatchFiller
-from yatt_mm.generation.metrics import (
-    StepMeter,
-    add_groups,
-    add_judges,
-    add_moves,
-    add_sampling,
-    add_update,
-    merge,
-    resident_bytes,
-)
+from yatt_mm.generation.metrics import add_groups, add_judges, add_moves, add_sampling, resident_bytes
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.placement.coordinator import PhaseEntry
 from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import RunStart, ScoredGroup, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.published import Published
-from yatt_mm.training.microbatches import Limits
-from yatt_mm.training.step_plan import PlannedGroup, UpdatePlan, plan_step
+from yatt_mm.protocol.step_meter import StepMeter, merge
+from yatt_mm.training.step_plan import UpdatePlan
 
 
 class Controller:
@@ -57,7 +51,6 @@ class Controller:
         self._team = team
         self._client = Client(team.dataplane_uri, timeout_s=config.dataplane.timeout_s)
         self._prompts = PromptSource(self._client, config, team.recipes, start, controller=index)
-        self._workers = WorkerCalls(index, config, team)
         deadline_s = config.controllers.deadline_s
         self._coordinator = CoordinatorClient(team.coordinator, controller=index, deadline_s=deadline_s)
         self._rendezvous = RendezvousClient(
@@ -67,6 +60,7 @@ class Controller:
             step=start.step,
             deadline_s=deadline_s,
         )
+        self._workers = WorkerCalls(index, config, team, self._rendezvous)
         self._meter = StepMeter()
         self._filler = BatchFiller(
             controller=index,
@@ -80,8 +74,10 @@ class Controller:
             enter_phase=self.phase,
             tell=self._tell,
         )
-        self._kept = KeptRollouts(team.keeper, self._client, config)
+        self._kept = KeptRollouts(team.keeper, self._client, config, restart_count=team.restart_count)
         self._failures = FailureWatch(self._rendezvous, config.reward, start.rewards, before_end=self._kept.finish)
+        self._records = StepRecords(self._rendezvous, self._kept, is_restart=team.restart_count > 0)
+        self._updates = Updates(config, team, self._rendezvous, self._workers, self._meter)
         self._skipped = SkippedSteps(config, config.skipped_dir.absolute(), self._rendezvous, controller=index)
         self._has_wrong_rewards = False
         """True if a reward of the present step is out of its range."""
@@ -97,8 +93,6 @@ class Controller:
             self._tell,
         )
         self._best = BestModel(config.eval.keep_best, start.best)
-        self._is_best = False
-        """True if the last evaluation was better than all before."""
         self._saver = CheckpointSaver(
             config,
             team,
@@ -117,8 +111,10 @@ class Controller:
 
     def steps(self) -> Iterator[int]:
         """Yield the remaining steps. Each ends with its record handed over and, when due, a checkpoint."""
-        if self._start.checkpoint is None:
+        if not self._start.is_begun:
             self.begin()
+        elif self._team.restart_count:
+            self._save_what_is_due()  # a fault may have come before it was saved
         while self.step < self.config.train.steps:
             self.step += 1
             self._rendezvous.step = self._workers.step = self.step
@@ -129,11 +125,8 @@ class Controller:
             if is_last or _is_due(self.step, self.config.eval.every):
                 self.evaluate()
             self._report()  # before the checkpoint, so that a run that resumes from it finds the step's record
-            self._saver.finish()  # the checkpoint of an earlier step
-            if is_last or self._is_best or self._is_checkpoint_due():
-                self.checkpoint()
-            if self._is_best:
-                self._export(self._team.best_dir)
+            self._finish_save()  # of an earlier step
+            self._save_what_is_due()
 
     def begin(self) -> None:
         """Measure the model as it is, before the first step."""
@@ -170,6 +163,8 @@ class Controller:
 
         With `sampling.replace_groups` further prompts follow until enough groups have signal.
         """
+        if (share := self._records.take(self.step)) is not None:
+            return self._generated_before(share)
         filled = self._filler.fill()
         least = self.config.algorithm.min_reward_range
         add_groups(self._meter, filled.judged, step=self.step, min_reward_range=least)
@@ -178,70 +173,27 @@ class Controller:
         self._failures.check(filled.judged, among=f"step {self.step}", tells=self.index == 0)
         if self.index == 0:
             add_sampling(self._meter, filled.outcome, filled.num_rounds)
+        self._records.put(self.step, filled.kept, self._meter, has_wrong_rewards=self._has_wrong_rewards)
         return filled.kept
 
     def plan(self, groups: Sequence[ScoredGroup]) -> list[UpdatePlan]:
         """Return for each of my replicas what its ranks train, balanced over all controllers' samples."""
-        train = self.config.train
-        mine = [
-            PlannedGroup(
-                position=group.prompt.slot.position,
-                group=group.group,
-                advantages=advantages_of(group, self.config.algorithm),
-            )
-            for group in groups
-        ]
-        all_groups = [group for part in self._rendezvous.gather(mine) for group in part]
-        self._rendezvous.may_stop = False  # from here on the step is finished
-        parallel = self._team.parallel
-        plan = plan_step(
-            all_groups,
-            operations=self._team.operations,
-            num_replicas=self._team.num_replicas,
-            num_minibatches=train.num_minibatches,
-            limits=Limits(
-                max_tokens=train.max_tokens_per_microbatch,
-                max_patches=train.max_patches_per_microbatch,
-                multiple_of=parallel.pp if parallel.vpp > 1 else 1,
-            ),
-            replicas=self._workers.my_replicas,
-        )
-        self._meter.add_max("train/imbalance", plan.imbalance)
-        self._meter.add_max("train/num_microbatches", plan.num_microbatches)
-        return list(plan.replicas)
+        return self._updates.plan(groups)
 
     def update(self, plans: Sequence[UpdatePlan], groups: Sequence[ScoredGroup]) -> None:
-        """Train the policy on the ranks of this controller's replicas. Afterwards the step's rollouts are released."""
+        """Train the policy on the ranks of this controller's replicas."""
         if self._has_wrong_rewards:
             why = f"a reward is out of reward.range, which is {list(self.config.reward.range or ())}"
             self._meter.add_max("train/num_skipped", self.config.train.num_minibatches)
+            self._updates.pass_over(self.step)
         else:
-            num_skipped = max(self._rendezvous.gather(self._train(plans)))  # a controller may have no rank
+            num_skipped = self._updates.train(self.step, plans, meanwhile=self._prefetch)
             why = "its loss or gradient was not finite" if num_skipped else ""
         self._skipped.note(self.step, groups, why=why)
-        self._kept.release([group.group.ref for group in groups])
-
-    def _train(self, plans: Sequence[UpdatePlan]) -> int:
-        """Train the policy on the ranks of this controller's replicas, and return how many updates were skipped."""
-        num_skipped = 0
-        calls = [
-            (name, rank.update.remote(plan))
-            for replica, plan in zip(self._workers.my_replicas, plans)
-            for name, rank in self._team.ranks_of(replica)
-        ]
-        self._prefetch()
-        for report in self._workers.wait(calls, "update"):
-            add_update(self._meter, report)
-            num_skipped = report.num_skipped  # the same on all ranks
-        return num_skipped
 
     def publish(self) -> None:
         """Give the engines the trained weights: ranks make them readable on this host, and engines read them."""
-        path = f"{self._team.weights_dir}/policy"
-        mine = [part for part in self._workers.on_my_ranks("publish", path, self.step) if part]
-        published = Published.of(self.step, path, [part for parts in self._rendezvous.gather(mine) for part in parts])
-        self._workers.on_engines(self._workers.my_engines, "update_weights", published)
-        self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
+        self._publish(self.step)
 
     def evaluate(self) -> None:
         """Measure the policy on the held-out sets."""
@@ -252,7 +204,7 @@ class Controller:
         """Save the run, so that it can continue from exactly here."""
         self._saver.save(self.step)
         if self.step == self.config.train.steps or not self.config.checkpoint.asynchronous:
-            self._saver.finish()
+            self._finish_save()
 
     def give_up_step(self) -> int:
         """Save the run as it was before the present step, unless that is saved already, and return the step before."""
@@ -272,22 +224,56 @@ class Controller:
             self._tell_usage()
 
     def resume(self) -> None:
-        """Load the checkpoint from which the run starts, and give the engines its weights."""
-        if self._start.checkpoint is None:
+        """Bring the training ranks to the step from which the run goes on, and give the engines its weights. The ranks
+        load the checkpoint, and are trained again on what came after it."""
+        start = self._start
+        if start.checkpoint is None and not self._team.restart_count:
             return
-        self._rendezvous.phase = "resume"
-        self._workers.on_my_ranks("load", self._start.checkpoint)
-        self._rendezvous.gather(None)  # no rank gives up its memory before every rank has loaded
+        with self.phase(Phase.TRAIN, clock="resume"):
+            if start.checkpoint is not None:
+                self._workers.on_my_ranks("load", start.checkpoint, start.ranks_at)
+            for step in range(start.ranks_at + 1, start.step + 1):
+                self._updates.train_again(step)
         with self.phase(Phase.PUBLISH):
-            self.publish()
+            self._publish(max(start.step, start.ranks_at))
         self._meter.take()
-        self._tell_flaws()
+        if not self._team.restart_count:
+            self._tell_flaws()
 
     def abort(self, reason: str) -> None:
         """Tell the other controllers that this one has failed."""
         self._rendezvous.abort(reason)
 
     # ------------------------------------------------------------------ helpers
+
+    def _publish(self, version: int) -> None:
+        path = f"{self._team.weights_dir}/policy"
+        mine = [part for part in self._workers.on_my_ranks("publish", path, version) if part]
+        published = Published.of(version, path, [part for parts in self._rendezvous.gather(mine) for part in parts])
+        self._workers.on_engines(self._workers.my_engines, "update_weights", published)
+        self._rendezvous.gather(None)  # no controller publishes again before every engine has taken this version
+
+    def _generated_before(self, share: StepShare) -> list[ScoredGroup]:
+        """Return the groups of a step that a fault broke off after they were generated."""
+        self._rendezvous.may_stop = False  # the ranks may have been trained on them
+        self._meter.begin_with(share.meter)
+        self._has_wrong_rewards = share.has_wrong_rewards
+        self._kept.keep_again(share.groups, step=self.step, all_groups=share.has_wrong_rewards)
+        return list(share.groups)
+
+    def _save_what_is_due(self) -> None:
+        """Save the run after its last step, after its best one so far, and when it is time; and export the best one."""
+        is_best = self.step > 0 and self._best.step == self.step
+        is_due = is_best or self._is_checkpoint_due() or self.step == self.config.train.steps
+        if is_due and not (self._team.restart_count and self._saver.has_saved(self.step)):
+            self.checkpoint()
+        if is_best:
+            self._export(self._team.best_dir)
+
+    def _finish_save(self) -> None:
+        """Wait for the checkpoint that is being written. What a restart would need without it is released."""
+        if (saved := self._saver.finish()) is not None:
+            self._records.forget(saved, tells=self.index == 0)
 
     def _is_checkpoint_due(self) -> bool:
         """Return True after every `checkpoint.every` steps, and after the first one of a run whose time is limited,
@@ -297,7 +283,7 @@ class Controller:
 
     def _export(self, folder: str) -> None:
         with self.phase(Phase.PUBLISH, clock="export"):
-            self._workers.on_my_ranks("save_hf", folder)
+            self._workers.on_my_ranks("save_hf", folder, at_most_s=self.config.faults.export_deadline_s)
 
     def _prefetch(self) -> None:
         """Let the node make the next step's patches while the ranks compute."""
@@ -325,7 +311,7 @@ class Controller:
         self._meter.add_max("time/step_s", time.perf_counter() - self._step_started)
         meters = self._rendezvous.gather(self._meter.take())
         record = merge(meters)
-        self._is_best = self._best.take(self.step, record)
+        self._best.take(self.step, record)
         if self.index:
             return
         record |= self._tell_usage() | self._best.metrics()
@@ -334,7 +320,7 @@ class Controller:
             record[f"dataplane/{name}"] = stat[name]
         engine_totals = self._workers.on_engines(range(len(self._team.engines)), "metrics")
         record["rollout/ipc_bytes"] = sum(totals["ipc_bytes"] for totals in engine_totals)
-        self._rendezvous.put_record({"kind": "step", "step": self.step, **record})
+        self._rendezvous.finish_step(record, self._best.best)
 
     def _tell_usage(self) -> dict[str, float]:
         """Hand over the record of which role used which device and why cells moved; return the metrics from it."""

@@ -13,13 +13,13 @@ from yatt_mm.config.eval_section import EvalSetSection, held_out_key_of
 from yatt_mm.config.run_config import Config
 from yatt_mm.control.kept_rollouts import KeptRollouts
 from yatt_mm.generation.batch_filler import BatchFiller, EnterPhase
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.prompts import PromptSource
 from yatt_mm.generation.rounds import answer
 from yatt_mm.protocol.control import HELD_OUT, RunSet, ScoredGroup
 from yatt_mm.protocol.faults import FUNCTION
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.step_meter import StepMeter
 
 ACCURACY = "accuracy"
 ACCURACIES = (ACCURACY, "acc")

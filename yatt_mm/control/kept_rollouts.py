@@ -24,9 +24,10 @@ MAX_GROUPS = 32
 class KeptRollouts:
     """Sends groups to the keeper, which reads them while the run goes on."""
 
-    def __init__(self, keeper: Any, client: Client, config: Config) -> None:
-        """`keeper`: the handle of its actor; None if nothing is kept."""
+    def __init__(self, keeper: Any, client: Client, config: Config, *, restart_count: int = 0) -> None:
+        """`keeper`: the handle of its actor; None if nothing is kept. `restart_count`: of the controllers."""
         self._keeper = keeper
+        self._restart_count = restart_count
         self._client = client
         self._config = config
         self._calls: list[tuple[str, Any]] = []
@@ -44,6 +45,12 @@ class KeptRollouts:
         kept = [group for group in finished if all_groups or self._is_kept(group, among)]
         self._send(kept, step, "train", trained=trained)
         self.release(filled.dropped)
+
+    def keep_again(self, groups: Sequence[ScoredGroup], *, step: int, all_groups: bool) -> None:
+        """Send the groups of a step that a fault broke off, after they were generated. The keeper may have them."""
+        among = self._config.train.prompts_per_step
+        kept = [group for group in groups if all_groups or self._is_kept(group, among)]
+        self._send(kept, step, "train", trained=[_position(group) for group in groups])
 
     def keep_evaluation(self, shares: Sequence[tuple[Sequence[ScoredGroup], int]], *, step: int) -> None:
         """Send those groups of an evaluation that are kept, and release their records. `shares`: for each held-out set
@@ -78,14 +85,16 @@ class KeptRollouts:
         algorithm = self._config.algorithm
         kept = [
             KeptGroup(
-                scored=_bare(group),
+                scored=bare(group),
                 advantages=advantages_of(group, algorithm) if _position(group) in trained else None,
             )
             for group in groups
         ]
         portions = [kept[at : at + MAX_GROUPS] for at in range(0, len(kept), MAX_GROUPS)] or [[]]
         for portion in portions:  # so that the deadline is for a portion, and not for all of them together
-            call = self._keeper.keep.remote(step, split, portion, is_last=portion is portions[-1])
+            call = self._keeper.keep.remote(
+                step, split, portion, is_last=portion is portions[-1], restart_count=self._restart_count
+            )
             self._calls.append(("the keeper", call))
         self._in_use |= {group.scored.group.ref.name for group in kept}
 
@@ -96,7 +105,7 @@ def advantages_of(group: ScoredGroup, algorithm: AlgorithmSection) -> tuple[floa
     return tuple(group_advantages(group.rewards, normalize_std=normalize_std, min_range=min_range))
 
 
-def _bare(group: ScoredGroup) -> ScoredGroup:
+def bare(group: ScoredGroup) -> ScoredGroup:
     """Return the group without the sample's other fields, which may be large."""
     return replace(group, prompt=replace(group.prompt, fields={}))
 

@@ -8,9 +8,9 @@ from yatt_mm.control.best_model import BestModel
 from yatt_mm.control.commit import Commit
 from yatt_mm.control.worker_calls import WorkerCalls
 from yatt_mm.generation.batch_filler import EnterPhase
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.protocol.control import Team
 from yatt_mm.protocol.placement_model import Phase
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 class CheckpointSaver:
@@ -36,8 +36,8 @@ class CheckpointSaver:
         self._best = best
         self._enter_phase = enter_phase
         self._controller = controller
-        self._is_saving = False
-        """True from `save` to `finish`."""
+        self._saving: int | None = None
+        """The step that is being saved, from `save` to `finish`."""
         self._commit: Commit | None = None
         """The commit of the checkpoint that is being written, in controller 0."""
 
@@ -47,32 +47,33 @@ class CheckpointSaver:
         with self._enter_phase(Phase.TRAIN, clock="checkpoint"):
             directory = checkpoints.begin(step)
             self._workers.on_my_ranks("save", str(directory), self._config.checkpoint.asynchronous)
-            self._is_saving = True
+            self._saving = step
             if self._controller == 0:
                 state = {"step": step, "best": self._best.state(), "config": self._config.model_dump(mode="json")}
                 state |= self._rendezvous.sampling_state()
                 num_ranks = len(self._team.ranks)
                 self._commit = Commit(checkpoints, step, state, num_ranks=num_ranks, best=self._best.step)
 
-    def finish(self) -> None:
-        """Wait until the checkpoint that is being written, if there is one, is committed.
+    def finish(self) -> int | None:
+        """Wait until the checkpoint that is being written, if there is one, is committed; return its step.
 
         Raises:
             WorkerError: a rank could not write its part, or they were late.
             DiskError: the checkpoint could not be committed.
         """
-        if not self._is_saving:
-            return
-        self._is_saving = False
+        if self._saving is None:
+            return None
+        saved, self._saving = self._saving, None
         self._rendezvous.phase = "checkpoint"
         with self._meter.timed("time/checkpoint_s"):
-            self._workers.on_my_ranks("finish_save")
+            self._workers.on_my_ranks("finish_save", at_most_s=self._config.faults.save_deadline_s)
             self._rendezvous.gather(None)
             if self._commit is not None:
                 self._commit.finish(deadline_s=self._config.controllers.deadline_s)
                 self._meter.add_max("time/commit_s", self._commit.seconds)
                 self._commit = None
             self._rendezvous.gather(None)
+        return saved
 
     def has_saved(self, step: int) -> bool:
         """Return True if there is a checkpoint of `step`, as controller 0 sees it."""

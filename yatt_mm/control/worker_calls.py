@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+from yatt_mm.batching.rendezvous_client import RendezvousClient
+from yatt_mm.common.log_file import log_names
+from yatt_mm.common.progress import Done, progress_path, read_progress
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.protocol.control import Team
@@ -13,10 +17,12 @@ from yatt_mm.protocol.control import Team
 class WorkerCalls:
     """Calls workers for one controller, always with a deadline."""
 
-    def __init__(self, index: int, config: Config, team: Team) -> None:
+    def __init__(self, index: int, config: Config, team: Team, rendezvous: RendezvousClient) -> None:
         self.step = 0
         """The step of the run, for errors."""
         self._team = team
+        self._rendezvous = rendezvous
+        self._last_done: list[Done | None] = []
         self._deadline_s = config.controllers.deadline_s
         num = config.controllers.num
         self.my_engines = range(index, len(team.engines), num)
@@ -26,14 +32,15 @@ class WorkerCalls:
         judges = [(name, e) for name, engines in team.judges.items() for e in range(len(engines))]
         self._my_judges = judges[index::num]
 
-    def on_my_ranks(self, method: str, *arguments: object) -> list[Any]:
-        """Call `method` on all ranks of this controller's replicas, and return their results in order."""
+    def on_my_ranks(self, method: str, *arguments: object, at_most_s: float = math.inf) -> list[Any]:
+        """Call `method` on all ranks of this controller's replicas, and return their results in order. `at_most_s`: see
+        `wait`."""
         calls = [
             (name, getattr(rank, method).remote(*arguments))
             for replica in self.my_replicas
             for name, rank in self._team.ranks_of(replica)
         ]
-        return self.wait(calls, method)
+        return self.wait(calls, method, at_most_s=at_most_s)
 
     def on_engines(self, engines: Sequence[int], method: str, *arguments: object) -> list[Any]:
         """Call `method` on these engines of the policy, and return their results in order."""
@@ -50,6 +57,23 @@ class WorkerCalls:
         ]
         return self.wait(calls, " ".join([method, *map(str, arguments)]))
 
-    def wait(self, calls: list[tuple[str, Any]], what: str) -> list[Any]:
-        """Return what the calls return, given as `(worker's name, call)` pairs."""
-        return wait_all(calls, what=f"{what} of step {self.step}", deadline_s=self._deadline_s)
+    def wait(self, calls: list[tuple[str, Any]], what: str, *, at_most_s: float = math.inf) -> list[Any]:
+        """Return what the calls return, given as `(worker's name, call)` pairs. `at_most_s`: their deadline; without
+        it only workers that finish nothing are too late."""
+        names = [name for name, _ in calls]
+        return wait_all(
+            calls,
+            what=f"{what} of step {self.step}",
+            deadline_s=self._deadline_s,
+            at_most_s=at_most_s,
+            done_by=lambda: self._done_by(names),
+        )
+
+    def _done_by(self, names: Sequence[str]) -> list[Done | None]:
+        """Return what workers have done so far, and give a sign of life: while they are at work, so is this
+        controller."""
+        found = [read_progress(progress_path(log)) for name in names for log in log_names(name)]
+        if found != self._last_done:
+            self._last_done = found
+            self._rendezvous.seen()
+        return found

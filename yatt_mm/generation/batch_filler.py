@@ -18,7 +18,6 @@ from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.common.errors import DataError, StopRequested
 from yatt_mm.config.run_config import Config
 from yatt_mm.generation.group_work import GroupWork
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.phase_calls import open_calls
 from yatt_mm.generation.phase_context import PhaseContext
 from yatt_mm.generation.prompts import PromptSource
@@ -29,6 +28,7 @@ from yatt_mm.placement.coordinator_client import CoordinatorClient
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot, Team
 from yatt_mm.protocol.placement_model import Phase
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.step_meter import StepMeter
 
 T = TypeVar("T")
 
@@ -108,7 +108,8 @@ class BatchFiller:
         return filled
 
     def run(self, entered: PhaseEntry, name: str, work: Callable[[PhaseContext], Coroutine[Any, Any, T]]) -> T:
-        """Return the result of a coroutine that does the work of a phase; `name` of the phase is unique in the run.
+        """Return the result of a coroutine that does the work of a phase; `name` of the phase is unique among these
+        controllers.
 
         Raises:
             WorkerError: a worker or another controller failed or was late.
@@ -126,7 +127,7 @@ class BatchFiller:
                     rendezvous=self._rendezvous,
                     coordinator=self._coordinator,
                     calls=calls,
-                    name=name,
+                    name=f"{name} again ({restarts})" if (restarts := self._team.restart_count) else name,
                     number=entered.number,
                     awake=entered.awake,
                 )

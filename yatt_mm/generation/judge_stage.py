@@ -10,12 +10,12 @@ import asyncio
 from functools import partial
 
 from yatt_mm.generation.group_work import GroupWork, prompt_seed
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.faults import Failures
 from yatt_mm.protocol.genrm import JudgedGroup, JudgeTask
 from yatt_mm.protocol.rewards import Scores
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 class JudgeStage:

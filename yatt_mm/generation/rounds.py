@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.judge_stage import JudgeStage
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.reward_stage import RewardStage
 from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.protocol.control import Prompt
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 async def answer(

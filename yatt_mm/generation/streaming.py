@@ -18,13 +18,13 @@ from yatt_mm.batching.dynamic_sampling import Tail
 from yatt_mm.batching.step_batches import RoundOutcome
 from yatt_mm.generation.group_work import GroupWork
 from yatt_mm.generation.judge_stage import JudgeStage
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.phase_context import CHUNK_SIZE, PhaseContext
 from yatt_mm.generation.reward_stage import RewardStage
 from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.tick_batch import TickBatch
 from yatt_mm.protocol.control import Prompt, ScoredGroup, Slot
 from yatt_mm.protocol.rollout import SamplingSettings
+from yatt_mm.protocol.step_meter import StepMeter
 
 LoadPrompts = Callable[[Sequence[Slot]], tuple[list[Prompt], list[dict[str, Any]]]]
 

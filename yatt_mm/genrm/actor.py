@@ -93,6 +93,10 @@ class JudgeActor:
 
         return await self._barrier.join(phase, controller, {task.group.slot: task for task in tasks}, run)
 
+    async def settle(self) -> None:
+        """End all groups that are under way, and sleep. Raises EngineError if the engine is of no use any more."""
+        await self._hosted.worker.engine.settle()
+
     async def metrics(self) -> dict[str, float]:
         """Return the traffic in bytes.
 

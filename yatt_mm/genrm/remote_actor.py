@@ -93,6 +93,10 @@ class RemoteJudgeActor:
         """
         return await self._barrier.join(phase, controller, {task.group.slot: task for task in tasks}, self.judge)
 
+    async def settle(self) -> None:
+        """Cut off all groups that are under way."""
+        await self.set_state(State.ASLEEP)
+
     async def metrics(self) -> dict[str, float]:
         """Return `moved_bytes`: what this process moved over TCP since the last call, media included."""
         return {"ipc_bytes": 0, "moved_bytes": self._traffic.take_bytes()}

@@ -22,6 +22,6 @@ class KeeperActor:
             run_dir=run_dir, num_controllers=num_controllers, dataplane_uri=dataplane_uri, timeout_s=timeout_s
         )
 
-    def keep(self, step: int, split: Split, groups: Sequence[KeptGroup], *, is_last: bool) -> None:
+    def keep(self, step: int, split: Split, groups: Sequence[KeptGroup], *, is_last: bool, restart_count: int) -> None:
         """Read some of a controller's kept groups, and write the file of the step with the last of them."""
-        self._keeper.keep(step, split, groups, is_last=is_last)
+        self._keeper.keep(step, split, groups, is_last=is_last, restart_count=restart_count)

@@ -47,18 +47,30 @@ class Keeper:
         """[step, split] the rows so far."""
         self._num_complete: Counter[tuple[int, Split]] = Counter()
         """[step, split] the number of controllers that have sent all their groups."""
+        self._restart_count = 0
         self._step = -1
+        self._written: set[Split] = set()
+        """The splits of the present step whose rows are complete."""
         self._rows: list[Row] = []
         """The rows of the present step, so far."""
 
-    def keep(self, step: int, split: Split, groups: Sequence[KeptGroup], *, is_last: bool) -> None:
+    def keep(
+        self, step: int, split: Split, groups: Sequence[KeptGroup], *, is_last: bool, restart_count: int = 0
+    ) -> None:
         """Read some of a controller's kept groups, which may be released afterwards. The file is written with the last
-        groups of the last controller.
+        groups of the last controller. `restart_count`: of the controllers; what those before a restart have sent in
+        part is forgotten, and what they have sent as a whole is not read again.
 
         Raises:
             DataPlaneError: the records cannot be read.
             DiskError: the file cannot be written.
         """
+        if restart_count > self._restart_count:
+            self._restart_count = restart_count
+            self._shares.clear()
+            self._num_complete.clear()
+        if restart_count < self._restart_count or (step == self._step and split in self._written):
+            return
         rows = self._shares[step, split]
         rows += self._read(groups)
         self._num_complete[step, split] += is_last
@@ -66,8 +78,10 @@ class Keeper:
             return
         del self._shares[step, split], self._num_complete[step, split]
         rows.sort(key=lambda row: (row["position"], row["place"]))
-        earlier = self._rows if step == self._step else []
-        self._rows, self._step = earlier + [{"step": step, "split": split, **row} for row in rows], step
+        if step != self._step:
+            self._step, self._rows, self._written = step, [], set()
+        self._written.add(split)
+        self._rows += [{"step": step, "split": split, **row} for row in rows]
         path = table_path(self._run_dir, step)
         with writing(path):
             write_rows(path, self._rows)

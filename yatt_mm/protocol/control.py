@@ -122,10 +122,14 @@ class RunStart:
     step: int
     """The number of finished steps."""
     checkpoint: str | None
-    """The folder with the training ranks' state to load, or None for a fresh run."""
+    """The folder with the training ranks' state to load, or None if they have theirs."""
     train_sets: tuple[RunSet, ...]
     eval_sets: tuple[RunSet, ...]
     """The held-out sets; their numbers of samples are those of an evaluation."""
+    ranks_at: int = 0
+    """The step of the ranks' state once the checkpoint is loaded. After a fault it may be before `step` or after it."""
+    is_begun: bool = False
+    """True if the model of the start was measured."""
     best: Best | None = None
     """The best evaluation before the checkpoint; None for a fresh run, and if it is not kept."""
     told: frozenset[tuple[str, str, str, str]] = frozenset()
@@ -170,6 +174,7 @@ class Team:
     best_dir: str
     """The folder for the best model, in the same format."""
     restart_count: int
+    """How many times controllers were started anew after a fault."""
     run_id: str
     """A name that no other run has. The names of the run's objects begin with it, because several runs may share a data
     plane."""

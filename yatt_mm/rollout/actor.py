@@ -95,6 +95,10 @@ class RolloutActor:
         """Load the published weights, and empty every cache that depends on the old ones."""
         await self._hosted.worker.update_weights(published)
 
+    async def settle(self) -> None:
+        """End all groups that are under way, and sleep. Raises EngineError if the engine is of no use any more."""
+        await self._hosted.worker.engine.settle()
+
     async def metrics(self) -> dict[str, float]:
         """Return the worker's totals since the start."""
         return self._hosted.worker.metrics()

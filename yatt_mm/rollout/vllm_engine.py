@@ -7,7 +7,8 @@ Left out: prompt templates, tokenising and refs (`worker`), and the arguments of
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from yatt_mm.protocol.placement_model import State
@@ -158,13 +159,10 @@ class VllmEngine:
         async with self._flights.together() as flights, self._health.progress(f"a batch of {len(requests)} groups"):
             async with self._sending:
                 self._check_usable()  # it may have fallen asleep in the meantime
-                try:
-                    await self._llm.pause_generation(mode="keep", clear_cache=False)
+                async with self._paused():
                     await self._forget_computed()
                     for request in requests:
                         await self._flights.send(request, flights)
-                finally:
-                    await self._llm.resume_generation()
             del request, requests
             return [await self._flights.collect(flight, self._health.note_progress) for flight in flights]
 
@@ -219,6 +217,11 @@ class VllmEngine:
             self._state = State.ASLEEP
             self._must_reload = level == 2 or (self.config.reload_on_wake and self._source.is_lasting)
 
+    async def settle(self) -> None:
+        """Put the engine to sleep, whatever it is doing. Raises EngineError if it has failed, even in its sleep."""
+        self._health.check()
+        await self.sleep()
+
     async def wake_up(self) -> None:
         """Wake the engine up: it takes the device and accepts requests.
 
@@ -245,6 +248,17 @@ class VllmEngine:
             handler.cancel()  # else it would log the end of the core as a failure
         del self._llm, self._flights
         await asyncio.to_thread(self._launched.end, self.config.shutdown_timeout_s)
+
+    @asynccontextmanager
+    async def _paused(self) -> AsyncIterator[None]:
+        """Pause the core for a block, unless it dies in it: a dead one would never reply."""
+        try:
+            await self._llm.pause_generation(mode="keep", clear_cache=False)
+            yield
+        finally:
+            if self._health.failure is None:
+                async with self._health.deadline("its going on"):
+                    await self._llm.resume_generation()
 
     async def _wake_weights(self) -> None:
         """Take the memory of the weights again, but not that of the KV cache."""

@@ -1,11 +1,11 @@
-"""Starting, watching and stopping a run, and what people see of it.
+"""Starting, watching and stopping a run.
 
-`launch.py` is the entry: it starts the data plane's node (`run_node.py`), finds where the run begins
-(`start_point.py`), starts Ray (`cluster.py`) and the actors (`team.py`, `judge_actors.py`), and stops them again.
-`report.py` writes metrics and progress, `tensorboard_file.py` what TensorBoard shows, `timeline.py` the timeline.
-`learning_watch.py` sees whether there is anything to learn, `run_dir.py` guards the run's folder, `signals.py` handles
-Ctrl-C and SIGTERM.
+`supervisor.py` is the process of the command, and starts the launcher (`supervised.py` is what they tell each other).
+`launch.py` is the launcher: it starts the data plane's node (`run_node.py`), finds where the run begins
+(`start_point.py`), starts Ray (`cluster.py`) and the actors (`crew.py`, `makers.py`, `judge_actors.py`), and stops them
+again. `watch.py` watches them, and `repairs.py` makes again what a fault took (`losses.py` finds it). `run_dir.py`
+guards the run's folder, `signals.py` handles Ctrl-C and SIGTERM.
 
 May import: batching, common, config, control, dataplane.client, dataplane.core, dataplane.datasets, generation, genrm,
-keeper, models, models.recipes, placement, preflight, protocol, rewards, rollout, training.
+keeper, models, models.recipes, placement, preflight, protocol, reporting, rewards, rollout, training.
 """

@@ -1,7 +1,9 @@
-"""Makes the Ray actors of a run: each ends with the run, and writes what it prints to a log file of its own."""
+"""Makes the Ray actors of a run: each ends with the run, writes what it prints to a log file of its own, and shows what
+it has done."""
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import ray
 
 from yatt_mm.common.log_file import write_output_to
+from yatt_mm.common.progress import PROGRESS, progress_path
 
 
 def create(stack: ExitStack, body: type, *, log: Path, concurrency: int, **options: Any) -> Any:
@@ -29,11 +32,13 @@ def create(stack: ExitStack, body: type, *, log: Path, concurrency: int, **optio
 
 
 def _logged(body: Any, log: Path) -> type:
-    """Return the same class, whose objects first turn the output of their process to the log file."""
+    """Return the same class, whose objects first turn the output of their process to the log file, and open the file
+    with their progress."""
 
     class Logged(body):  # type: ignore[misc]
         def __init__(self, **arguments: Any) -> None:
             write_output_to(log)
+            PROGRESS.open(progress_path(log.name), os.getpid())
             super().__init__(**arguments)
 
     Logged.__name__ = Logged.__qualname__ = body.__name__

@@ -6,6 +6,7 @@ import functools
 import logging
 import os
 import socket
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,8 +27,10 @@ from yatt_mm.common.held_memory import GPUS_VARIABLE
 from yatt_mm.common.ray_calls import wait_all
 from yatt_mm.common.tokens import write_token
 from yatt_mm.runtime.signals import set_signals_again
+from yatt_mm.runtime.supervised import LIFELINE
 
 CONNECT_TIMEOUT_S = 10.0
+POLL_S = 0.5
 RAY_TOKEN = "ray_token"
 """The name of the file with Ray's token."""
 OBJECT_STORE_BYTES = 100 * 2**20
@@ -41,7 +44,7 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
 
     `env` is set in every worker process.
     """
-    before = dict(os.environ)
+    before, processes, watching = dict(os.environ), dict[str, Any](), threading.Event()
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     common: dict[str, Any] = {
@@ -59,8 +62,11 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
                 os.environ.pop("RAY_AUTH_TOKEN", None)  # it would count before the file
                 _read_environment()
                 _start(num_cpus=num_cpus, _temp_dir=str(scratch / "ray"), **common)
+                processes = _servers()
+        threading.Thread(target=_watch_servers, args=(processes, watching), name="Ray's servers", daemon=True).start()
         yield
     finally:
+        watching.set()
         _stop()
         os.environ.clear()
         os.environ.update(before)
@@ -80,6 +86,22 @@ def _start(**options: Any) -> None:
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
             "processors; try again when it is lower, or name a running cluster in ray.address"
         ) from error
+
+
+def _servers() -> dict[str, Any]:
+    """Return the processes, started here, without which no call of Ray comes to an end."""
+    node: Any = worker._global_node
+    return {kind: node.all_processes[kind][0].process for kind in ("gcs_server", "raylet")}
+
+
+def _watch_servers(servers: Mapping[str, Any], is_over: threading.Event) -> None:
+    """End this process as soon as a server of Ray is gone, unless it has no supervisor. Its calls of Ray would only end
+    after a minute, and then end it too."""
+    while not is_over.wait(POLL_S):
+        for kind, process in servers.items():
+            status = process.poll()
+            if status is not None and not is_over.is_set():
+                LIFELINE.end(f"Ray's {kind} is gone (status {status})")
 
 
 def _read_environment() -> None:

@@ -1,9 +1,10 @@
-"""Creates the actors of the judges: their engines, or those that send to their servers."""
+"""How the actors of the judges are made: their engines, or those that send to their servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,23 +15,25 @@ from yatt_mm.genrm.remote_actor import RemoteJudgeActor
 from yatt_mm.protocol.placement_model import Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.makers import Maker
 from yatt_mm.runtime.site import Site, log_file
 
 
-def create_judges(site: Site, rendezvous: Any, keys: Path) -> dict[str, tuple[Any, ...]]:
-    """Return the actors of each judge, by its name. They are not started yet. `rendezvous`: its actor, to which they
-    tell that a server is away. `keys`: a folder for the files with the keys of servers."""
+def judge_makers(site: Site, rendezvous: Any, keys: Path) -> dict[str, list[Maker]]:
+    """Return what makes the actors of each judge, by its name. `rendezvous`: its actor, which is told that a server
+    is away. `keys`: a folder for the files with the keys of servers."""
     pools = site.placement.pools()
     return {
-        name: _create_judge(site, name, section, pools[name], rendezvous, keys)
+        name: _makers_of(site, name, section, pools[name], rendezvous, keys)
         for name, section in site.config.reward.judges.items()
     }
 
 
-def _create_judge(
+def _makers_of(
     site: Site, name: str, section: JudgeSection, units: Sequence[Unit], rendezvous: Any, keys: Path
-) -> tuple[Any, ...]:
-    """Return the engines of a judge, or the actors that send to its server. Its folder is read once for all of them."""
+) -> list[Maker]:
+    """Return what makes the engines of a judge, or the actors that send to its server. Its folder is read once for all
+    of them."""
     config = site.config
     api_key, key_file = api_key_of(name, section), keys / f"judge_key_{name}"
     server = remote_spec(
@@ -46,19 +49,26 @@ def _create_judge(
         "deadline_s": config.controllers.deadline_s,
     }
     if server is not None:
-        return tuple(
-            create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000)(
-                name=str(unit), server=server, rendezvous=rendezvous, **shared
+        return [
+            partial(
+                create(site.stack, RemoteJudgeActor, log=log_file(config, _judge_log(unit)), concurrency=1000),
+                name=str(unit),
+                server=server,
+                rendezvous=rendezvous,
+                **shared,
             )
             for unit in units
-        )
+        ]
     engine = _judge_engine(site, section)
-    return tuple(
-        site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000)(
-            name=str(unit), engine=replace(engine, cores=site.cores(unit.devices)), **shared
+    return [
+        partial(
+            site.create(JudgeActor, unit.devices, log=_judge_log(unit), concurrency=1000),
+            name=str(unit),
+            engine=replace(engine, cores=site.cores(unit.devices)),
+            **shared,
         )
         for unit in units
-    )
+    ]
 
 
 def _judge_log(unit: Unit) -> str:

@@ -9,16 +9,12 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
-import tempfile
 import time
 import traceback
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import ray
 from rich.console import Console
 from rich.markup import escape
 
@@ -26,36 +22,25 @@ from dataplane.core.errors import DataPlaneError
 from yatt_mm.common.checkpoints import find_checkpoint, read_state
 from yatt_mm.common.errors import ConfigError, RunStopped, YattError
 from yatt_mm.common.log_file import logs_of
-from yatt_mm.common.owned_dirs import owned_folder
-from yatt_mm.common.ray_calls import fetch, own_words, wait_all
 from yatt_mm.config.run_config import Config
 from yatt_mm.preflight.hub import with_local_paths
 from yatt_mm.preflight.judge_servers import check_judge_servers
 from yatt_mm.preflight.run_checks import check_run
+from yatt_mm.reporting.fault_log import FaultLog
+from yatt_mm.reporting.report import Reporter
 from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
+from yatt_mm.runtime.crew import Crew
 from yatt_mm.runtime.ending import ending_with_the_first_error
-from yatt_mm.runtime.report import Reporter
-from yatt_mm.runtime.run_node import RunNode, keep_log, start_node
+from yatt_mm.runtime.repairs import Repairs
+from yatt_mm.runtime.run_node import keep_log, start_node
+from yatt_mm.runtime.scratch import Scratch, scratch_folders
 from yatt_mm.runtime.signals import interrupt_on_signals, say_on_signals, signals_held, signals_restored
 from yatt_mm.runtime.start_point import find_start
 from yatt_mm.runtime.stopping import Stopping
 from yatt_mm.runtime.summary import plan_of, summarise, table_of, tell_left_out, tell_what_is_saved
-from yatt_mm.runtime.team import build_team, start_controllers
-
-SHARED_MEMORY = Path("/dev/shm")
-POLL_S = 0.2
-RECORDS_DEADLINE_S = 120.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scratch:
-    """The folders of a run that are removed when it ends."""
-
-    files: Path
-    """Logs, sockets, temporary files."""
-    weights: Path
-    """Published weights, in shared memory."""
+from yatt_mm.runtime.supervised import LIFELINE, LauncherLoss
+from yatt_mm.runtime.watch import Watch
 
 
 def evaluate(config: Config, *, console: Console | None = None) -> dict[str, float]:
@@ -86,7 +71,9 @@ def launch(config: Config, *, resume: str | None = None, console: Console | None
         RunStopped: when it was told to stop by a signal or by `train.max_time`, and its state is saved.
         YattError: when a part of the run failed, or nothing could be learned; everything has been stopped by then.
     """
-    console, stopping = console or Console(), Stopping(config.train.max_time)
+    console = console or Console()
+    before_s = 0.0 if LIFELINE.loss is None else time.time() - LIFELINE.started_s
+    stopping = Stopping(config.train.max_time, before_s=before_s)
     config = with_local_paths(config, console)
     check_run(config)
     with run_dir.locked(config):  # no other run may commit or drop a checkpoint that is looked at here
@@ -149,12 +136,13 @@ def _run(
     if servers := [name for name, judge in config.reward.judges.items() if judge.url is not None]:
         with console.status(f"asking the server of {' and '.join(servers)}"):
             check_judge_servers(config)
-    scratch = stack.enter_context(_scratch())
+    scratch = stack.enter_context(scratch_folders())
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
     point = find_start(config, node.uri, checkpoint, state)
     start = point.start
-    run_dir.prepare(config, checkpoint, start.step, console)
+    run_dir.prepare(config, checkpoint, start.step, console, is_same_run=LIFELINE.loss is not None)
+    LIFELINE.tell(run_dir=str(config.run_dir.absolute()), max_restarts=config.faults.max_restarts, step=start.step)
     stack.callback(keep_log, scratch.files, config.log_dir)
     console.print(plan_of(config, point), highlight=False, soft_wrap=True)
     for warning in point.warnings:
@@ -177,19 +165,21 @@ def _run(
     starting = f"starting {config.engines.num} engines{judges}{' and training ranks' if config.trains else ''}"
     console.print(f"  {starting}", highlight=False)
     with console.status(starting):
-        team = build_team(
+        crew = Crew(
             stack,
             config,
             run_id=run_id,
             node=node,
-            start=start,
+            run_start=start,
             batches=point.batches,
             weights_dir=scratch.weights,
             scratch=scratch.files,
             tell=lambda line: console.print(f"  {line}", highlight=False, soft_wrap=True),
         )
+        controllers = crew.start_controllers(crew.team(), start)
     console.print(f"ready after {time.perf_counter() - started:.1f} s", highlight=False, soft_wrap=True)
-    controllers = start_controllers(stack, config, team, start)
+    if LIFELINE.loss is not None:
+        _note_repair(config, LIFELINE.loss, start.step)
     reporter = stack.enter_context(
         Reporter(
             config.run_dir,
@@ -202,11 +192,38 @@ def _run(
     )
     if config.trains:
         stopping.listen(console)
-    step = _watch(team.rendezvous, controllers, reporter, node, stopping, console)
+    watch = Watch(config.run_dir, crew.rendezvous, reporter, node, stopping, console)
+    step = _run_to_the_end(crew, watch, Repairs(crew, config, start, reporter.warn_of_fault), controllers)
     if config.trains and step < config.train.steps:
         has_moved = step > start.step or checkpoint is None
         raise _stopped(config, stopping, step, has_moved=has_moved)
     return reporter
+
+
+def _run_to_the_end(crew: Crew, watch: Watch, repairs: Repairs, controllers: list[Any]) -> int:
+    """Let controllers run to the end of the run, and return the step at which it ended. After a fault that can be
+    repaired, others go on."""
+    while True:
+        runs = [controller.run.remote() for controller in controllers]
+        try:
+            return watch.until_end(runs)
+        except YattError as error:
+            start = repairs.repair(error, controllers, runs)
+        controllers = crew.start_controllers(crew.team(), start)
+
+
+def _note_repair(config: Config, loss: LauncherLoss, step: int) -> None:
+    """Write down that the run was started again, because its launcher or a part without which it cannot go on was
+    lost."""
+    FaultLog(config.run_dir).add(
+        who="the launcher",
+        role="launcher",
+        phase=loss.phase,
+        step=loss.step,
+        why=loss.why,
+        done=f"all started again; the run goes on after step {step}",
+        seconds=LIFELINE.seconds_since_loss(),
+    )
 
 
 def _stopped(config: Config, stopping: Stopping, step: int, *, has_moved: bool) -> YattError:
@@ -228,51 +245,6 @@ def _note_logs(error: Exception, folder: Path) -> None:
         with contextlib.suppress(OSError), file.open("a") as log:  # the disk may be full
             log.write("".join(traceback.format_exception(error)))
         error.add_note("logs: " + ", ".join(map(str, [*logs_of(str(error), folder), file])))
-
-
-def _watch(
-    rendezvous: Any,
-    controllers: list[Any],
-    reporter: Reporter,
-    node: RunNode,
-    stopping: Stopping,
-    console: Console,
-) -> int:
-    """Show records until every controller is finished, and return the step at which they ended. The first failure ends
-    the run. Controllers are told to stop when `stopping` says so."""
-    is_told, step = False, 0
-    runs = {controller.run.remote(): f"controller {c}" for c, controller in enumerate(controllers)}
-    left = list(runs)
-    while left:
-        done, left = ray.wait(left, num_returns=len(left), timeout=0)
-        _take_records(rendezvous, reporter, node, wait_s=0.0 if done else POLL_S)
-        for run in done:
-            with own_words():
-                step = fetch(run, name=runs[run], what="the run")
-        node.check()
-        stopping.take(reporter.last)
-        if not is_told and (why := stopping.why()):
-            rendezvous.stop.remote()
-            is_told = True
-            console.print(f"{why}: saving and stopping; a second signal stops at once", soft_wrap=True)
-    _take_records(rendezvous, reporter, node, wait_s=0.0)
-    return step
-
-
-def _take_records(rendezvous: Any, reporter: Reporter, node: RunNode, *, wait_s: float) -> None:
-    call = ("the rendezvous", rendezvous.take_records.remote(wait_s))
-    for record in wait_all([call], what="handing over records", deadline_s=RECORDS_DEADLINE_S)[0]:
-        if record["kind"] == "step":
-            record["dataplane/num_restarts"] = node.num_restarts
-        reporter.take(record)
-
-
-@contextmanager
-def _scratch() -> Iterator[Scratch]:
-    with owned_folder(Path(tempfile.gettempdir()), "yatt-") as files:
-        parent = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else files
-        with owned_folder(parent, "yatt-weights-") as weights:
-            yield Scratch(files=files, weights=weights)
 
 
 CLIENT_VARIABLES = tuple(f"DATAPLANE_{name}" for name in ("TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"))

@@ -16,7 +16,8 @@ from yatt_mm.common.checkpoints import Checkpoints, read_state
 from yatt_mm.common.errors import ConfigError
 from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import Config, dump_config
-from yatt_mm.runtime.report import METRICS_FILE, read_records
+from yatt_mm.reporting.fault_log import FAULTS_FILE
+from yatt_mm.reporting.report import METRICS_FILE, read_records
 
 CONFIG_FILE = "config.yaml"
 EXPORT_DIR = "hf"
@@ -62,8 +63,9 @@ def locked(config: Config) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
-def prepare(config: Config, checkpoint: Path | None, step: int, console: Console) -> None:
-    """Prepare the folder for a run that starts after `step`: an earlier run is moved aside, or continued."""
+def prepare(config: Config, checkpoint: Path | None, step: int, console: Console, *, is_same_run: bool = False) -> None:
+    """Prepare the folder for a run that starts after `step`: an earlier run is moved aside, or continued.
+    `is_same_run`: True if it is the run itself that begins again after a fault; what it wrote of its faults stays."""
     folder = config.run_dir
     if checkpoint is None and (folder / METRICS_FILE).exists():
         aside = folder.with_name(f"{folder.name}.{time.strftime('%Y%m%d-%H%M%S')}")
@@ -71,6 +73,10 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
         has_checkpoint = Checkpoints(root=aside / "checkpoints", keep=1).steps()
         advice = "with --resume this run would have gone on with it" if has_checkpoint else "it has no checkpoint"
         console.print(f"{folder} held an earlier run, which is in {aside} now; {advice}", soft_wrap=True)
+        if is_same_run and (aside / FAULTS_FILE).exists():
+            with writing(folder):
+                folder.mkdir()
+                shutil.copy(aside / FAULTS_FILE, folder)
     if checkpoint is None and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):

@@ -27,6 +27,9 @@ NODE_TOKEN = "node_token"
 TOKEN_FILE_VARIABLE = "DATAPLANE_TOKEN_FILE"
 """The variable of the environment that names the token file to every client."""
 SCOPE_TIMEOUT_S = 10.0
+JOURNAL_FRAC = 0.125
+"""The share of a node's disk, or of its memory if it has no disk, that the records of the steps since the last
+checkpoint may take."""
 MAX_ID_CHARS = 60
 """The length limit for the run's part of a node id, which may have 64 characters."""
 
@@ -40,6 +43,8 @@ class RunNode:
     """The run's rollouts are in this scope, so they end with the run, however it ends."""
     durable: bool
     """True if the node has a disk: rollouts are written there before they count, and survive the death of the node."""
+    journal_bytes: int
+    """The most bytes of records that stay there for repairs."""
     node: EmbeddedNode | None
     """The run's own node; None if the user started the node."""
 
@@ -47,6 +52,11 @@ class RunNode:
     def num_restarts(self) -> int:
         """How many times the run's own node was started again."""
         return self.node.num_restarts if self.node else 0
+
+    @property
+    def last_restart_s(self) -> float:
+        """The seconds from the last death of the run's own node until it was back."""
+        return self.node.last_restart_s if self.node else 0.0
 
     def check(self) -> None:
         """Raise NodeUnavailableError when the run's own node died too often to be started again."""
@@ -66,7 +76,10 @@ def start_node(stack: ExitStack, config: Config, run_id: str, *, scratch: Path, 
     client = stack.enter_context(Client(uri, timeout_s=SCOPE_TIMEOUT_S))
     client.open_scope(scope)
     stack.callback(_close_scope, client, scope)
-    return RunNode(uri=uri, scope=scope, durable=client.stat()["spill_budget_bytes"] > 0, node=node)
+    stat = client.stat()
+    on_disk = stat["spill_budget_bytes"]
+    journal_bytes = int(JOURNAL_FRAC * (on_disk or stat["budget_bytes"]))
+    return RunNode(uri=uri, scope=scope, durable=on_disk > 0, journal_bytes=journal_bytes, node=node)
 
 
 def _close_scope(client: Client, scope: str) -> None:

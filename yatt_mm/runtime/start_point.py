@@ -30,7 +30,7 @@ from yatt_mm.preflight.run_sets import (
     sources_of,
 )
 from yatt_mm.protocol.control import Best, RunStart
-from yatt_mm.runtime.report import QUARANTINE_FILE, read_records
+from yatt_mm.reporting.report import QUARANTINE_FILE, read_records
 from yatt_mm.runtime.run_dir import best_step_of
 
 SLOW_INDEX_S = 10.0
@@ -75,6 +75,8 @@ def find_start(config: Config, uri: str, checkpoint: Path | None, state: dict[st
     start = RunStart(
         step=step,
         checkpoint=str(checkpoint.absolute()) if checkpoint else None,
+        ranks_at=step,
+        is_begun=checkpoint is not None,
         train_sets=tuple(found.run_set for found in train_sets),
         eval_sets=tuple(found.run_set for found in held_out),
         best=_best_of(config, state),

@@ -20,12 +20,13 @@ FINISHED_FIRST = tuple(f"time/{what}_s" for what in ("train", "publish", "eval",
 
 
 class Stopping:
-    """Says why a run has to stop now. It is made when the run starts."""
+    """Says why a run has to stop now."""
 
-    def __init__(self, max_time_s: float | None) -> None:
+    def __init__(self, max_time_s: float | None, *, before_s: float = 0.0) -> None:
+        """`before_s`: the time that the run has taken before now, with other launchers."""
         self.is_by_time = False
         """True if `train.max_time` was the reason."""
-        self._started_s = time.monotonic()
+        self._started_s = time.monotonic() - before_s
         self._max_time_s = max_time_s
         self._longest_s = 0.0
         self._signal = ""

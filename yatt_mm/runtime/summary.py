@@ -11,8 +11,8 @@ from rich.table import Column, Table
 
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config
+from yatt_mm.reporting.report import METRICS_FILE, QUARANTINE_FILE, Reporter
 from yatt_mm.runtime import run_dir
-from yatt_mm.runtime.report import METRICS_FILE, QUARANTINE_FILE, Reporter
 from yatt_mm.runtime.start_point import StartPoint
 
 

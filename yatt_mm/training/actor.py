@@ -43,9 +43,18 @@ class TrainActor:
         moved = self._started().set_state(state)
         return StateReport(held_bytes=held_bytes(), moved=moved)
 
-    def update(self, plan: UpdatePlan) -> UpdateReport:
+    def update(self, plan: UpdatePlan, step: int) -> UpdateReport:
         """Train one step and return its report."""
-        return self._started().update(plan)
+        return self._started().update(plan, step)
+
+    def pass_over(self, step: int) -> None:
+        """Go to the next step with the same weights."""
+        self._started().pass_over(step)
+
+    def settle(self) -> int | None:
+        """Finish what is being written, sleep, and return the step whose update the weights have; None if an update was
+        broken off."""
+        return self._started().settle()
 
     def publish(self, path: str, version: int) -> DeviceSegment | WeightStream | None:
         """Make the weights readable for the engines. Return what engines need besides the path; None if the path is
@@ -61,9 +70,9 @@ class TrainActor:
         """Wait for this rank's part of the checkpoint that is being written."""
         self._started().finish_save()
 
-    def load(self, directory: str) -> None:
-        """Continue from a checkpoint."""
-        self._started().load(directory)
+    def load(self, directory: str, step: int) -> None:
+        """Continue from a checkpoint of `step`."""
+        self._started().load(directory, step)
 
     def save_hf(self, directory: str) -> None:
         """Write the model as a Hugging Face folder."""

@@ -31,6 +31,7 @@ from models.sequence.distinct_media import own_media
 from models.sequence.packing import PackedBatch, pack
 from models.weights.export import ShardedWeights
 from yatt_mm.algorithms.losses import LossInputs
+from yatt_mm.common.progress import PROGRESS
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.training import rank_checkpoint
 from yatt_mm.training.distributed import device, init_model_parallel
@@ -215,9 +216,9 @@ class TrainEngine:
         """
         try:
             if dist.get_rank() == 0:
-                self._files.write_like(directory, self.weights)
+                self._files.write_like(directory, PROGRESS.ticking(self.weights))
             else:
-                for _ in self.weights:
+                for _ in PROGRESS.ticking(self.weights):
                     pass
         finally:
             dist.barrier()
@@ -236,6 +237,7 @@ class TrainEngine:
                 device=self._device,
             )
             batch = cut(batch, self._context)
+            PROGRESS.tick()
             return model(batch, temperature), lambda output: self._apply_loss(output, batch, samples, loss_fn)
 
         # the schedule of a virtual pipeline runs whole rounds of as many microbatches as there are stages

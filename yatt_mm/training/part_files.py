@@ -22,6 +22,7 @@ from safetensors import SafetensorError, safe_open
 from dataplane.core.disk_sync import sync_file
 from yatt_mm.common.errors import CheckpointError
 from yatt_mm.common.manifest import FileRecord
+from yatt_mm.common.progress import PROGRESS
 from yatt_mm.training.boxes import Box
 
 FORMAT = "1"
@@ -65,6 +66,7 @@ def write_part(path: Path, pieces: Sequence[Piece], settings: dict[str, str]) ->
             digest.update(values)
             nbytes += len(values)
             file.write(values)
+            PROGRESS.tick()
     sync_file(path)
     return FileRecord(nbytes=nbytes, blake3=digest.hexdigest())
 
@@ -106,6 +108,7 @@ class Parts:
                 values = file.get_slice(where)[common.inside(saved)]
                 out[common.inside(box)].copy_(values)
                 num_filled += common.numel
+        PROGRESS.tick()
         return num_filled
 
     def extent(self, name: str) -> tuple[int, ...] | None:

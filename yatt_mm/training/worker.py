@@ -8,6 +8,7 @@ collectives.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Sequence
@@ -85,8 +86,10 @@ class TrainWorker:
         self._reader = Reader(dataplane_uri, timeout_s=spec.timeout_s)
         self._state = State.AWAKE
         self._publisher: Publisher | None = None
-        self._policy_version = 0
-        """The version of the weights that engines got last: those at the start of the next update."""
+        self._step: int | None = 0
+        """The step whose update the weights have; None while an update is under way, and after one that failed."""
+        self._report: UpdateReport | None = None
+        """That of the last update."""
         self._loss = functools.partial(
             clipped_policy_loss,
             clip_low=spec.clip_low,
@@ -120,11 +123,40 @@ class TrainWorker:
         self._state = state
         return moved
 
-    def update(self, plan: UpdatePlan) -> UpdateReport:
-        """Train one step, every minibatch of the plan in order, and return its report."""
+    def update(self, plan: UpdatePlan, step: int) -> UpdateReport:
+        """Train one step, every minibatch of the plan in order, and return its report. A step on which the weights were
+        trained already is not trained again: that happens if a fault came after it."""
         self._require(State.AWAKE, "update")
+        if step == self._step and self._report is not None:
+            return self._report
+        self._begin_step(step)
+        self._report = report = self._train(plan, step)
+        self._step = step
+        return report
+
+    def pass_over(self, step: int) -> None:
+        """Go to the next step with the same weights."""
+        if step != self._step:
+            self._begin_step(step)
+            self._report, self._step = None, step
+
+    def settle(self) -> int | None:
+        """Finish what is being written, go to sleep, and return the step whose update the weights have: None if an
+        update was broken off, after which they are of no use."""
+        with contextlib.suppress(OSError):  # the checkpoint is saved again
+            self.finish_save()
+        if self._step is not None:
+            self.set_state(State.ASLEEP)
+        return self._step
+
+    def _begin_step(self, step: int) -> None:
+        if self._step is None or step != self._step + 1:
+            raise RuntimeError(f"training rank {self._rank} is at step {self._step} and cannot go to step {step}")
+        self._step = None
+
+    def _train(self, plan: UpdatePlan, step: int) -> UpdateReport:
         started = time.perf_counter()
-        minibatches, resolved_bytes = self._resolve(plan)
+        minibatches, resolved_bytes = self._resolve(plan, policy_version=step - 1)
         if len(minibatches) > 1:
             for minibatch in minibatches:
                 self._measure_old_logprobs(minibatch)
@@ -134,7 +166,7 @@ class TrainWorker:
             result = self._engine.step(minibatch, self._loss, temperature=self._spec.temperature)
             if result.was_skipped:
                 report.num_skipped += 1
-                folder = Path(self._spec.skipped_dir) / f"step_{self._policy_version + 1:06d}"
+                folder = Path(self._spec.skipped_dir) / f"step_{step:06d}"
                 path = folder / f"update-{number}-rank-{self._rank}.npz"
                 write_update(path, minibatch, result.logprobs, result.loss_metrics)
                 continue
@@ -155,9 +187,7 @@ class TrainWorker:
         self._require(State.WEIGHTS_ONLY, "publish")
         if self._publisher is None:
             self._publisher = make_publisher(self._carrier, self._engine.weights, path, device(), self._receivers)
-        published = self._publisher.publish(version)
-        self._policy_version = version
-        return published
+        return self._publisher.publish(version)
 
     def save(self, directory: str, asynchronous: bool) -> None:
         """Write this rank's part of a checkpoint from which `load` continues exactly. All ranks must be called."""
@@ -169,10 +199,11 @@ class TrainWorker:
         awake."""
         self._engine.finish_save()
 
-    def load(self, directory: str) -> None:
-        """Continue from a checkpoint. All ranks must be called."""
+    def load(self, directory: str, step: int) -> None:
+        """Continue from a checkpoint of `step`. All ranks must be called."""
         self._require(State.AWAKE, "load")
         self._engine.load(Path(directory))
+        self._step = step
 
     def save_hf(self, directory: str) -> None:
         """Write the model as a Hugging Face folder. All ranks must be called."""
@@ -183,9 +214,9 @@ class TrainWorker:
         if self._state is not state:
             raise RuntimeError(f"training rank {self._rank} is {self._state} and cannot {what}; it must be {state}")
 
-    def _resolve(self, plan: UpdatePlan) -> tuple[list[Samples], int]:
+    def _resolve(self, plan: UpdatePlan, *, policy_version: int) -> tuple[list[Samples], int]:
         """Return the plan's samples, one list per minibatch, with the patches that this rank encodes; and the number of
-        bytes of those patches."""
+        bytes of those patches. `policy_version`: that of the weights before the update."""
         views = self._reader.resolve([group.ref for group in plan.groups])
         groups = [
             _Group(ref, group_record.decode(view), [None] * len(ref.media)) for ref, view in zip(plan.groups, views)
@@ -197,7 +228,7 @@ class TrainWorker:
                         planned.row,
                         advantage=planned.advantage,
                         token_weight=minibatch.token_weight,
-                        policy_version=self._policy_version,
+                        policy_version=policy_version,
                     )
                     for planned in micro
                 ]

@@ -8,9 +8,13 @@ import pytest
 
 from tests.yatt_mm.batching.orders import order_of
 from yatt_mm.batching.dynamic_sampling import SamplingRule
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous, StepGivenUp
+from yatt_mm.batching.journal import StepShare
+from yatt_mm.batching.meeting import MeetingKey, StepGivenUp
+from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.errors import DataError, PhaseAbortedError
+from yatt_mm.protocol.control import Best
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 def key(
@@ -38,8 +42,8 @@ def test_a_set_of_which_no_sample_can_be_used_is_told_with_the_commonest_reason(
         meeting = Rendezvous(num_controllers=1, deadline_s=5.0, batches=batches)
         assert await meeting.why_left_out() == ""
         slots = await meeting.open_stream(key(), 0)
-        for reason in ("no such file", "torn", "no such file"):
-            await meeting.put_record({"kind": "quarantine", "reason": reason})
+        for number, reason in enumerate(("no such file", "torn", "no such file")):
+            await meeting.put_record({"kind": "quarantine", "key": f"{number}", "reason": reason})
         await meeting.put_record({"kind": "step", "step": 0})
         with pytest.raises(
             DataError,
@@ -168,3 +172,68 @@ def test_controllers_that_may_not_stop_any_more_meet_as_before() -> None:
         return await asyncio.gather(first, meeting.gather(key(), 1, 1))
 
     assert asyncio.run(run()) == [[0, 1]] * 2
+
+
+async def finish(meeting: Rendezvous, step: int) -> None:
+    """Draw a step's prompts, and finish the step."""
+    draws = [meeting.draw(key(step, sequence=2 * step), c, []) for c in range(2)]
+    drawn = await asyncio.gather(*draws)
+    landed = [[(slot.position, True) for slot in share] for share in drawn]
+    await asyncio.gather(*(meeting.finish_round(key(step, sequence=2 * step + 1), c, landed[c]) for c in range(2)))
+    await meeting.finish_step({"kind": "step", "step": step}, Best(step=step, value=0.5))
+
+
+def test_after_a_fault_other_controllers_draw_the_prompts_of_the_broken_step_again() -> None:
+    async def run() -> None:
+        meeting = make(2)
+        await finish(meeting, 1)
+        drawn = await asyncio.gather(*(meeting.draw(key(2, sequence=0), c, []) for c in range(2)))
+        left = asyncio.ensure_future(meeting.gather(key(2, "rollout", sequence=1), 0, None))
+        await asyncio.sleep(0)
+        await meeting.abort(1, "it died")
+        progress = await meeting.progress()
+        assert (progress.step, progress.at_step, progress.phase) == (1, 2, "rollout")
+        assert progress.best == Best(step=1, value=0.5)
+        await meeting.restart(1, step=1)
+        with pytest.raises(PhaseAbortedError):
+            await left
+        with pytest.raises(PhaseAbortedError, match="belongs to restart 0; this run is at 1"):
+            await meeting.gather(key(2), 0, None)
+        again = await asyncio.gather(*(meeting.draw(key(2, restart_count=1), c, []) for c in range(2)))
+        assert again == drawn
+
+    asyncio.run(run())
+
+
+def test_after_a_fault_a_step_that_was_generated_goes_on_and_the_next_one_has_other_prompts() -> None:
+    async def run() -> None:
+        meeting = make(2)
+        await finish(meeting, 1)
+        await asyncio.gather(*(meeting.draw(key(2, sequence=0), c, []) for c in range(2)))
+        rounds = [[(position, True) for position in range(6 + c, 12, 2)] for c in range(2)]
+        await asyncio.gather(*(meeting.finish_round(key(2, sequence=1), c, rounds[c]) for c in range(2)))
+        shares = [StepShare(groups=(), has_wrong_rewards=False, meter=StepMeter()) for _ in range(2)]
+        for c in range(2):
+            assert await meeting.put_share(c, 2, shares[c]) == 2
+        await meeting.restart(1, step=1)
+        assert await meeting.share(1, 2) is shares[1]
+        drawn = await asyncio.gather(*(meeting.draw(key(3, restart_count=1), c, []) for c in range(2)))
+        assert sorted(slot.position for share in drawn for slot in share) == list(range(12, 18))
+
+    asyncio.run(run())
+
+
+def test_a_notice_that_comes_again_with_the_step_is_told_once() -> None:
+    async def run() -> None:
+        meeting = make(1)
+        notice = {"kind": "quarantine", "step": 1, "key": "a", "reason": "torn"}
+        await meeting.gather(key(1), 0, None)
+        for _ in range(2):
+            await meeting.put_record(dict(notice))
+        assert len(await meeting.take_records(0.0)) == 1
+        assert "1 samples were left out" in await meeting.why_left_out()
+        await meeting.gather(key(2, sequence=1), 0, None)
+        await meeting.put_record(notice)
+        assert len(await meeting.take_records(0.0)) == 1, "another step tells again"
+
+    asyncio.run(run())

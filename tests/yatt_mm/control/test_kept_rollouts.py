@@ -25,11 +25,13 @@ class Keeper:
     def __init__(self) -> None:
         self.calls: list[tuple[int, str, list[KeptGroup]]] = []
         self.last: list[bool] = []
+        self.restart_counts: list[int] = []
         self.keep = self
 
-    def remote(self, step: int, split: str, groups: list[KeptGroup], *, is_last: bool) -> str:
+    def remote(self, step: int, split: str, groups: list[KeptGroup], *, is_last: bool, restart_count: int) -> str:
         self.calls.append((step, split, groups))
         self.last.append(is_last)
+        self.restart_counts.append(restart_count)
         return f"call {len(self.calls)}"
 
 
@@ -59,7 +61,8 @@ def waited(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 def rollouts(keeper: Keeper | None, *overrides: str) -> tuple[KeptRollouts, Records]:
     records: Any = Records()
-    return KeptRollouts(keeper, records, config_of("train.prompts_per_step=8", *overrides)), records
+    config = config_of("train.prompts_per_step=8", *overrides)
+    return KeptRollouts(keeper, records, config, restart_count=2), records
 
 
 def positions(call: tuple[int, str, list[KeptGroup]]) -> dict[int, tuple[float, ...] | None]:
@@ -120,3 +123,15 @@ def test_every_evaluation_keeps_the_same_few_samples_and_small_ones_are_kept_who
     assert [at for at in range(64) if config.rollouts.keeps(at, 64)] == [0, 16, 32, 48]
     assert [at for at in range(6) if config.rollouts.keeps(at, 6)] == [0, 2, 4]
     assert [at for at in range(3) if config.rollouts.keeps(at, 3)] == [0, 1, 2]
+
+
+def test_a_step_that_goes_on_after_a_fault_is_sent_again_with_the_number_of_the_restart() -> None:
+    keeper = Keeper()
+    kept, _ = rollouts(keeper)
+    kept.keep_again([scored(position) for position in range(8)], step=3, all_groups=False)
+    (call,) = keeper.calls
+    assert call[:2] == (3, "train") and keeper.restart_counts == [2]
+    found = positions(call)
+    assert list(found) == [0, 2, 4, 6] and None not in found.values()
+    kept.keep_again([scored(position) for position in range(8)], step=4, all_groups=True)
+    assert list(positions(keeper.calls[-1])) == list(range(8))

@@ -14,7 +14,8 @@ from typing import Any, cast
 from dataplane.core.refs import Ref
 from tests.yatt_mm import runs
 from tests.yatt_mm.batching.orders import order_of
-from yatt_mm.batching.rendezvous import MeetingKey, Rendezvous
+from yatt_mm.batching.meeting import MeetingKey
+from yatt_mm.batching.rendezvous import Rendezvous
 from yatt_mm.batching.rendezvous_client import RendezvousClient
 from yatt_mm.batching.step_batches import StepBatches
 from yatt_mm.common.conversation import ask

@@ -8,10 +8,11 @@ import pytest
 
 from dataplane.core.refs import Ref
 from tests.yatt_mm.generation.fakes import prompt
-from yatt_mm.generation.metrics import StepMeter, add_groups, merge
+from yatt_mm.generation.metrics import add_groups
 from yatt_mm.protocol.control import ScoredGroup, Slot
 from yatt_mm.protocol.rewards import Scores
 from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.step_meter import StepMeter, merge
 
 
 def group(position: int, set_name: str, rewards: tuple[float, ...], **parts: Any) -> ScoredGroup:

@@ -13,10 +13,10 @@ from tests.yatt_mm.generation.fakes import JUDGE, SAMPLING, World, until, world
 from yatt_mm.common.errors import WorkerError
 from yatt_mm.generation import reward_stage
 from yatt_mm.generation.group_work import GroupWork
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.rollout_stage import RolloutStage
 from yatt_mm.generation.rounds import answer, judge
 from yatt_mm.protocol.placement_model import State
+from yatt_mm.protocol.step_meter import StepMeter
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:

@@ -10,9 +10,9 @@ import pytest
 
 from tests.yatt_mm.generation.fakes import JUDGE, SAMPLING, World, prompt, until, world
 from yatt_mm.generation.group_work import GroupWork
-from yatt_mm.generation.metrics import StepMeter
 from yatt_mm.generation.streaming import Streaming
 from yatt_mm.protocol.control import Prompt, Slot
+from yatt_mm.protocol.step_meter import StepMeter
 
 FOUR = ("train.prompts_per_step=4", "train.num_minibatches=2", "sampling.replace_groups=true")
 

@@ -156,6 +156,23 @@ def test_shares_of_different_steps_do_not_mix(client: Client, tmp_path: Path) ->
     assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2 + ["eval"] * 2
 
 
+def test_after_a_fault_what_was_sent_in_part_comes_again_and_what_is_written_stays(
+    client: Client, tmp_path: Path
+) -> None:
+    keeper = keeper_of(client, tmp_path, num_controllers=2)
+    for groups in ([kept(client, 0), kept(client, 1)], [kept(client, 2)]):
+        keeper.keep(1, "train", groups, is_last=True)
+    keeper.keep(1, "eval", [kept(client, 5)], is_last=True)
+    for groups in ([kept(client, 0)], [kept(client, 2)]):  # without those that were not trained on
+        keeper.keep(1, "train", groups, is_last=True, restart_count=1)
+    keeper.keep(1, "eval", [kept(client, 5)], is_last=True, restart_count=1)
+    keeper.keep(1, "eval", [kept(client, 6)], is_last=True, restart_count=0)
+    assert [row["position"] for row in read_rows(table_path(tmp_path, 1))] == [0, 0, 1, 1, 2, 2]
+    keeper.keep(1, "eval", [kept(client, 7)], is_last=True, restart_count=1)
+    evaluated = [row["position"] for row in read_rows(table_path(tmp_path, 1)) if row["split"] == "eval"]
+    assert evaluated == [5, 5, 7, 7]
+
+
 def test_a_video_has_a_strip_of_frames(client: Client, tmp_path: Path) -> None:
     source = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(8, 40, 60)), meta={"medium": "video"})
     (frames,) = client.derive([source], FRAMES)

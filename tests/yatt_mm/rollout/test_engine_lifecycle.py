@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -126,7 +127,12 @@ def test_a_launch_that_begins_after_its_end_starts_nothing(
 
 
 def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_nothing_behind(
-    prompts: Prompts, tiny_dir: Path, run: Run, tmp_path: Path, leftovers: Callable[[], set[object]]
+    prompts: Prompts,
+    tiny_dir: Path,
+    run: Run,
+    tmp_path: Path,
+    leftovers: Callable[[], set[object]],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     weights = load_file(tiny_dir / "model.safetensors")
     write_segment(tmp_path / "wrong", [(name, torch.zeros(3)) for name in weights], version=1)
@@ -138,13 +144,18 @@ def test_an_engine_whose_process_dies_or_whose_update_fails_is_named_and_leaves_
         with pytest.raises(EngineError, match="engine dying is unusable: its update to version 1 failed"):
             await dying.generate(prompts.request(1))
         dying._health.failure = None
-        task = asyncio.create_task(dying.generate_batch([prompts.request(1, max_tokens=1500)]))
-        while not dying.num_in_flight:
-            await asyncio.sleep(0)
-        for process in dying._launched.processes:
-            process.kill()
+        send = dying._flights.send
+
+        async def send_and_kill(*arguments: Any) -> None:
+            await send(*arguments)
+            for process in dying._launched.processes:
+                process.kill()
+            await asyncio.sleep(60)  # its end is noticed while the core is paused, which never replies again
+
+        monkeypatch.setattr(dying._flights, "send", send_and_kill)
         with pytest.raises(EngineError, match=r"engine dying gave up a batch of 1 groups: its process \d+ died"):
-            await task
+            async with asyncio.timeout(30):
+                await dying.generate_batch([prompts.request(1, max_tokens=1500)])
         await dying.shutdown()
 
     run(fail_and_die())

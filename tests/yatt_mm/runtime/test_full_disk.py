@@ -14,9 +14,9 @@ from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.common.errors import DiskError
 from yatt_mm.common.writing import writing
 from yatt_mm.config.run_config import load_config
+from yatt_mm.reporting.report import Reporter
+from yatt_mm.reporting.tensorboard_file import TensorboardFile
 from yatt_mm.runtime import run_dir
-from yatt_mm.runtime.report import Reporter
-from yatt_mm.runtime.tensorboard_file import TensorboardFile
 
 STEP: dict[str, Any] = {"kind": "step", "step": 1, "reward/mean": 0.5}
 RECORDS: dict[str, dict[str, Any]] = {

@@ -18,7 +18,7 @@ from tests.yatt_mm import runs
 from yatt_mm.common.checkpoints import Checkpoints
 from yatt_mm.config.run_config import Config, load_config
 from yatt_mm.control.controller import Controller
-from yatt_mm.generation.metrics import StepMeter
+from yatt_mm.protocol.step_meter import StepMeter
 from yatt_mm.runtime import start_point
 from yatt_mm.runtime.launch import launch
 from yatt_mm.runtime.start_point import _warnings, find_start
@@ -106,12 +106,13 @@ def test_the_first_controller_alone_tells_of_flaws_at_a_start_and_at_a_resume(
     begins: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     flaw = {"shard": "joined.tar", "key": "", "reason": "torn", "is_filtered": False}
-    for name in ("publish", "evaluate", "_report", "phase"):
+    for name in ("_publish", "evaluate", "_report", "phase"):
         monkeypatch.setattr(Controller, name, MagicMock())
     for index, wanted in ((0, [{"kind": "quarantine", "step": 3, **flaw}]), (1, [])):
         one: Any = object.__new__(Controller)
         one.index, one.step = index, 3
-        one._start = SimpleNamespace(checkpoint="step_3", flaws=(flaw,))
+        one._start = SimpleNamespace(checkpoint="step_3", step=3, ranks_at=3, flaws=(flaw,))
+        one._team = SimpleNamespace(restart_count=0)
         one._meter, one._workers, records = StepMeter(), MagicMock(), list[dict[str, Any]]()
         one._rendezvous = SimpleNamespace(put_record=records.append, gather=lambda value: [value])
         getattr(one, begins)()

@@ -3,6 +3,7 @@ with the engine."""
 
 from __future__ import annotations
 
+import dataclasses
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from models.layout.parallel import Parallel
 from tests.yatt_mm.training.ranks import RankPool
-from yatt_mm.generation.metrics import StepMeter, add_update, merge
+from yatt_mm.generation.metrics import add_update
 from yatt_mm.protocol import group_record
 from yatt_mm.protocol.adam_settings import AdamSettings
 from yatt_mm.protocol.placement_model import State
 from yatt_mm.protocol.rollout import GroupRef
+from yatt_mm.protocol.step_meter import StepMeter, merge
 from yatt_mm.protocol.training import TrainSpec, UpdateReport
 from yatt_mm.training.step_plan import Minibatch, PlannedSample, UpdatePlan
 from yatt_mm.training.worker import TrainWorker
@@ -68,14 +70,45 @@ def trained(rank: int, model_dir: Path, uri: str, folder: Path) -> dict[str, Any
                 (now + np.where(np.array(versions) < 2, 0.5, 1e-4)).astype(np.float32)
                 for now, versions in zip(current, VERSIONS)
             ]
-            report = worker.update(_plan(client, name, engine, num_minibatches=num_updates))
+            worker._step = 2
+            plan = _plan(client, name, engine, num_minibatches=num_updates)
+            report = worker.update(plan, 3)
             found[name] = {"report": report, "current": current, "engine": engine}
+        found["again"] = _again(worker, client, plan, report)
     return found
+
+
+def _again(worker: TrainWorker, client: Client, plan: UpdatePlan, report: UpdateReport) -> dict[str, Any]:
+    """Return what a rank does when controllers come again after a fault."""
+    before = _current_logprobs(worker, client, "kept")
+    is_same_report = worker.update(plan, 3) is report
+    after = _current_logprobs(worker, client, "still")
+    refused = []
+    for step in (2, 5):
+        try:
+            worker.update(plan, step)
+        except RuntimeError as error:
+            refused.append(str(error))
+    worker.pass_over(4)
+    worker.pass_over(4)
+    settled = worker.settle()
+    worker.set_state(State.AWAKE)
+    try:
+        worker.update(dataclasses.replace(plan, groups=()), 5)
+    except IndexError:
+        broken = worker.settle()
+    return {
+        "is_same_report": is_same_report,
+        "weights_stay": all(np.array_equal(now, then) for now, then in zip(after, before, strict=True)),
+        "refused": refused,
+        "settled": settled,
+        "broken": broken,
+    }
 
 
 def _current_logprobs(worker: TrainWorker, client: Client, name: str) -> list[np.ndarray]:
     plan = _plan(client, f"before {name}", [np.zeros(len(ids), np.float32) for ids in RESPONSES])
-    (minibatch,), _ = worker._resolve(plan)
+    (minibatch,), _ = worker._resolve(plan, policy_version=2)
     return worker._engine.logprobs(minibatch)[0]
 
 
@@ -129,3 +162,13 @@ def test_stale_tokens_are_counted_and_not_compared_with_the_engine(found: dict[s
     assert metrics["rollout/stale_tokens_frac"] == 3 / NUM_TOKENS
     assert metrics["rollout/logprob_diff_max"] == pytest.approx(1e-4, rel=0.05)
     assert metrics["rollout/logprob_diff_mean"] == pytest.approx(1e-4, rel=0.05)
+
+
+def test_a_rank_trains_a_step_once_however_often_controllers_come_with_it(found: dict[str, Any]) -> None:
+    again = found["again"]
+    assert again["is_same_report"] and again["weights_stay"]
+    assert again["refused"] == [f"training rank 0 is at step 3 and cannot go to step {step}" for step in (2, 5)]
+
+
+def test_a_rank_says_which_step_its_weights_have_and_none_after_an_update_that_failed(found: dict[str, Any]) -> None:
+    assert found["again"]["settled"] == 4 and found["again"]["broken"] is None

@@ -15,8 +15,9 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from tests.dataplane.shards import wait_until
 from tests.yatt_mm import runs
-from tests.yatt_mm.whole_runs.conftest import GROUP_SIZE, NUM_PROMPTS, Digits
-from tests.yatt_mm.whole_runs.killing_reward import NODE_AT, RANK_WHEN
+from tests.yatt_mm.whole_runs import kills
+from tests.yatt_mm.whole_runs.conftest import Digits
+from tests.yatt_mm.whole_runs.kills import Kill
 
 pytestmark = pytest.mark.alone
 
@@ -28,16 +29,21 @@ def curve(digits: Digits, name: str) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def killed(whole: runs.Finished, digits: Digits) -> runs.Finished:
-    """A run whose node is killed in the middle of the first step's generation, and in the second step's; and one of
-    whose ranks is killed while the checkpoint of the fourth step is saved."""
+    """A run of which one process after the other is killed. Only one fault in a row is repaired: the second death of a
+    rank while the same checkpoint is saved ends it."""
     assert whole.status == 0, whole.output
-    in_the_first = digits.num_eval + NUM_PROMPTS
-    num_first = round(runs.metrics(digits.folder, "whole")[1]["sampling/num_prompts_used"]) * GROUP_SIZE
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(NODE_AT, f"{in_the_first},{in_the_first + num_first}")
-        patch.setenv(RANK_WHEN, str(digits.run("killed") / "checkpoints" / ".partial_step_000004"))
-        reward = "reward.function=tests.yatt_mm.whole_runs.killing_reward:exact_match_with_kills"
-        return runs.run(digits.arguments("killed", reward))
+    saving = digits.run("killed") / "checkpoints" / ".partial_step_000004"
+    wanted = [
+        Kill(role="node", step=1, phase="rollout", after_s=0.3),
+        Kill(role="node", step=2, phase="rollout", after_s=0.3),
+        Kill(role="controller", step=2, phase="train"),
+        Kill(role="engine core", step=3, phase="rollout", after_s=0.2),
+        Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
+        Kill(role="rank", step=4, phase="checkpoint", after_s=0.0, folder=saving),
+    ]
+    finished, done = kills.run(digits.arguments("killed", "faults.max_restarts=1"), wanted)
+    assert done == wanted, finished.output
+    return finished
 
 
 @pytest.mark.timeout(1200)
@@ -47,16 +53,36 @@ def test_a_node_that_is_killed_twice_costs_time_only(
     records = runs.metrics(digits.folder, "killed")
     assert [record["dataplane/num_restarts"] for record in records[:3]] == [0, 1, 2], killed.output
     assert "ended with signal SIGKILL; it is started again" in killed.output
-    assert curve(digits, "killed")[:5] == curve(digits, "whole")[:5]
     assert all(record["dataplane/num_restarts"] == 0 for record in runs.metrics(digits.folder, "whole"))
 
 
-def test_a_rank_that_dies_while_a_checkpoint_is_saved_is_named_and_the_checkpoint_does_not_count(
+def test_controllers_engines_and_ranks_that_die_cost_time_only(
+    killed: runs.Finished, whole: runs.Finished, digits: Digits
+) -> None:
+    assert curve(digits, "killed") == curve(digits, "whole")[:5], killed.output
+    faults = kills.faults(digits.run("killed"))
+    found = [(fault["role"], fault["phase"], fault["step"]) for fault in faults]
+    assert found == [
+        ("node", "rollout", 1),
+        ("node", "rollout", 2),
+        ("controller", "train", 2),
+        ("rollout", "rollout", 3),
+        ("train", "checkpoint", 4),
+        ("train", "checkpoint", 4),
+    ], faults
+    assert faults[2]["done"] == "controllers go on after step 1"
+    assert faults[3]["done"].endswith(" started again; controllers go on after step 2")
+    assert faults[4]["done"] == "all training ranks (from step 2) started again; controllers go on after step 4"
+    assert all(0 <= fault["seconds"] < 120 for fault in faults)
+
+
+def test_a_rank_that_dies_too_often_is_named_and_the_checkpoint_does_not_count(
     killed: runs.Finished, digits: Digits
 ) -> None:
     assert killed.status == 1, killed.output
     (said,) = (line for line in killed.output.splitlines() if line.startswith("error: "))
     assert "training rank" in said, said
+    assert kills.faults(digits.run("killed"))[-1]["done"] == "ended the run"
     assert killed.left_behind == []
     checkpoints = sorted(path.name for path in (digits.run("killed") / "checkpoints").iterdir())
     assert checkpoints == [".partial_step_000004", "step_000002"]
@@ -154,3 +180,18 @@ def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(digits: 
     assert done.status == 1, done.output
     assert "error: " in done.output and "engine" in done.output
     assert done.left_behind == []
+
+
+@pytest.mark.faults
+def test_a_rank_that_stands_still_is_found_by_what_it_finishes_and_made_again(
+    whole: runs.Finished, digits: Digits
+) -> None:
+    stops = Kill(role="rank", step=2, phase="train", signal=signal.SIGSTOP)
+    short = ("controllers.deadline_s=25", "train.steps=4")
+    finished, done = kills.run(digits.arguments("still", *short), [stops])
+    assert done == [stops] and finished.status == 0, finished.output
+    (fault,) = kills.faults(digits.run("still"))
+    assert (fault["role"], fault["phase"], fault["step"]) == ("train", "train", 2) and fault["seconds"] < 120
+    assert "did not finish update of step 2 in 25 s" in fault["why"], fault
+    assert curve(digits, "still")[:4] == curve(digits, "whole")[:4]
+    assert finished.left_behind == []

@@ -13,7 +13,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tests.yatt_mm.keeper.rows import picture, row
 from yatt_mm.common.errors import RewardError
 from yatt_mm.keeper.table import kept_steps, table_path, write_rows
-from yatt_mm.runtime.report import Reporter
+from yatt_mm.reporting.report import Reporter
 
 
 def shown(folder: Path, *records: dict[str, Any], first_step: int = 0) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from yatt_mm.runtime.team import _tell_when_ready
+from yatt_mm.runtime.starting import _tell_when_ready
 
 
 def test_each_group_of_parts_is_told_when_its_last_part_is_ready() -> None:

@@ -29,9 +29,9 @@ from rich.progress import (
 
 from yatt_mm.common.writing import writing
 from yatt_mm.keeper.table import drop_after, read_rows, table_path
-from yatt_mm.runtime.learning_watch import LearningWatch
-from yatt_mm.runtime.tensorboard_file import TensorboardFile
-from yatt_mm.runtime.timeline import TIMELINE_FILE, Timeline
+from yatt_mm.reporting.learning_watch import LearningWatch
+from yatt_mm.reporting.tensorboard_file import TensorboardFile
+from yatt_mm.reporting.timeline import TIMELINE_FILE, Timeline
 
 METRICS_FILE = "metrics.jsonl"
 QUARANTINE_FILE = "quarantine.jsonl"
@@ -149,6 +149,10 @@ class Reporter:
             self._console.print(_line(record), highlight=False, soft_wrap=True)
             if warning := self.learning.take(record):
                 self._warn("no signal", warning)
+
+    def warn_of_fault(self, text: str) -> None:
+        """Show what failed, or what was done about it."""
+        self._warn("fault", text)
 
     def _warn(self, what: str, text: str) -> None:
         self._console.print(f"[yellow]{what}:[/] {escape(text)}", highlight=False, soft_wrap=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from yatt_mm.placement.device_ledger import LedgerSpan
 from yatt_mm.protocol.placement_model import Role, State
-from yatt_mm.runtime.timeline import Timeline
+from yatt_mm.reporting.timeline import Timeline
 
 JUDGES = ("strict", "kind")
 

@@ -1,0 +1,52 @@
+"""A launcher that is killed, or lost, as often as its arguments say. The real one is in the whole runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from yatt_mm.runtime.supervised import LIFELINE
+from yatt_mm.runtime.supervisor import LOST
+
+
+def main(folder: Path, kills: list[str], resume: list[str]) -> int:
+    """Play one life: the next one of `kills`, or a life that comes to its end."""
+    assert LIFELINE.take_order()
+    lives = folder / "lives.jsonl"
+    number = len(lives.read_text().splitlines()) if lives.exists() else 0
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+    loss = None if LIFELINE.loss is None else LIFELINE.loss.why
+    with lives.open("a") as file:
+        file.write(
+            json.dumps({"resume": resume, "loss": loss, "left": left.pid, "started_s": LIFELINE.started_s}) + "\n"
+        )
+    way = kills[number] if number < len(kills) else "end"
+    if way != "early":
+        LIFELINE.tell(run_dir=str(folder), max_restarts=2, step=number if "moves" in kills else 0, phase="train")
+    if way == "wait":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(_ended(left, 75)))
+        time.sleep(60)
+    if way in ("kill", "early", "moves"):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if way == "lost":
+        LIFELINE.tell(lost="the rendezvous was lost")
+        return _ended(left, LOST)
+    return _ended(left, int(way) if way.isdigit() else 0)
+
+
+def _ended(left: subprocess.Popen[bytes], status: int) -> int:
+    left.kill()
+    left.wait()
+    LIFELINE.tell(is_ended=True)
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(
+        main(Path(sys.argv[1]), [a for a in sys.argv[2:] if a[0] != "-"], [a for a in sys.argv[2:] if a[0] == "-"])
+    )

@@ -1,0 +1,151 @@
+"""Tests that find out what a fault took, with small actors of a real Ray."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+
+from yatt_mm.common.progress import PROGRESS, STACK_SIGNAL, Done, progress_path, read_progress
+from yatt_mm.protocol.placement_model import Role, Unit
+from yatt_mm.runtime import losses
+from yatt_mm.runtime.cluster import _our_signals
+from yatt_mm.runtime.losses import end_controllers, is_gone, settle
+
+pytestmark = pytest.mark.alone
+
+
+class Member:
+    """An engine or a rank that settles at once, or not at all."""
+
+    def __init__(self, step: int | None = None, sleeps_s: float = 0.0) -> None:
+        self._step = step
+        self._sleeps_s = sleeps_s
+
+    def settle(self) -> int | None:
+        time.sleep(self._sleeps_s)
+        return self._step
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def run(self, fails: bool) -> None:
+        if fails:
+            raise ValueError("it failed")
+        time.sleep(self._sleeps_s)
+
+    def open(self, path: str, log: str) -> int:
+        with Path(log).open("a") as file:
+            os.dup2(file.fileno(), 2)
+        PROGRESS.open(Path(path), os.getpid())
+        return os.getpid()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def cluster() -> Iterator[None]:
+    with tempfile.TemporaryDirectory(prefix="yatt-ray-", ignore_cleanup_errors=True) as folder:
+        with _our_signals(), pytest.MonkeyPatch.context() as patch:
+            patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+            ray.init(num_cpus=4, include_dashboard=False, object_store_memory=2**27, _temp_dir=folder)
+        yield
+        ray.shutdown()
+
+
+def member(step: int | None = None, sleeps_s: float = 0.0) -> Any:
+    remote: Any = ray.remote(num_cpus=0)(Member)
+    actor = remote.remote(step, sleeps_s)
+    ray.get(actor.pid.remote())  # its process is there
+    return actor
+
+
+def unit(role: Role, index: int) -> Unit:
+    return Unit(role=role, pool=str(role), index=index, devices=(index,))
+
+
+def ranks(*actors: Any) -> dict[Unit, Any]:
+    return {unit(Role.TRAIN, number): actor for number, actor in enumerate(actors)}
+
+
+def nothing(unit: Unit) -> None:
+    """Nothing is known of what a unit has done."""
+
+
+def test_ranks_whose_weights_have_the_same_step_stay() -> None:
+    engine = unit(Role.ROLLOUT, 0)
+    settled = settle(ranks(member(3), member(3)) | {engine: member()}, nothing, deadline_s=5)
+    assert (settled.ranks_at, settled.lost, settled.silent) == (3, {}, frozenset())
+
+
+@pytest.mark.parametrize("steps", [(3, 4), (3, None), (None, None)])
+def test_ranks_whose_weights_differ_or_that_were_broken_off_do_not(steps: tuple[int | None, ...]) -> None:
+    assert settle(ranks(*map(member, steps)), nothing, deadline_s=5).ranks_at is None
+
+
+def test_a_rank_that_died_is_lost_and_nothing_waits_for_those_that_wait_for_it() -> None:
+    dead = member(3)
+    os.kill(ray.get(dead.pid.remote()), signal.SIGKILL)
+    began_s = time.monotonic()
+    settled = settle(ranks(dead, member(3, sleeps_s=30)), nothing, deadline_s=20)
+    assert time.monotonic() - began_s < 10 and settled.ranks_at is None
+    (lost,) = settled.lost
+    assert str(lost) == "training rank 0" and "was lost" in settled.lost[lost]
+
+
+def test_ranks_are_waited_for_as_long_as_one_of_them_finishes_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "OTHERS_S", 0.5)
+    works, hangs = member(3, sleeps_s=2.5), member(3, sleeps_s=30)
+    works_until_s = time.time() + 2
+
+    def done(unit: Unit) -> Done:
+        return Done(pid=0, count=0, last_s=min(time.time(), works_until_s))
+
+    assert settle(ranks(works), done, deadline_s=2.5).ranks_at == 3
+    works_until_s = time.time()
+    settled = settle(ranks(hangs), done, deadline_s=1.5)
+    assert settled.ranks_at is None and len(settled.silent) == 1 and not settled.lost
+
+
+def test_a_rank_that_waits_for_one_that_has_replied_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "OTHERS_S", 0.5)
+    began_s = time.monotonic()
+    settled = settle(ranks(member(2), member(2, sleeps_s=30)), nothing, deadline_s=20)
+    assert time.monotonic() - began_s < 10
+    assert settled.ranks_at is None and [str(unit) for unit in settled.silent] == ["training rank 1"]
+
+
+def test_an_engine_that_does_not_fall_asleep_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "ENGINE_S", 1.0)
+    engine = unit(Role.ROLLOUT, 1)
+    settled = settle({engine: member(sleeps_s=30)}, nothing, deadline_s=5)
+    assert settled.lost == {engine: "engine 1 did not end what it was doing in 1 s"}
+
+
+def test_controllers_are_ended_and_those_that_had_died_are_named() -> None:
+    controllers = [member(sleeps_s=0), member(sleeps_s=30), member(sleeps_s=30)]
+    os.kill(ray.get(controllers[1].pid.remote()), signal.SIGKILL)
+    runs = [controller.run.remote(c == 0) for c, controller in enumerate(controllers)]
+    assert end_controllers(controllers, runs, within_s=1.0) == [1]
+    assert all(is_gone(controller, deadline_s=5) for controller in controllers)
+    assert not is_gone(member(), deadline_s=20)
+
+
+def test_a_process_that_hangs_writes_down_where(tmp_path: Path) -> None:
+    path, log = progress_path("rank-0.log", tmp_path), tmp_path / "rank-0.log"
+    hanging = member(sleeps_s=30)
+    pid = ray.get(hanging.open.remote(str(path), str(log)))
+    found = read_progress(path)
+    assert found is not None and (found.pid, found.count) == (pid, 0)
+    hanging.settle.remote()
+    deadline = time.monotonic() + 20
+    while "in settle" not in log.read_text() and time.monotonic() < deadline:
+        os.kill(pid, STACK_SIGNAL)
+        time.sleep(0.1)
+    assert "in settle" in log.read_text()
+    ray.kill(hanging)

@@ -1,0 +1,98 @@
+"""Tests of the process that starts the launcher, with a launcher that is killed at will (`launcher_double.py`)."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.dataplane.shards import wait_until
+
+SUPERVISE = """
+import sys
+from yatt_mm.runtime import supervisor
+supervisor.LAUNCHER = ("-m", "tests.yatt_mm.runtime.launcher_double")
+sys.exit(supervisor.supervise(sys.argv[1:], None))
+"""
+
+
+def start(folder: Path, *ways: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", SUPERVISE, str(folder), *ways]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def lives(folder: Path) -> list[dict[str, Any]]:
+    path = folder / "lives.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def is_over(pid: int) -> bool:
+    return not psutil.pid_exists(pid)
+
+
+@pytest.mark.parametrize("status", [0, 1, 2, 75, 130])
+def test_the_status_of_a_launcher_that_came_to_its_end_is_that_of_the_run(status: int, tmp_path: Path) -> None:
+    assert start(tmp_path, str(status)).wait(60) == status
+    (life,) = lives(tmp_path)
+    assert life["loss"] is None and life["resume"] == []
+
+
+def test_a_launcher_that_was_killed_is_started_again_and_what_it_left_is_ended(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step_000002").mkdir(parents=True)
+    supervisor = start(tmp_path, "kill", "lost")
+    said, _ = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 0, said
+    first, second, third = lives(tmp_path)
+    assert (first["resume"], second["resume"], third["resume"]) == ([], ["--resume=auto"], ["--resume=auto"])
+    assert second["loss"] == "the launcher was ended by SIGKILL" and third["loss"] == "the rendezvous was lost"
+    assert is_over(first["left"]), "it lost its parent, and belonged to the run"
+    assert said.count("fault: ") == 2
+    assert first["started_s"] == third["started_s"], "train.max_time is that of the run"
+
+
+def test_a_run_without_a_checkpoint_starts_again_from_its_beginning(tmp_path: Path) -> None:
+    assert start(tmp_path, "kill").wait(60) == 0
+    assert [life["resume"] for life in lives(tmp_path)] == [[], []]
+
+
+def test_launchers_that_are_lost_at_the_same_step_again_and_again_end_the_run(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, "kill", "kill", "kill", "kill")
+    said, _ = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 1 and len(lives(tmp_path)) == 3
+    assert "error: the launcher was ended by SIGKILL" in said and "faults.max_restarts is 2" in said
+    (fault,) = [json.loads(line) for line in (tmp_path / "faults.jsonl").read_text().splitlines()]
+    assert (fault["role"], fault["phase"], fault["step"], fault["done"]) == ("launcher", "train", 1, "ended the run")
+
+
+def test_steps_that_are_finished_in_between_begin_the_count_anew(tmp_path: Path) -> None:
+    assert start(tmp_path, *["moves"] * 5).wait(60) == 0
+    assert len(lives(tmp_path)) == 6
+
+
+def test_a_launcher_that_dies_before_its_run_has_a_folder_is_not_started_again(tmp_path: Path) -> None:
+    assert start(tmp_path, "early").wait(60) == 1
+    assert len(lives(tmp_path)) == 1
+
+
+def test_a_signal_reaches_the_launcher_and_its_status_is_that_of_the_run(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, "wait")
+    wait_until(lambda: bool(lives(tmp_path)))
+    wait_until(lambda: len(psutil.Process(supervisor.pid).children(recursive=True)) == 2)
+    supervisor.send_signal(signal.SIGTERM)
+    said, _ = supervisor.communicate(timeout=60)
+    assert supervisor.returncode == 75, said
+
+
+def test_a_launcher_whose_supervisor_is_killed_is_told_to_stop(tmp_path: Path) -> None:
+    supervisor = start(tmp_path, "wait")
+    wait_until(lambda: bool(lives(tmp_path)))
+    (launcher,) = psutil.Process(supervisor.pid).children()
+    supervisor.kill()
+    supervisor.wait(60)
+    wait_until(lambda: is_over(launcher.pid))

@@ -1,0 +1,126 @@
+"""Runs in which processes are killed when the controllers come to a phase."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.yatt_mm import runs
+
+PATTERNS = {
+    "node": "dataplane serve --embedded",
+    "decode worker": "derive.worker_main",
+    "reward worker": "ray::RewardActor",
+    "rollout actor": "ray::RolloutActor",
+    "engine core": runs.ENGINE,
+    "judge": "ray::JudgeActor",
+    "rank": "ray::TrainActor",
+    "controller": "ray::ControllerActor",
+    "keeper": "ray::KeeperActor",
+    "coordinator": "ray::Coordinator",
+    "rendezvous": "ray::Rendezvous",
+    "raylet": "raylet/raylet",
+    "gcs": "gcs_server",
+    "launcher": "yatt_mm.train",
+}
+"""[role] what the command line of its processes contains."""
+PHASES = Path(__file__).parent / "phases"
+POLL_S = 0.005
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """A process that is killed once."""
+
+    role: str
+    step: int
+    phase: str
+    after_s: float = 0.1
+    """The seconds after the controllers came to the phase."""
+    folder: Path | None = None
+    """It is killed when this folder is there, too."""
+    signal: signal.Signals = signal.SIGKILL
+
+
+class Killer:
+    """Kills processes of one run, one after the other. A thread."""
+
+    def __init__(self, mark: str, phases: Path, kills: list[Kill]) -> None:
+        self.done: list[Kill] = []
+        self._mark = mark
+        self._phases = phases
+        self._kills = kills
+        self._before: set[str] = set()
+        """The processes of the controllers before the last kill."""
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="killer")
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        for kill in self._kills:
+            if not self._wait_for(kill):
+                return
+            time.sleep(kill.after_s)
+            pid = _process_of(self._mark, kill.role)
+            while kill.folder is not None and not kill.folder.is_dir() and not self._is_over.wait(POLL_S / 10):
+                pass
+            os.kill(pid, kill.signal)
+            self.done.append(kill)
+
+    def _wait_for(self, kill: Kill) -> bool:
+        """Return True when controllers come to the phase: other ones than before, after a kill in the same phase."""
+        is_again = bool(self.done) and (self.done[-1].step, self.done[-1].phase) == (kill.step, kill.phase)
+        while not self._is_over.wait(POLL_S):
+            lines = [line.split() for line in self._phases.read_text().splitlines() if line.count(" ") == 2]
+            came = {pid for step, phase, pid in lines if (int(step), phase) == (kill.step, kill.phase)}
+            if came - (self._before if is_again else set()):
+                self._before = {pid for _, _, pid in lines}
+                return True
+        return False
+
+
+def _process_of(mark: str, role: str) -> int:
+    """Return a process of this role."""
+    pid = runs.wait_for_process(mark, PATTERNS[role].replace(" ", r"\W"), deadline_s=20)
+    if role == "launcher":  # the first one found is its supervisor
+        (pid,) = (child.pid for child in psutil.Process(pid).children() if "yatt_mm.train" in child.cmdline())
+    return pid
+
+
+def run(command: list[str], kills: list[Kill]) -> tuple[runs.Finished, list[Kill]]:
+    """Run the command to its end, and return the result and which of the kills took place."""
+    before = runs.shared_memory()
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as temporary,
+        tempfile.TemporaryDirectory(prefix="yn-") as notes,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        phases = Path(notes) / "phases"
+        phases.touch()
+        patch.setenv("PYTHONPATH", str(PHASES))
+        patch.setenv("YATT_TEST_PHASES", str(phases))
+        with runs.started(command, temporary=Path(temporary)) as (process, mark):
+            killer = Killer(mark, phases, kills)
+            try:
+                return runs.finish(process, mark, before, Path(temporary)), killer.done
+            finally:
+                killer.stop()
+
+
+def faults(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what a run wrote down of its faults."""
+    return [json.loads(line) for line in (run_dir / "faults.jsonl").read_text().splitlines()]

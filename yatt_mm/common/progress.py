@@ -1,0 +1,80 @@
+"""How much a process has done, as a number that others on its machine read from a file. A process whose number stands
+still although it has work hangs. It can be made to write down where."""
+
+from __future__ import annotations
+
+import faulthandler
+import mmap
+import signal
+import struct
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+LAYOUT = struct.Struct("<qqd")
+"""The number of the process, how much it has done, and when it did the last of it."""
+STACK_SIGNAL = signal.SIGUSR2
+"""The signal after which a process writes the stacks of its threads to its log."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """What one process has done."""
+
+    pid: int
+    count: int
+    last_s: float
+    """The time of the last piece of work, in seconds since the epoch."""
+
+
+class Progress:
+    """Counts what this process does. Without a file it does nothing."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._file: mmap.mmap | None = None
+        self._pid = 0
+
+    def open(self, path: Path, pid: int) -> None:
+        """From now on show in a file what this process does, and let `STACK_SIGNAL` write its stacks."""
+        self._pid = pid
+        path.write_bytes(LAYOUT.pack(pid, 0, time.time()))
+        with path.open("r+b") as file:
+            self._file = mmap.mmap(file.fileno(), LAYOUT.size)
+        faulthandler.register(STACK_SIGNAL, all_threads=True)
+
+    def tick(self) -> None:
+        """Note that a piece of work is done: a microbatch, a tensor, a part of a file."""
+        if self._file is not None:
+            self._count += 1
+            LAYOUT.pack_into(self._file, 0, self._pid, self._count, time.time())
+
+    def ticking(self, pieces: Iterable[T]) -> Iterator[T]:
+        """Yield the same pieces, and note each of them."""
+        for piece in pieces:
+            yield piece
+            self.tick()
+
+
+PROGRESS = Progress()
+"""The only instance of a process."""
+
+
+def progress_path(log_name: str, folder: Path | None = None) -> Path:
+    """Return the file of the process that writes this log. `folder`: that for the run's temporary files, which is the
+    default one in all processes of a run but the launcher."""
+    return (folder or Path(tempfile.gettempdir())) / f"progress-{log_name.removesuffix('.log')}"
+
+
+def read_progress(path: Path) -> Done | None:
+    """Return what a process has done; None if there is none yet."""
+    try:
+        pid, count, last_s = LAYOUT.unpack(path.read_bytes())
+    except (OSError, struct.error):
+        return None
+    return Done(pid=pid, count=count, last_s=last_s)

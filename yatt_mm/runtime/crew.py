@@ -1,0 +1,215 @@
+"""The actors of a run, but for its controllers. Those that a fault took are made again."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import ray
+
+from models.flops import count_operations
+from models.recipes.media_recipes import load_recipes
+from models.registry import read_config
+from yatt_mm.batching.rendezvous import Rendezvous
+from yatt_mm.batching.step_batches import StepBatches
+from yatt_mm.common.checkpoints import Checkpoints
+from yatt_mm.common.log_file import log_names
+from yatt_mm.common.progress import STACK_SIGNAL, Done, progress_path, read_progress
+from yatt_mm.config.run_config import Config
+from yatt_mm.control.actor import ControllerActor
+from yatt_mm.placement.coordinator import Coordinator
+from yatt_mm.protocol.control import RunStart, Team
+from yatt_mm.protocol.placement_model import Role, State, Unit
+from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.cluster import reserved_devices
+from yatt_mm.runtime.judge_actors import judge_makers
+from yatt_mm.runtime.makers import Maker, create_keeper, create_reward_workers, engine_makers, rank_makers
+from yatt_mm.runtime.run_dir import BEST_DIR, EXPORT_DIR
+from yatt_mm.runtime.run_node import RunNode
+from yatt_mm.runtime.site import Site, log_file
+from yatt_mm.runtime.starting import start
+
+STOP_DEADLINE_S = 30.0
+GONE_S = 5.0
+"""The seconds in which an actor that Ray was told to end is gone."""
+STACKS_S = 0.5
+"""The seconds that processes need to write down where they are."""
+
+
+class Crew:
+    """The actors of a run, but for its controllers."""
+
+    def __init__(
+        self,
+        stack: ExitStack,
+        config: Config,
+        *,
+        run_id: str,
+        node: RunNode,
+        run_start: RunStart,
+        batches: StepBatches | None,
+        weights_dir: Path,
+        scratch: Path,
+        tell: Callable[[str], None],
+    ) -> None:
+        """Make and start all of them; `stack` ends them. `scratch`: a folder that only the user can enter, for files in
+        which the training ranks meet and for the keys of judges' servers. `tell` gets a line when engines or ranks are
+        ready.
+
+        Raises:
+            WorkerError: an actor failed to start, or took too long.
+        """
+        reserved = reserved_devices(config.placement.num_devices, deadline_s=config.controllers.deadline_s)
+        self.restart_count = 0
+        self._stack = stack
+        self._config = config
+        self._run_id = run_id
+        self._weights_dir = weights_dir
+        self._scratch = scratch
+        self._tell = tell
+        self._site = Site(
+            stack=stack,
+            config=config,
+            node=node,
+            placement=config.make_placement(),
+            devices=stack.enter_context(reserved),
+        )
+        self.rendezvous: Any = create(
+            stack, Rendezvous, log=log_file(config, "rendezvous"), concurrency=4 * config.controllers.num + 8
+        )(
+            num_controllers=config.controllers.num,
+            deadline_s=config.controllers.deadline_s,
+            batches=batches,
+            journal_bytes=node.journal_bytes,
+        )
+        self._reward_workers = create_reward_workers(stack, config, run_start.rewards, node.uri)
+        self.keeper = create_keeper(stack, config, node.uri)
+        self._makers = self._unit_makers()
+        self.units: dict[Unit, Any] = {unit: make() for unit, make in self._makers.items()}
+        self.coordinator: Any = None
+        self._states = {
+            unit: State.AWAKE if unit.role is Role.TRAIN else State.ASLEEP for unit in self._site.placement.units
+        }
+        stack.callback(self._stop_engines)
+        self._start(self.units)
+
+    def make_again(self, lost: Collection[Unit], *, keeper: bool) -> None:
+        """Make and start these units again, and the keeper if it was lost. All others are asleep.
+
+        Raises:
+            WorkerError: one of them failed to start, or took too long.
+        """
+        self.restart_count += 1
+        self._end(lost)
+        if keeper:
+            self.keeper = create_keeper(self._stack, self._config, self._site.node.uri)
+        self.units |= {unit: self._makers[unit]() for unit in lost}
+        self._states = {
+            unit: State.AWAKE if unit.role is Role.TRAIN and unit in lost else State.ASLEEP for unit in self.units
+        }
+        self._start({unit: self.units[unit] for unit in self.units if unit in lost})
+
+    def team(self) -> Team:
+        """Return the handles of all of them for the next controllers, with a coordinator of its own."""
+        config, site = self._config, self._site
+        if self.coordinator is not None:
+            ray.kill(self.coordinator)
+        self.coordinator = create(self._stack, Coordinator, log=log_file(config, "coordinator"), concurrency=1000)(
+            placement=site.placement,
+            workers=self.units,
+            states=self._states,
+            requests_per_engine=config.requests_per_engine(),
+            division=config.division(),
+            deadline_s=config.controllers.deadline_s / 2,
+        )
+        return Team(
+            rendezvous=self.rendezvous,
+            coordinator=self.coordinator,
+            engines=self._of_pool("rollout"),
+            reward_workers=tuple(self._reward_workers),
+            keeper=self.keeper,
+            judges={name: self._of_pool(name) for name in config.reward.judges},
+            ranks=self._of_pool("train"),
+            parallel=config.parallel(),
+            operations=count_operations(
+                read_config(Path(config.model.path)), freeze=config.train.freeze, recompute=config.train.recompute
+            ),
+            placement=site.placement,
+            dataplane_uri=site.node.uri,
+            recipes=load_recipes(Path(config.model.path), config.data.video.sampling()),
+            weights_dir=str(self._weights_dir),
+            checkpoints=Checkpoints(root=config.run_dir.absolute() / "checkpoints", keep=config.checkpoint.keep),
+            export_dir=str(config.run_dir.absolute() / EXPORT_DIR),
+            best_dir=str(config.run_dir.absolute() / BEST_DIR),
+            restart_count=self.restart_count,
+            run_id=self._run_id,
+        )
+
+    def start_controllers(self, team: Team, run_start: RunStart) -> list[Any]:
+        """Start and return `controllers.num` controller actors. They are idle until they are told to run."""
+        return [
+            create(self._stack, ControllerActor, log=log_file(self._config, f"controller-{c}"), concurrency=1)(
+                index=c, config=self._config, team=team, start=run_start
+            )
+            for c in range(self._config.controllers.num)
+        ]
+
+    def _unit_makers(self) -> dict[Unit, Maker]:
+        site = self._site
+        judges = judge_makers(site, self.rendezvous, self._scratch)
+        makers = {"rollout": engine_makers(site), **judges, "train": rank_makers(site)}
+        units = {(unit.pool, unit.index): unit for unit in site.placement.units}
+        return {units[pool, i]: make for pool, of_pool in makers.items() for i, make in enumerate(of_pool)}
+
+    def _of_pool(self, pool: str) -> tuple[Any, ...]:
+        return tuple(self.units[unit] for unit in self._site.placement.pools().get(pool, ()))
+
+    def _start(self, units: dict[Unit, Any]) -> None:
+        store = f"file://{self._scratch / f'ranks_store-{self.restart_count}'}"
+        deadline_s = self._config.faults.start_deadline_s
+        start(units, store, in_turns=bool(self._site.devices.gpus), deadline_s=deadline_s, tell=self._tell)
+
+    def _stop_engines(self) -> None:
+        """Let engines end their own processes. One that does not is ended with its actor right after."""
+        self._shut_down(self.units)
+
+    def _shut_down(self, units: Collection[Unit]) -> None:
+        calls = [self.units[unit].shutdown.remote() for unit in units if unit.role is not Role.TRAIN]
+        if calls:
+            ray.wait(calls, num_returns=len(calls), timeout=STOP_DEADLINE_S)
+
+    def _end(self, units: Collection[Unit]) -> None:
+        """End these units, and wait until their processes are gone."""
+        self._shut_down(units)
+        for unit in units:
+            ray.kill(self.units[unit])
+        gone = {self.units[unit].__ray_ready__.remote(): unit for unit in units}
+        _, alive = ray.wait(list(gone), num_returns=len(gone), timeout=GONE_S) if gone else ([], [])
+        for call in alive:  # one that stands still does not hear Ray
+            self._signal(gone[call], signal.SIGKILL)
+        if alive:
+            ray.wait(alive, num_returns=len(alive), timeout=STOP_DEADLINE_S)
+
+    def write_stacks(self, units: Collection[Unit]) -> None:
+        """Let the processes of these units write down where they are, in their logs."""
+        for unit in units:
+            self._signal(unit, STACK_SIGNAL)
+        if units:
+            time.sleep(STACKS_S)
+
+    def _signal(self, unit: Unit, number: signal.Signals) -> None:
+        """Send a signal to the process of a unit, which has written down its number."""
+        if (found := self.done_by(unit)) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(found.pid, number)
+
+    def done_by(self, unit: Unit) -> Done | None:
+        """Return what a unit has done so far; None if it has not begun."""
+        logs = log_names(str(unit))
+        return read_progress(progress_path(logs[0], self._scratch)) if logs else None

@@ -1,0 +1,101 @@
+"""Finds which parts of a run a fault took, and puts the others to sleep."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import ray
+
+from yatt_mm.common.errors import WorkerError
+from yatt_mm.common.progress import Done
+from yatt_mm.common.ray_calls import fetch
+from yatt_mm.protocol.placement_model import Role, Unit
+
+POLL_S = 0.1
+OTHERS_S = 20.0
+"""The seconds that training ranks get, also once one of them has replied. One that needs longer then waits for a rank
+that is not there."""
+ENGINE_S = 60.0
+"""The seconds in which an engine must fall asleep."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """What is left of the engines and ranks. They are asleep."""
+
+    lost: Mapping[Unit, str]
+    """Those that are of no use any more, with the reason."""
+    ranks_at: int | None
+    """The step whose update the weights of all ranks have; None if they have to be made again."""
+    silent: frozenset[Unit]
+    """Those that did not reply. They hang, or wait for one that does."""
+
+
+def settle(units: Mapping[Unit, Any], done_by: Callable[[Unit], Done | None], *, deadline_s: float) -> Settled:
+    """Let every unit end what it is doing and sleep. One that cannot is lost, and so is one that takes too long: a rank
+    if no rank finishes anything for `deadline_s`, an engine after `ENGINE_S`. `done_by`: what a unit has done."""
+    calls = {actor.settle.remote(): unit for unit, actor in units.items()}
+    ranks = [unit for unit in units if unit.role is Role.TRAIN]
+    waiting, lost, steps, silent = list(calls), dict[Unit, str](), dict[Unit, int | None](), set[Unit]()
+    began_s, soonest_s = time.time(), time.time() + OTHERS_S
+    while waiting:
+        done, waiting = ray.wait(waiting, timeout=POLL_S)
+        for call in done:
+            unit, step = calls[call], None
+            try:
+                step = fetch(call, name=str(unit), what="ending what it was doing")
+            except WorkerError as error:
+                lost[unit] = str(error)
+            if unit.role is Role.TRAIN:
+                steps[unit] = step
+                # with one that is of no use, all of them are; and those that one does not wait for reply soon
+                soonest_s = min(soonest_s, time.time() + (OTHERS_S if step is not None else 0))
+        last_s = max((found.last_s for rank in ranks if (found := done_by(rank)) is not None), default=0.0)
+        ranks_end_s = soonest_s if steps else max(soonest_s, last_s + deadline_s)
+        for call in waiting:
+            unit = calls[call]
+            if time.time() > (ranks_end_s if unit.role is Role.TRAIN else began_s + ENGINE_S):
+                silent.add(unit)
+                if unit.role is Role.TRAIN:
+                    steps[unit] = None
+                else:
+                    lost[unit] = f"{unit} did not end what it was doing in {ENGINE_S:g} s"
+        waiting = [call for call in waiting if calls[call] not in silent]
+    at = set(steps.values())
+    return Settled(lost=lost, ranks_at=at.pop() if len(at) == 1 else None, silent=frozenset(silent))
+
+
+def is_gone(actor: Any, *, deadline_s: float) -> bool:
+    """Return True if an actor has died, or does not reply in `deadline_s` seconds."""
+    call = actor.__ray_ready__.remote()
+    done, _ = ray.wait([call], timeout=deadline_s)
+    if not done:
+        return True
+    try:
+        ray.get(call)
+    except ray.exceptions.RayError:
+        return True
+    return False
+
+
+def end_controllers(controllers: Sequence[Any], runs: Sequence[Any], *, within_s: float) -> list[int]:
+    """End all controllers, which may end themselves `within_s` seconds; return the numbers of those that had died."""
+    done, _ = ray.wait(list(runs), num_returns=len(runs), timeout=within_s)
+    died = [c for c, run in enumerate(runs) if run in done and _has_died(run)]
+    for controller in controllers:
+        ray.kill(controller)
+    ray.wait(list(runs), num_returns=len(runs), timeout=within_s)
+    return died
+
+
+def _has_died(run: Any) -> bool:
+    try:
+        ray.get(run)
+    except ray.exceptions.RayActorError:
+        return True
+    except ray.exceptions.RayError:
+        return False
+    return False

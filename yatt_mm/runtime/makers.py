@@ -1,0 +1,125 @@
+"""How the actors of a run are made from its config."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from yatt_mm.config.run_config import Config
+from yatt_mm.keeper.actor import KeeperActor
+from yatt_mm.protocol.adam_settings import AdamSettings
+from yatt_mm.protocol.placement_model import Role
+from yatt_mm.protocol.rollout import EngineSpec
+from yatt_mm.protocol.training import TrainSpec
+from yatt_mm.rewards.actor import RewardActor
+from yatt_mm.rollout.actor import RolloutActor
+from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.site import Site, log_file
+from yatt_mm.training.actor import TrainActor
+
+Maker = Callable[[], Any]
+"""Makes an actor, each time another one, and returns its handle. It is not started then."""
+
+
+def engine_makers(site: Site) -> list[Maker]:
+    """Return what makes each engine of the policy."""
+    config = site.config
+    spec = EngineSpec(
+        model_dir=site.model_dir,
+        dtype=config.model.dtype,
+        max_model_len=config.rollout.max_model_len,
+        max_num_seqs=config.rollout.max_num_seqs,
+        kv_cache_bytes=config.rollout.kv_cache_memory,
+        max_images_per_prompt=config.rollout.max_images_per_prompt,
+        max_videos_per_prompt=config.rollout.max_videos_per_prompt,
+        tp=config.rollout.tp,
+        deadline_s=config.controllers.deadline_s,
+        scope=site.node.scope,
+        durable=site.node.durable,
+        chat_template_args=config.data.chat_template_args,
+    )
+    return [
+        partial(
+            site.create(RolloutActor, devices, log=f"engine-{engine}", concurrency=1000),
+            index=engine,
+            spec=replace(spec, cores=site.cores(devices)),
+            dataplane_uri=site.node.uri,
+            num_controllers=config.controllers.num,
+            deadline_s=config.controllers.deadline_s,
+        )
+        for engine, devices in enumerate(site.placement.devices(Role.ROLLOUT))
+    ]
+
+
+def rank_makers(site: Site) -> list[Maker]:
+    """Return what makes each training rank."""
+    config, train = site.config, site.config.train
+    spec = TrainSpec(
+        model_dir=site.model_dir,
+        dtype=config.model.dtype,
+        optim=AdamSettings(
+            lr=train.lr,
+            weight_decay=train.weight_decay,
+            betas=train.betas,
+            clip_grad=train.clip_grad,
+            warmup_steps=train.warmup_steps,
+            total_updates=train.steps * train.num_minibatches,
+            lr_final_frac=train.lr_final_frac,
+            offload_frac=train.optimizer_offload_fraction,
+        ),
+        temperature=config.rollout.temperature,
+        clip_low=config.algorithm.clip_low,
+        clip_high=config.algorithm.clip_high,
+        entropy_coef=config.algorithm.entropy_coef,
+        seed=config.run.seed,
+        timeout_s=config.dataplane.timeout_s,
+        carrier=config.carrier,
+        num_receivers=sum(map(len, site.placement.devices(Role.ROLLOUT))),
+        deadline_s=config.controllers.deadline_s,
+        recompute=train.recompute,
+        freeze=tuple(train.freeze),
+        overlap_grad_reduce=train.overlap_grad_reduce,
+        skipped_dir=str(config.skipped_dir.absolute()),
+    )
+    return [
+        partial(
+            site.create(TrainActor, devices, log=f"rank-{rank}", concurrency=1),
+            rank=rank,
+            spec=replace(spec, cores=site.cores(devices)),
+            parallel=config.parallel(),
+            dataplane_uri=site.node.uri,
+        )
+        for rank, devices in enumerate(site.placement.devices(Role.TRAIN))
+    ]
+
+
+def create_reward_workers(
+    stack: ExitStack, config: Config, functions: tuple[str, ...], dataplane_uri: str
+) -> list[Any]:
+    """Return the reward workers. Ray starts those again that die."""
+    return [
+        create(stack, RewardActor, log=log_file(config, f"reward-{worker}"), concurrency=1, max_restarts=-1)(
+            functions=functions,
+            weights=config.reward.part_weights,
+            dataplane_uri=dataplane_uri,
+            timeout_s=config.dataplane.timeout_s,
+            deadline_s=config.reward.deadline_s,
+            longest_s=config.controllers.deadline_s / 3,  # a call is made again if a worker dies
+        )
+        for worker in range(config.reward.num_workers)
+    ]
+
+
+def create_keeper(stack: ExitStack, config: Config, dataplane_uri: str) -> Any:
+    """Return the keeper, or None if no rollouts are kept."""
+    if config.rollouts.keep == "none":
+        return None
+    return create(stack, KeeperActor, log=log_file(config, "keeper"), concurrency=1)(
+        run_dir=config.run_dir.absolute(),
+        num_controllers=config.controllers.num,
+        dataplane_uri=dataplane_uri,
+        timeout_s=config.dataplane.timeout_s,
+    )

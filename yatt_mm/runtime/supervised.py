@@ -1,0 +1,117 @@
+"""What a supervisor and the launcher that it has started tell each other. No third-party package."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from dataplane.core.process import signal_on_parent_death
+
+VARIABLE = "YATT_SUPERVISOR"
+"""The variable of the environment that carries an `Order` to the launcher, and to no other process."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherLoss:
+    """Why an earlier launcher of the run was lost."""
+
+    why: str
+    phase: str
+    step: int
+    began_s: float
+    """The time, in seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What the supervisor gives a launcher."""
+
+    supervisor: int
+    """The number of its process."""
+    file: int
+    """The file descriptor for the launcher's state."""
+    started_s: float
+    """The time at which the run was started first, in seconds since the epoch."""
+    loss: LauncherLoss | None
+    """Why the run is started again; None at its first start."""
+
+    def text(self) -> str:
+        """Return the value of `VARIABLE`."""
+        return json.dumps(asdict(self))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LauncherState:
+    """How far a launcher came. Its supervisor reads it when the launcher is gone."""
+
+    run_dir: str = ""
+    """The run's folder; empty before it is prepared."""
+    max_restarts: int = 0
+    step: int = -1
+    """The last finished step."""
+    phase: str = "start"
+    lost: str = ""
+    """What it saw dying, without which it cannot end in an orderly way."""
+    is_ended: bool = False
+    """True if it came to its end, and its exit status counts."""
+
+    @classmethod
+    def read(cls, file: int) -> LauncherState:
+        """Return what a launcher wrote last."""
+        text = os.pread(file, 1 << 16, 0)
+        return cls(**json.loads(text)) if text else cls()
+
+
+class Lifeline:
+    """The launcher's side. Without a supervisor it does nothing."""
+
+    def __init__(self) -> None:
+        self.loss: LauncherLoss | None = None
+        """Why the run was started again; None at its first start."""
+        self.started_s = time.time()
+        """The time at which the run was started first, in seconds since the epoch."""
+        self._file: int | None = None
+        self._state = LauncherState()
+
+    def take_order(self) -> bool:
+        """Take the order from the environment; return False if there is no supervisor. A launcher whose supervisor dies
+        gets SIGTERM, so that it saves the run and stops."""
+        text = os.environ.pop(VARIABLE, None)
+        if text is None:
+            return False
+        order = json.loads(text)
+        self.loss = None if order["loss"] is None else LauncherLoss(**order["loss"])
+        self.started_s = order["started_s"]
+        self._file = order["file"]
+        os.set_inheritable(order["file"], False)
+        signal_on_parent_death(signal.SIGTERM)
+        if os.getppid() != order["supervisor"]:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return True
+
+    def tell(self, **news: Any) -> None:
+        """Change fields of the state."""
+        self._state = replace(self._state, **news)
+        if self._file is not None:
+            text = json.dumps(asdict(self._state)).encode()
+            os.ftruncate(self._file, 0)
+            os.pwrite(self._file, text, 0)
+
+    def end(self, why: str) -> None:
+        """End this process at once, because it cannot end in an orderly way. Its supervisor ends what it has started.
+        Without a supervisor, do nothing."""
+        if self._file is not None:
+            self.tell(lost=why)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def seconds_since_loss(self) -> float:
+        """Return the time since the earlier launcher was lost."""
+        return 0.0 if self.loss is None else time.time() - self.loss.began_s
+
+
+LIFELINE = Lifeline()
+"""The only instance of a process."""

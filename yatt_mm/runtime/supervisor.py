@@ -1,0 +1,155 @@
+"""The supervisor: the process that starts the launcher of a run, and is no part of Ray, so that it can report and clean
+up when Ray dies, and start the run again.
+
+Every process of a run descends from it. What loses its parent becomes its child: so it ends what a launcher that was
+killed has left, and nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from yatt_mm.reporting.fault_log import FaultLog
+from yatt_mm.runtime.scratch import remove_scratch_of_dead_runs
+from yatt_mm.runtime.signals import INTERRUPTED, SAVED_AND_STOPPED, SIGNALS, signals_restored
+from yatt_mm.runtime.supervised import VARIABLE, LauncherLoss, LauncherState, Order
+
+LAUNCHER = ("-m", "yatt_mm.train")
+"""What Python runs as the launcher."""
+LOST = 70
+"""The exit status of a launcher whose run has to be started again (`EX_SOFTWARE` of sysexits.h)."""
+END_S = 20.0
+"""The seconds in which what a launcher left must end after SIGTERM."""
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def supervise(arguments: Sequence[str], resume: str | None) -> int:
+    """Run `python -m yatt_mm.train` in a child process, and again if that was lost. Return its exit status.
+
+    `arguments`: a config and overrides of its keys. `resume`: what `--resume` names.
+    """
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    supervisor = Supervisor(list(arguments), resume)
+    with signals_restored():
+        for number in SIGNALS:
+            signal.signal(number, supervisor.forward)
+        return supervisor.run()
+
+
+class Supervisor:
+    """Runs one launcher after the other."""
+
+    def __init__(self, arguments: list[str], resume: str | None) -> None:
+        self._arguments = arguments
+        self._resume = resume
+        self._started_s = time.time()
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._told = 0
+        """The first signal that came; 0 if none did."""
+        self._num_in_a_row = 0
+        self._step = -1
+        """The last finished step of the launchers that were lost."""
+
+    def forward(self, signum: int, frame: object) -> None:
+        """Give a signal to the launcher. That has a process group of its own, so no signal reaches it twice."""
+        self._told = self._told or signum
+        if self._launcher is not None:
+            self._launcher.send_signal(signum)
+
+    def run(self) -> int:
+        """Run launchers until one comes to its end, and return its exit status."""
+        loss = None
+        while True:
+            status, state = self._run_launcher(loss)
+            if state.is_ended and status != LOST:
+                return status
+            began_s = time.time()
+            _end_descendants()
+            if self._told:
+                print("the run was told to stop, and ended before it was saved", file=sys.stderr)
+                return INTERRUPTED if self._told == signal.SIGINT else SAVED_AND_STOPPED
+            why = state.lost or f"the launcher {_how_it_ended(status)}"
+            loss = LauncherLoss(why=why, phase=state.phase, step=state.step + 1, began_s=began_s)
+            if not self._may_start_again(state):
+                _give_up(state, loss)
+                return 1
+            print(f"fault: {why}; the run starts again from its newest checkpoint", file=sys.stderr, flush=True)
+            if any((Path(state.run_dir) / "checkpoints").glob("step_*")):
+                self._resume = "auto"
+
+    def _run_launcher(self, loss: LauncherLoss | None) -> tuple[int, LauncherState]:
+        """Run one launcher to its end; return its exit status, or minus the signal that ended it, and its state."""
+        file, resume = os.memfd_create("yatt-launcher"), [] if self._resume is None else [f"--resume={self._resume}"]
+        try:
+            order = Order(supervisor=os.getpid(), file=file, started_s=self._started_s, loss=loss)
+            self._launcher = subprocess.Popen(
+                [sys.executable, *LAUNCHER, *self._arguments, *resume],
+                env={**os.environ, VARIABLE: order.text()},
+                pass_fds=(file,),
+                process_group=0,
+            )
+            if self._told:  # it came while there was no launcher
+                self._launcher.send_signal(self._told)
+            while True:
+                pid, ended = os.waitpid(-1, 0)  # others are what lost its parent
+                if pid == self._launcher.pid:
+                    self._launcher.returncode = os.waitstatus_to_exitcode(ended)
+                    return self._launcher.returncode, LauncherState.read(file)
+        finally:
+            os.close(file)
+
+    def _may_start_again(self, state: LauncherState) -> bool:
+        self._num_in_a_row = 1 if state.step > self._step else self._num_in_a_row + 1
+        self._step = max(self._step, state.step)
+        return bool(state.run_dir) and self._num_in_a_row <= state.max_restarts
+
+
+def _end_descendants() -> None:
+    """End what a launcher has left: all that descends from this process. Folders of dead owners are removed."""
+    import psutil
+
+    own = psutil.Process()
+    for end in (psutil.Process.terminate, psutil.Process.kill):
+        left = own.children(recursive=True)
+        for process in left:
+            try:
+                end(process)
+            except psutil.NoSuchProcess:
+                continue
+        deadline = time.monotonic() + END_S
+        while (left := own.children(recursive=True)) and time.monotonic() < deadline:
+            psutil.wait_procs(left, timeout=0.2)
+    remove_scratch_of_dead_runs()
+
+
+def _how_it_ended(status: int) -> str:
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+
+
+def _give_up(state: LauncherState, loss: LauncherLoss) -> None:
+    """Say, and write down, that the run ends."""
+    print(f"error: {loss.why}", file=sys.stderr)
+    if not state.run_dir:
+        return
+    run_dir = Path(state.run_dir)
+    FaultLog(run_dir).add(
+        who="the launcher",
+        role="launcher",
+        phase=loss.phase,
+        step=loss.step,
+        why=loss.why,
+        done="ended the run",
+        seconds=0,
+    )
+    print(
+        f"faults.max_restarts is {state.max_restarts}; start {run_dir} again with --resume to go on from its newest "
+        "checkpoint",
+        file=sys.stderr,
+    )
