@@ -156,11 +156,19 @@ def test_shares_of_different_steps_do_not_mix(client: Client, tmp_path: Path) ->
     assert [row["split"] for row in read_rows(table_path(tmp_path, 1))] == ["train"] * 2 + ["eval"] * 2
 
 
-def test_a_video_has_a_strip_of_frames(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoder", ["pyav", "decord"])
+def test_a_video_has_a_strip_of_frames_by_the_decoder_of_its_patches(
+    client: Client, tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, derive = [], Client.derive
+    monkeypatch.setattr(
+        Client, "derive", lambda self, refs, recipe: asked.append(recipe.get("decoder")) or derive(self, refs, recipe)
+    )
     source = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(8, 40, 60)), meta={"medium": "video"})
-    (frames,) = client.derive([source], FRAMES)
+    (frames,) = client.derive([source], FRAMES | {"decoder": decoder})
     assert isinstance(frames, Ref)
     keeper_of(client, tmp_path, num_controllers=1).keep(1, "eval", [kept(client, 0, frames)], is_last=True)
+    assert asked == [decoder, decoder]
     (medium,) = read_rows(table_path(tmp_path, 1))[0]["media"]
     assert medium["kind"] == "video" and Image.open(io.BytesIO(medium["thumbnail"])).size == (4 * 60, 40)
 
