@@ -69,7 +69,7 @@ ROUNDS = 5
 NUM_PICTURES = 64
 WINDOW = 32
 BUDGET_BYTES = 512 << 20
-ALLOWED_BYTES = 200 << 20
+ALLOWED_BYTES = 224 << 20
 ONE_IN = 32
 
 Place = tuple[str, int, int]

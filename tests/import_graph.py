@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PROJECT = ("dataplane", "models", "yatt_mm")
 PAGE = ROOT / "docs" / "architecture.md"
-HEAVY = ("decord", "megatron", "ray", "torch", "torchvision", "transformers", "vllm")
+HEAVY = ("av", "decord", "megatron", "ray", "torch", "torchvision", "transformers", "vllm")
 """The packages that a test must not need if it is to run on a Python version for which they are not installed."""
 
 Graph = dict[str, set[str]]

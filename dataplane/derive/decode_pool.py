@@ -8,36 +8,43 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
 from dataplane.core.errors import NodeTimeoutError
 from dataplane.derive.priority_queue import PriorityQueue
-from dataplane.derive.worker_handle import Job, Result, WorkerDiedError, WorkerHandle, WorkerOverdueError
+from dataplane.derive.syscall_filter import why_unavailable
+from dataplane.derive.worker_handle import (
+    Allocate,
+    Job,
+    Result,
+    Room,
+    WorkerDiedError,
+    WorkerHandle,
+    WorkerOverdueError,
+)
 from dataplane.media.limits import DEFAULT_LIMITS, MediaLimits
-from dataplane.storage.entries import Slab
+from dataplane.media.videos import VideoDecoder
+from dataplane.storage.store import Store
 
-Allocate = Callable[[int], Slab]
-"""A function that returns a slab for this many bytes. It may wait for room; if there is none, it raises
-OutOfSpaceError."""
 MAX_ATTEMPTS = 2
 
 log = logging.getLogger(__name__)
 
 
 class DecodePool:
-    """A pool of `num_workers` worker processes. `submit` returns a future."""
+    """A pool of `num_workers` worker processes, whose results go into `store`. `submit` returns a future."""
 
-    def __init__(
-        self,
-        num_workers: int,
-        segment: Path,
-        abort: Callable[[Slab], None],
-        limits: MediaLimits = DEFAULT_LIMITS,
-    ) -> None:
+    def __init__(self, num_workers: int, store: Store, limits: MediaLimits = DEFAULT_LIMITS) -> None:
         self.num_workers = num_workers
-        self._segment = segment
-        self._abort = abort
+        self.why_unfiltered = why_unavailable()
+        """The reason why the workers keep all calls of the system, or an empty string if they give up most."""
+        if self.why_unfiltered:
+            log.warning(
+                "decode workers run without a filter of system calls: %s; a hostile medium that takes a decoder over "
+                "may do what this user may do",
+                self.why_unfiltered,
+            )
+        self._store = store
         self._limits = limits
         self._local = threading.local()
         self._workers: list[WorkerHandle] = []
@@ -57,9 +64,10 @@ class DecodePool:
     def run(self, job: Job, allocate: Allocate) -> Result:
         """Run a job in this thread's worker and return its result. Call it from a pool thread only. Waits for: the
         worker, `allocate`."""
+        room = Room(allocate=allocate, view=self._store.view, abort=self._store.abort)
         for attempt in range(1, MAX_ATTEMPTS + 1):
             try:
-                return self._worker().run(job, allocate, self._abort)
+                return self._worker(job.decoder).run(job, room)
             except WorkerOverdueError as error:
                 self._discard_worker()
                 return error.result
@@ -83,10 +91,16 @@ class DecodePool:
         with self._lock:
             return [worker.pid for worker in self._workers]
 
-    def _worker(self) -> WorkerHandle:
+    def _worker(self, decoder: VideoDecoder | None) -> WorkerHandle:
+        """Return this thread's worker. One that lacks the decoder is replaced, because no worker may import any more;
+        and two decoders in one process would share libraries of the same name."""
         worker: WorkerHandle | None = self._local.__dict__.get("worker")
+        if worker is not None and decoder not in (None, worker.decoder):
+            self._discard_worker()
+            worker = None
         if worker is None:
-            worker = WorkerHandle(self._segment, self._limits)
+            is_filtered = not self.why_unfiltered
+            worker = WorkerHandle(self._store.segment.capacity, self._limits, decoder, is_filtered=is_filtered)
             with self._lock:
                 if self._is_closed:
                     worker.close()

@@ -22,8 +22,9 @@ def source_job(
     offset: int,
     nbytes: int,
     formats: tuple[str, ...],
+    data: memoryview | None = None,
 ) -> Job:
-    """Return the job for a worker that reads its source from a file, or from the arena where `path` is None."""
+    """Return the job for a worker that reads its source from a file, or gets the bytes that the arena has."""
     assert lineage.recipe is not None
     return Job(
         label=label,
@@ -33,4 +34,5 @@ def source_job(
         digest=lineage.source,
         formats=formats,
         recipe=lineage.recipe,
+        data=data,
     )

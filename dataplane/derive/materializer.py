@@ -197,7 +197,8 @@ class Materializer:
             label = f"{lineage.shard} {place.key}" if place else name
             slab, file = leased.entry.slab, leased.entry.file
             if slab is not None:
-                job = source_job(lineage, label, None, slab.offset, slab.nbytes, formats)
+                data = self._store.view(slab).data
+                job = source_job(lineage, label, None, 0, slab.nbytes, formats, data)
             else:
                 assert file is not None
                 job = source_job(lineage, label, str(file.path), file.offset, leased.entry.ref.nbytes, formats)

@@ -1,11 +1,14 @@
 """The node's end of one worker process: a job goes out and a result comes back, in JSON over a socket pair.
 
-The encoded bytes follow the job if the node has read them. For each job the worker sends `read` when it has the bytes,
-then `need` (the number of bytes of the result; it waits for the slab), then `done`; or it sends `bad` or `failed`.
+The encoded bytes follow the job, or the open file that has them. For each job the worker sends `read` when it has the
+bytes, then `need` (the number of bytes of the result; it waits for room), then `done`; or it sends `bad` or `failed`.
+The result is in memory of the worker's own, and the node copies it into the arena. Nothing that a worker sends is
+believed without a look: a decoder that was taken over may send anything.
 """
 
 import json
 import logging
+import math
 import os
 import signal
 import socket
@@ -15,20 +18,33 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dataplane.core.errors import OutOfSpaceError
+from dataplane.datasets.formats.range_files import open_local
+from dataplane.derive.result_memory import ResultMemory
+from dataplane.derive.worker_environment import worker_environment
+from dataplane.derive.worker_settings import WorkerSettings
 from dataplane.media.limits import MediaLimits
+from dataplane.media.videos import VideoDecoder
 from dataplane.storage.entries import Slab
+
+Allocate = Callable[[int], Slab]
+"""A function that returns a slab for this many bytes. It may wait for room; if there is none, it raises
+OutOfSpaceError."""
 
 START_TIMEOUT_S = 60.0
 END_TIMEOUT_S = 10.0
 """The time in seconds that a killed process has to end. One that waits for a disk may not end before the disk
 answers."""
 READ_TIMEOUT_S = 120.0
+MAIN_MODULE = "dataplane.derive.worker_main"
+_MAX_FRAME_BYTES = 16 << 20
+"""More than the JSON frame of any result takes."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +58,7 @@ class Job:
     label: str
     """The shard and key of the medium, for error messages."""
     path: str | None
-    """A local file. None when the bytes are in the arena."""
+    """The local file that has the bytes. None when `data` has them."""
     offset: int
     nbytes: int
     digest: str
@@ -50,8 +66,14 @@ class Job:
     recipe: Mapping[str, Any]
     no_links: bool = False
     """True if no part of `path` may be a symbolic link."""
-    data: bytes | None = None
-    """The encoded bytes, if the node has read them already. The worker gets them after the job."""
+    data: bytes | memoryview | None = None
+    """The encoded bytes, if the node has them already. The worker gets them after the job."""
+
+    @property
+    def decoder(self) -> VideoDecoder | None:
+        """The library that decodes the video. None for an image."""
+        found: VideoDecoder | None = self.recipe.get("decoder")
+        return found
 
     def to_dict(self) -> dict[str, Any]:
         """Return the job in the form that the worker reads."""
@@ -63,9 +85,19 @@ class Job:
             "digest": self.digest,
             "formats": list(self.formats),
             "recipe": dict(self.recipe),
-            "no_links": self.no_links,
-            "has_data": self.data is not None,
+            "is_file": self.data is None,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The part of the arena's store that a job needs."""
+
+    allocate: Allocate
+    view: Callable[[Slab], np.ndarray]
+    """Returns the bytes of a slab, writable."""
+    abort: Callable[[Slab], None]
+    """Gives back a slab."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,84 +140,114 @@ class WorkerOverdueError(WorkerDiedError):
 class WorkerHandle:
     """One child process and the node's end of its socket. Not thread-safe, except `close`."""
 
-    def __init__(self, segment: Path, limits: MediaLimits) -> None:
-        ours, theirs = socket.socketpair()
-        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(READ_TIMEOUT_S), 0))
-        command = [sys.executable, "-m", "dataplane.derive.worker_main", str(segment), str(theirs.fileno())]
+    def __init__(
+        self, result_bytes: int, limits: MediaLimits, decoder: VideoDecoder | None = None, *, is_filtered: bool
+    ) -> None:
+        """Start the process. `result_bytes` is the size of the largest result; WorkerSettings explains the others."""
+        self._socket, theirs = socket.socketpair()
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("@ll", int(READ_TIMEOUT_S), 0))
+        self._memory = ResultMemory(result_bytes)
+        settings = WorkerSettings(
+            socket_fd=theirs.fileno(),
+            result_fd=self._memory.fd,
+            result_bytes=result_bytes,
+            decoder=decoder,
+            is_filtered=is_filtered,
+            limits=limits,
+        )
         with theirs:
-            self._process = subprocess.Popen(
-                [*command, json.dumps(limits.to_dict())],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                cwd=Path(__file__).resolve().parents[2],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", MAIN_MODULE, settings.to_json()],
+                    pass_fds=[theirs.fileno(), self._memory.fd],
+                    stdin=subprocess.DEVNULL,
+                    cwd=Path(__file__).resolve().parents[2],
+                    env=worker_environment(os.environ),
+                )
+            finally:
+                os.close(self._memory.fd)
         self.pid = self._process.pid
-        self._connection = Connection(ours.detach())
+        self.decoder = decoder
+        """The library of videos that the process has. It has no other."""
+        self._connection = Connection(os.dup(self._socket.fileno()))
         self._limits = limits
         self._start_s = START_TIMEOUT_S
         """The additional time in seconds for the first job, because the worker is still starting."""
 
-    def run(self, job: Job, allocate: Callable[[int], Slab], abort: Callable[[Slab], None]) -> Result:
+    def run(self, job: Job, room: Room) -> Result:
         """Run a job and return its result. Raises WorkerDiedError when the process has ended, and the errors of
-        `allocate`."""
+        `room.allocate`."""
         slab: Slab | None = None
         try:
-            self._send(job.to_dict())
-            if job.data is not None:
-                self._send_bytes(job.data)
-            frame = self._read_source()
+            frame = self._begin(job)
             if "read" in frame:
                 frame = self._decode()
             if "need" in frame:
                 try:
-                    slab = allocate(frame["need"])
+                    slab = room.allocate(_count(frame["need"]))
                 except OutOfSpaceError:
-                    self._send({"offset": None})
+                    self._send({"has_room": False})
                     self._decode()
                     raise
                 # the medium's time begins again, because the wait for room was not its fault
-                self._send({"offset": slab.offset})
+                self._send({"has_room": True})
                 frame = self._decode()
+            if "done" in frame and slab is not None:
+                return _result(frame["done"], slab, self._memory.take(room.view(slab)))
+            if slab is not None:
+                room.abort(slab)
+            return Result(bad=str(frame.get("bad", "")), failed=str(frame.get("failed", "")))
+        except _MalformedError as error:
+            if slab is not None:
+                room.abort(slab)
+            self.close()
+            raise WorkerDiedError(f"worker {self.pid} sent a frame that no worker sends: {error}") from error
         except WorkerDiedError:
-            # the process must be gone before another object gets its slab
-            self._end(partial(abort, slab) if slab is not None else None)
+            if slab is not None:
+                room.abort(slab)
+            self.close()
             raise
-        if "done" in frame:
-            return _result(frame["done"], slab)
-        if slab is not None:
-            abort(slab)
-        return Result(bad=frame.get("bad", ""), failed=frame.get("failed", ""))
 
     def close(self) -> None:
         """End the process. Calling this twice is safe. Waits for the process, at most `END_TIMEOUT_S`."""
-        self._end(None)
-
-    def _end(self, when_gone: Callable[[], None] | None) -> None:
-        """End the process and call `when_gone` when it is gone: before this returns, unless the system keeps it."""
         if self._process.poll() is None:
             self._process.kill()
         self._connection.close()
+        self._socket.close()
         try:
             self._process.wait(END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             log.error(
                 "worker %d was killed and has not ended in %g s (it may wait for a disk or a network file system); it "
-                "is left to the system%s",
+                "is left to the system",
                 self.pid,
                 END_TIMEOUT_S,
-                ", and its room in the arena is taken until it ends" if when_gone else "",
             )
-            threading.Thread(target=self._wait_for_end, args=(when_gone,), name="killed-worker", daemon=True).start()
-            return
-        if when_gone is not None:
-            when_gone()
+            threading.Thread(target=self._wait_for_end, name="killed-worker", daemon=True).start()
 
-    def _wait_for_end(self, when_gone: Callable[[], None] | None) -> None:
+    def _wait_for_end(self) -> None:
         self._process.wait()
         log.warning("worker %d, which had been killed, has ended", self.pid)
-        if when_gone is not None:
-            when_gone()
+
+    def _begin(self, job: Job) -> dict[str, Any]:
+        """Send a job with its source, and return the first frame of the reply."""
+        if job.data is not None:
+            self._send(job.to_dict())
+            self._send_bytes(job.data)
+            return self._read_source()
+        assert job.path is not None
+        try:
+            fd = open_local(job.path, no_links=job.no_links)
+        except OSError as error:
+            return {"failed": f"cannot read {job.path}: {error}"}
+        try:
+            self._send(job.to_dict())
+            socket.send_fds(self._socket, [b"f"], [fd])
+        except OSError as error:
+            raise self._death() from error
+        finally:
+            os.close(fd)
+        return self._read_source()
 
     def _read_source(self) -> dict[str, Any]:
         allowed_s = READ_TIMEOUT_S + self._start_s
@@ -206,7 +268,7 @@ class WorkerHandle:
     def _send(self, frame: Mapping[str, Any]) -> None:
         self._send_bytes(json.dumps(frame).encode())
 
-    def _send_bytes(self, data: bytes) -> None:
+    def _send_bytes(self, data: bytes | memoryview) -> None:
         """Send bytes. A worker that takes none for `READ_TIMEOUT_S` counts as dead."""
         try:
             self._connection.send_bytes(data)
@@ -218,9 +280,14 @@ class WorkerHandle:
         try:
             if not self._connection.poll(timeout_s):
                 return None
-            return json.loads(self._connection.recv_bytes())
+            frame = json.loads(self._connection.recv_bytes(_MAX_FRAME_BYTES))
         except (EOFError, OSError) as error:
             raise self._death() from error
+        except (ValueError, RecursionError) as error:
+            raise _MalformedError(f"no JSON ({error})") from error
+        if not isinstance(frame, dict):
+            raise _MalformedError(f"{type(frame).__name__} instead of an object")
+        return frame
 
     def _death(self) -> WorkerDiedError:
         try:
@@ -230,12 +297,28 @@ class WorkerHandle:
             return WorkerDiedError(f"worker {self._process.pid} closed its socket")
 
 
-def _result(done: Mapping[str, Any], slab: Slab | None) -> Result:
-    return Result(
-        slab=slab,
-        shape=tuple(done["shape"]),
-        meta=done["meta"],
-        checksum=done["checksum"],
-        pixel_bytes=done["pixel_bytes"],
-        format=done["format"],
-    )
+class _MalformedError(Exception):
+    """The worker sent what no worker of this version sends."""
+
+
+def _result(done: Any, slab: Slab, checksum: str) -> Result:
+    try:
+        shape, meta = tuple(map(_count, done["shape"])), dict(done["meta"])
+        if math.prod(shape) != slab.nbytes:
+            raise _MalformedError(f"the shape {shape} for {slab.nbytes} bytes")
+        return Result(
+            slab=slab,
+            shape=shape,
+            meta=meta,
+            checksum=checksum,
+            pixel_bytes=_count(done["pixel_bytes"]),
+            format=str(done["format"]),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise _MalformedError(f"{type(error).__name__}: {error}") from error
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or value < 0:
+        raise _MalformedError(f"{repr(value)[:60]} instead of a number of bytes or a size")
+    return value

@@ -1,23 +1,23 @@
-"""The main program of a decode worker: it decodes one medium at a time and writes the result straight into the node's
-arena.
+"""The main program of a decode worker: it decodes one medium at a time and writes the result into memory that it
+shares with the node alone.
 
-It is started with `python -m dataplane.derive.worker_main SEGMENT FD LIMITS`. The node sends jobs over the socket FD,
-each with the encoded bytes if the node has read them. The worker replies with JSON frames: `read` when it has the
-bytes, `need` with the number of bytes of the result (the node then says where to write them), and `done`; or `bad` (the
-medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends when the socket closes.
+It is started with `python -m dataplane.derive.worker_main SETTINGS`, the JSON of `WorkerSettings`. The node sends jobs
+over a socket, each with the encoded bytes, or with an open file that has them. The worker replies with JSON frames:
+`read` when it has the bytes, `need` with the number of bytes of the result (the node then says whether it has room),
+and `done`; or `bad` (the medium is at fault) or `failed` (the bytes cannot be read, or do not have the digest). It ends
+when the socket closes.
+
+Before the first medium it gives up what decoding does not need (`syscall_filter.py`).
 """
 
-import ctypes
 import json
 import math
-import mmap
 import os
 import signal
+import socket
 import sys
-import threading
 from collections.abc import Mapping
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,121 +25,127 @@ from PIL import Image
 
 from dataplane.core.digests import content_digest
 from dataplane.core.process import keep_freed_memory, limit_memory, signal_on_parent_death
-from dataplane.datasets.formats.range_files import read_local
+from dataplane.datasets.formats.range_files import read_open
+from dataplane.derive import syscall_filter
+from dataplane.derive.result_memory import map_result_memory
+from dataplane.derive.worker_settings import WorkerSettings
 from dataplane.media.images import decode_image
 from dataplane.media.kinds import UndecodableError
 from dataplane.media.limits import MediaLimits
 from dataplane.media.recipes import parse_recipe
-from dataplane.media.recipes.kernel import Kernel, Plan
-from dataplane.media.videos import Video
+from dataplane.media.recipes.kernel import Kernel, Plan, VideoRecipe
+from dataplane.media.videos import Video, load_decoder
 
 Frame = Mapping[str, Any]
 
-EAGER_BYTES = 4 << 30
-"""The bytes of the arena that a worker enters into its page table at its start. A GiB takes 2 MB of page table."""
 _BYTES_PER_PIXEL = 48
 """The memory per pixel of the biggest medium: 16-bit grey passes through 64-bit integers, and a video decoder keeps up
 to 16 frames at 1.5 bytes."""
 _BASE_BYTES = 4 << 30
 """The memory in bytes for libraries, thread stacks, freed memory that malloc keeps, the frames of a chunk and the
 results of kernels."""
-_FAULT_IN_BYTES = 4 << 20
-_MADV_POPULATE_WRITE = 23
 
 
-def main(segment: str, fd: int, limits: MediaLimits) -> None:
+def main(settings: WorkerSettings) -> None:
     """Serve jobs until the node closes its end of the socket."""
     keep_freed_memory(32 << 20, 256 << 20)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal_on_parent_death(signal.SIGTERM)
-    arena = map_segment(Path(segment))
-    limit_memory(allowed_bytes(limits))
-    threading.Thread(target=fault_in, args=(arena[:EAGER_BYTES],), name="fault in", daemon=True).start()
+    memory = map_result_memory(settings.result_fd, settings.result_bytes)
+    limit_memory(allowed_bytes(settings.limits))
     Image.init()  # now, and not within the time limit of the first medium
-    connection = Connection(fd)
-    while True:
-        try:
-            job = json.loads(connection.recv_bytes())
-            data = connection.recv_bytes() if job["has_data"] else None
-            send(connection, run_job(connection, arena, job, data, limits))
-        except (EOFError, BrokenPipeError, ConnectionResetError):
-            return
+    worker = Worker(settings, memory)
+    if settings.is_filtered:
+        syscall_filter.install()
+    worker.serve()
 
 
 def allowed_bytes(limits: MediaLimits) -> int:
-    """Return how many bytes a worker may map in addition to the arena: enough for any medium within the limits, and a
-    bound for all others."""
+    """Return how many bytes a worker may map in addition to its result memory: enough for any medium within the
+    limits, and a bound for all others."""
     return _BASE_BYTES + 4 * limits.max_media_bytes + _BYTES_PER_PIXEL * limits.max_image_pixels
 
 
-def map_segment(path: Path) -> np.ndarray:
-    """Return the node's arena, mapped writable. The node that started this process gives the path of the file."""
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    try:
-        flags = mmap.MAP_SHARED | mmap.MAP_POPULATE  # no page faults while a medium is written
-        return np.frombuffer(mmap.mmap(fd, os.fstat(fd).st_size, flags=flags), np.uint8)
-    finally:
-        os.close(fd)
+class Worker:
+    """The worker's end of the socket. Everything that must be opened or imported is so when this is made."""
 
-
-def fault_in(arena: np.ndarray) -> None:
-    """Enter the arena into this process's page table. If the system did this page by page during the writing, it would
-    cost many times more."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    for at in range(0, arena.nbytes, _FAULT_IN_BYTES):
-        part = arena[at : at + _FAULT_IN_BYTES]
-        if libc.madvise(ctypes.c_void_p(part.ctypes.data), ctypes.c_size_t(part.nbytes), _MADV_POPULATE_WRITE):
-            return  # on a kernel before 5.14 each page is entered at its first use
-
-
-def send(connection: Connection, frame: Frame) -> None:
-    """Send one JSON frame."""
-    connection.send_bytes(json.dumps(frame).encode())
-
-
-def run_job(connection: Connection, arena: np.ndarray, job: Frame, data: bytes | None, limits: MediaLimits) -> Frame:
-    """Decode the medium, ask for room, and write the result. Return the last frame of the job. The medium is read first
-    if the node did not send its bytes."""
-    kernel = parse_recipe(job["recipe"])
-    if job["nbytes"] > limits.max_media_bytes:
-        return {"bad": f"{job['nbytes']} encoded bytes; at most {limits.max_media_bytes} are read"}
-    if data is None:
+    def __init__(self, settings: WorkerSettings, memory: np.ndarray) -> None:
+        self._limits = settings.limits
+        self._memory = memory
+        self._socket = socket.socket(fileno=settings.socket_fd)
+        self._connection = Connection(os.dup(settings.socket_fd))
+        self._missing = ""
+        """The reason why the decoder of videos cannot be used, or an empty string."""
         try:
-            data = _read_source(arena, job)
+            if settings.decoder is not None:
+                load_decoder(settings.decoder)
+        except ImportError as error:
+            self._missing = f"the decoder {settings.decoder} is not installed beside this node: {error}"
+
+    def serve(self) -> None:
+        """Run one job after another until the node closes its end."""
+        while True:
+            try:
+                job = json.loads(self._connection.recv_bytes())
+                self._send(self._run(job))
+            except (EOFError, BrokenPipeError, ConnectionResetError):
+                return
+
+    def _run(self, job: Frame) -> Frame:
+        """Decode the medium, ask for room, and write the result. Return the last frame of the job."""
+        kernel = parse_recipe(job["recipe"])
+        try:
+            data = self._read(job)
         except (OSError, MemoryError) as error:
             return {"failed": f"cannot read {job['path']}: {error}"}
-        # the node has hashed what is in the arena
-        if job["path"] is not None and content_digest(data, on_one_core=True) != job["digest"]:
+        if job["nbytes"] > self._limits.max_media_bytes:
+            return {"bad": f"{job['nbytes']} encoded bytes; at most {self._limits.max_media_bytes} are read"}
+        # the node has hashed what it sent itself
+        if job["is_file"] and content_digest(data, on_one_core=True) != job["digest"]:
             return {"failed": f"the bytes of {job['label']} are not those that were ingested: the shard changed"}
-    send(connection, {"read": True})
-    try:
-        source, found = _decode(kernel.medium, data, tuple(job["formats"]), limits)
-        plan = _plan(kernel, source)
-        nbytes = math.prod(plan.shape)
-        send(connection, {"need": nbytes})
-        offset = json.loads(connection.recv_bytes())["offset"]
-        if offset is None:
-            return {"failed": "no room"}
-        out = arena[offset : offset + nbytes]
-        plan.write(out)
-    except UndecodableError as error:
-        return {"bad": str(error)}
-    except MemoryError:
-        return {"bad": f"it takes more than the {allowed_bytes(limits)} bytes that a worker of this node may use"}
-    done = {
-        "shape": plan.shape,
-        "meta": {**plan.meta, "medium": kernel.medium, "source_size": [source.height, source.width]},
-        "checksum": content_digest(out, on_one_core=True),  # the other cores have workers too
-        "pixel_bytes": plan.pixel_bytes,
-        "format": found,
-    }
-    return {"done": done}
+        if kernel.medium == "video" and self._missing:
+            return {"failed": self._missing}
+        self._send({"read": True})
+        try:
+            source, found = _decode(kernel, data, tuple(job["formats"]), self._limits)
+            plan = _plan(kernel, source)
+            nbytes = math.prod(plan.shape)
+            self._send({"need": nbytes})
+            if not json.loads(self._connection.recv_bytes())["has_room"]:
+                return {"failed": "no room"}
+            plan.write(self._memory[:nbytes])
+        except UndecodableError as error:
+            return {"bad": str(error)}
+        except MemoryError:
+            return {
+                "bad": f"it takes more than the {allowed_bytes(self._limits)} bytes that a worker of this node may use"
+            }
+        done = {
+            "shape": plan.shape,
+            "meta": {**plan.meta, "medium": kernel.medium, "source_size": [source.height, source.width]},
+            "pixel_bytes": plan.pixel_bytes,
+            "format": found,
+        }
+        return {"done": done}
+
+    def _read(self, job: Frame) -> bytes:
+        """Return the encoded bytes of a job. Those of a medium that is too big are not read from its file."""
+        if not job["is_file"]:
+            return self._connection.recv_bytes()
+        _, (fd,), _, _ = socket.recv_fds(self._socket, 1, 1)
+        try:
+            return read_open(fd, job["offset"], min(job["nbytes"], self._limits.max_media_bytes))
+        finally:
+            os.close(fd)
+
+    def _send(self, frame: Frame) -> None:
+        self._connection.send_bytes(json.dumps(frame).encode())
 
 
-def _decode(medium: str, data: bytes, formats: tuple[str, ...], limits: MediaLimits) -> tuple[Any, str]:
-    if medium == "image":
+def _decode(kernel: Kernel, data: bytes, formats: tuple[str, ...], limits: MediaLimits) -> tuple[Any, str]:
+    if not isinstance(kernel, VideoRecipe):
         return decode_image(data, formats, limits)
-    video = Video(data, formats, limits)
+    video = Video(data, formats, limits, kernel.decoder)
     return video, video.format
 
 
@@ -152,11 +158,5 @@ def _plan(kernel: Kernel, source: Any) -> Plan:
         raise UndecodableError(f"cannot be made into {kernel.kernel}: {error}") from error
 
 
-def _read_source(arena: np.ndarray, job: Frame) -> bytes:
-    if job["path"] is None:
-        return arena[job["offset"] : job["offset"] + job["nbytes"]].tobytes()
-    return read_local(job["path"], job["offset"], job["nbytes"], no_links=job["no_links"])
-
-
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), MediaLimits(**json.loads(sys.argv[3])))
+    main(WorkerSettings.from_json(sys.argv[1]))

@@ -1,8 +1,8 @@
 """Checks a video's container from its outermost elements alone: which format it has, and whether it is complete.
 
 A demuxer gets only bytes that pass this check. Without it, a demuxer would accept playlists that name other files and
-addresses, and would read a WebM that was cut short as a shorter video; decord even crashes on an AVI that was cut
-short. Nothing inside the tracks is checked here.
+addresses, and would read a WebM that was cut short as a shorter video, or crash: decord does on an AVI that was
+cut short. Nothing inside the tracks is checked here.
 """
 
 from collections.abc import Iterator
@@ -92,8 +92,18 @@ def _check_avi(data: bytes) -> str:
         end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
         if end > len(data):
             raise _torn("RIFF", at, end, data)
+        _check_avi_lists(data, at + 12, end)
         at = end + end % 2
     return "AVI"
+
+
+def _check_avi_lists(data: bytes, at: int, riff_end: int) -> None:
+    """Check that the lists of a RIFF element, which hold headers and frames, end where it ends or before."""
+    while at + 8 <= riff_end:
+        end = at + 8 + int.from_bytes(data[at + 4 : at + 8], "little")
+        if data[at : at + 4] == b"LIST" and end > riff_end:
+            raise _torn(f"list {data[at + 8 : at + 12].decode(errors='replace')}", at, end, data)
+        at = end + end % 2
 
 
 def _torn(what: str, start: int, end: int, data: bytes) -> UndecodableError:

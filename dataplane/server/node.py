@@ -96,7 +96,7 @@ class Node:
         for owner in store.disk.recover():
             scope_owners.expect(owner)
         datasets = Catalog(config.roots, config.node_id, config.media_roots, config.index_dir)
-        pool = DecodePool(config.num_workers, segment.path, store.abort, config.limits)
+        pool = DecodePool(config.num_workers, store, config.limits)
         self._peers = PeerDirectory(config.node_id, config.peers, config.directory)
         self._fetcher = PeerFetcher(
             store, self._peers, credentials=config.peer_credentials, num_streams=config.num_streams

@@ -66,6 +66,7 @@ class Services:
             "host": self.host_id,
             "uptime_s": round(time.monotonic() - self.started, 3),
             "num_workers": self.pool.num_workers,
+            "why_workers_unfiltered": self.pool.why_unfiltered,
             "segments": [{**segment, "numa": self.numa} for segment in self.segments],
             **self.store.stat(),
             **self.sessions.stat(),

@@ -42,7 +42,8 @@ VIDEO_RULES: Mapping[str, VideoRules] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VideoSampling:
-    """The settings of a run for sampling frames of videos. None leaves a value to the model's folder."""
+    """The settings of a run for its videos: which frames, and by which decoder. None leaves a value to the model's
+    folder."""
 
     fps: float | None = None
     min_frames: int | None = None
@@ -50,6 +51,8 @@ class VideoSampling:
     min_pixels: int | None = None
     """The minimum number of pixels of a frame, or of all frames together, by the family's rules."""
     max_pixels: int | None = None
+    decoder: Literal["pyav", "decord"] = "pyav"
+    """The library with which the data plane decodes videos."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +120,7 @@ def video_recipe(model_dir: Path, rules: VideoRules, sampling: VideoSampling, *,
         "max_pixels": _first(sampling.max_pixels, config.get("max_pixels"), sizes.get("longest_edge")),
         "max_video_tokens": config.get("max_video_tokens") if config.get("cap_pixels_per_frame") else None,
         "resample": resample_filter(config.get("resample", 3)),
+        "decoder": sampling.decoder,
     }
     _check_order(recipe["sampling"], "min_frames", "max_frames", model_dir)
     _check_order(recipe, "min_pixels", "max_pixels", model_dir)

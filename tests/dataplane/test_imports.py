@@ -9,7 +9,7 @@ import pytest
 
 import dataplane
 
-HEAVY = ("torch", "transformers", "vllm", "ray", "decord", "models", "yatt_mm")
+HEAVY = ("torch", "transformers", "vllm", "ray", "av", "decord", "models", "yatt_mm")
 
 
 def imported_by(module: str) -> set[str]:

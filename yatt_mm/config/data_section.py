@@ -13,7 +13,8 @@ from yatt_mm.protocol.control import TRAIN
 
 
 class VideoSection(Section):
-    """Which frames of videos are used, and their size. The model's folder decides what is not set here."""
+    """Which frames of videos are used, their size, and who decodes them. The model's folder decides about frames and
+    sizes that are not set here."""
 
     fps: Annotated[float, Field(gt=0, le=1000)] | None = None
     """Frames per second of video."""
@@ -25,6 +26,8 @@ class VideoSection(Section):
     """Smaller frames are scaled up to this area: of each frame (Qwen2.5-VL), or of all frames together (Qwen3-VL)."""
     max_pixels: Annotated[int, Field(ge=1, le=2**30)] | None = None
     """Larger frames are scaled down to this area, counted in the same way."""
+    decoder: Literal["pyav", "decord"] = "pyav"
+    """The library that decodes videos, in every recipe of the run. PyAV has a current FFmpeg, decord one of 2018."""
 
     def sampling(self) -> VideoSampling:
         """Return the same values in the form that recipes take."""

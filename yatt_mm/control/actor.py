@@ -12,7 +12,7 @@ from yatt_mm.control.controller import Controller
 from yatt_mm.control.loop import evaluate, train
 from yatt_mm.protocol.control import RunStart, Team
 
-FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "decord", "dataplane.client.reader")
+FORBIDDEN_MODULES = ("torch", "vllm", "PIL", "av", "decord", "dataplane.client.reader")
 """Modules that a controller must not import: a process that cannot name a tensor cannot hold one."""
 SEGMENT_MARK = "/dev/shm/dataplane-"
 

@@ -143,8 +143,11 @@ class Keeper:
         pictures: dict[str, bytes] = {}
         for kind, recipe in THUMBNAILS.items():
             of_kind = [ref for ref in distinct.values() if kind_of(ref) == kind]
+            if not of_kind:
+                continue
             try:
-                made = [ref for ref in self._client.derive(of_kind, recipe) if isinstance(ref, Ref)] if of_kind else []
+                found = self._client.derive(of_kind, {**recipe, **_decoder(of_kind[0])})
+                made = [ref for ref in found if isinstance(ref, Ref)]
                 for ref, view in zip(made, self._reader.resolve(made) if made else ()):
                     pictures[_source(ref)] = view.tobytes()
             except DataPlaneError as error:
@@ -166,6 +169,12 @@ def _source(ref: Ref) -> str:
     """Return the digest of the encoded medium from which an object was made."""
     assert ref.lineage is not None
     return ref.lineage.source
+
+
+def _decoder(ref: Ref) -> dict[str, str]:
+    """Return the recipe's field that names the decoder of a run's videos. Images have none."""
+    recipe = ref.lineage.recipe if ref.lineage is not None else None
+    return {"decoder": recipe["decoder"]} if recipe is not None and "decoder" in recipe else {}
 
 
 def _summary(sample: group_record.SampleRecord) -> Row:

@@ -116,16 +116,21 @@ def read_local(path: str, offset: int, nbytes: int, *, no_links: bool = False) -
     """Return bytes of a local file, read with `pread`; fewer bytes at its end. Raises OSError like `open_local`."""
     fd = open_local(path, no_links=no_links)
     try:
-        parts, done = [], 0
-        while done < nbytes:
-            part = os.pread(fd, nbytes - done, offset + done)
-            if not part:
-                break
-            parts.append(part)
-            done += len(part)
-        return b"".join(parts)
+        return read_open(fd, offset, nbytes)
     finally:
         os.close(fd)
+
+
+def read_open(fd: int, offset: int, nbytes: int) -> bytes:
+    """Return bytes of an open file; fewer at its end. Raises OSError if they cannot be read."""
+    parts, done = [], 0
+    while done < nbytes:
+        part = os.pread(fd, nbytes - done, offset + done)
+        if not part:
+            break
+        parts.append(part)
+        done += len(part)
+    return b"".join(parts)
 
 
 def open_local(path: str, *, no_links: bool = False) -> int:

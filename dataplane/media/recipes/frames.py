@@ -1,21 +1,19 @@
 """The kernel `frames`: the sampled frames of a video without further processing, as [T, height, width, 3] uint8."""
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
 from dataplane.media.recipes.frame_sampling import Sampling, sample
-from dataplane.media.recipes.kernel import RESAMPLE, Medium, Plan, Recipe, Resample
+from dataplane.media.recipes.kernel import RESAMPLE, Plan, Resample, VideoRecipe
 from dataplane.media.recipes.rgb import MAX_SIDE
 from dataplane.media.videos import Video
 
 
-class Frames(Recipe):
+class Frames(VideoRecipe):
     """The recipe of the kernel `frames`. Unknown fields and values out of range are refused."""
-
-    medium: ClassVar[Medium] = "video"
 
     kernel: Literal["frames"]
     version: Literal[1]

@@ -8,6 +8,8 @@ import numpy as np
 from PIL import Image
 from pydantic import BaseModel, ConfigDict
 
+from dataplane.media.videos import DEFAULT_DECODER, VideoDecoder
+
 RESAMPLE = {
     "nearest": Image.Resampling.NEAREST,
     "bilinear": Image.Resampling.BILINEAR,
@@ -26,6 +28,15 @@ class Recipe(BaseModel):
     """The base of all recipes: immutable, strict, and without unknown fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class VideoRecipe(Recipe):
+    """The base of the recipes of videos."""
+
+    medium: ClassVar[Medium] = "video"
+
+    decoder: VideoDecoder = DEFAULT_DECODER
+    """The library that decodes the video. It is part of the recipe, because two libraries may differ in some pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,14 +8,14 @@ theirs is torchvision's; a test states the difference.
 Axes: N patches in merge-block order, T x rows x columns; D = 3 * temporal_patch_size * patch_size^2 values of a patch.
 """
 
-from typing import ClassVar, Literal, Self
+from typing import Literal, Self
 
 import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
 from dataplane.media.recipes.frame_sampling import Sampling, sample
-from dataplane.media.recipes.kernel import RESAMPLE, Medium, Plan, Recipe, Resample
+from dataplane.media.recipes.kernel import RESAMPLE, Plan, Resample, VideoRecipe
 from dataplane.media.recipes.patches import repeat_frame, write_frame
 from dataplane.media.recipes.resizing import check_bounds, resize_image, resize_video
 from dataplane.media.videos import Video
@@ -23,10 +23,8 @@ from dataplane.media.videos import Video
 MAX_VIDEO_PIXELS = 1 << 30
 
 
-class QwenVLVideoPatches(Recipe):
+class QwenVLVideoPatches(VideoRecipe):
     """The recipe of the kernel `qwen_vl_video_patches`. Unknown fields and values out of range are refused."""
-
-    medium: ClassVar[Medium] = "video"
 
     kernel: Literal["qwen_vl_video_patches"]
     version: Literal[1]

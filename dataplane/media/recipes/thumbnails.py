@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 from pydantic import Field, model_validator
 
-from dataplane.media.recipes.kernel import Medium, Plan, Recipe
+from dataplane.media.recipes.kernel import Medium, Plan, Recipe, VideoRecipe
 from dataplane.media.recipes.rgb import shrink
 from dataplane.media.videos import Video
 
@@ -65,10 +65,8 @@ class Thumbnail(_Thumbnail):
         return self._plan([source], source.width * source.height)
 
 
-class VideoThumbnail(_Thumbnail):
+class VideoThumbnail(_Thumbnail, VideoRecipe):
     """The recipe of the kernel `video_thumbnail`. Unknown fields and values out of range are refused."""
-
-    medium: ClassVar[Medium] = "video"
 
     kernel: Literal["video_thumbnail"]
     num_frames: int = Field(default=4, ge=1, le=16)

@@ -1,5 +1,5 @@
-"""Tests of a killed worker that does not end, as one that waits for a disk: its room is not given away before it is
-gone, and no caller waits for it for ever."""
+"""Tests of a killed worker that does not end, as one that waits for a disk: its room is given back at once, because it
+cannot write there, and no caller waits for it for ever."""
 
 import subprocess
 import threading
@@ -9,21 +9,20 @@ from pathlib import Path
 import pytest
 
 from dataplane.derive import worker_handle
-from dataplane.derive.worker_handle import Job, WorkerHandle, WorkerOverdueError
+from dataplane.derive.worker_handle import Job, Room, WorkerHandle, WorkerOverdueError
 from dataplane.media.limits import MediaLimits
 from dataplane.storage.arena import Segment
 from dataplane.storage.entries import Slab
 from tests.dataplane.shards import RECIPE, encode, noise, wait_until
 
 
-def test_the_room_of_a_worker_that_does_not_end_is_taken_until_it_is_gone(
+def test_a_worker_that_does_not_end_takes_no_room_and_no_caller(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(worker_handle, "END_TIMEOUT_S", 0.3)
     data = encode(noise(0))
-    (tmp_path / "a.png").write_bytes(data)
     segment = Segment(1 << 20, "test", tmp_path)
-    handle = WorkerHandle(segment.path, MediaLimits(max_decode_seconds=5))
+    handle = WorkerHandle(segment.capacity, MediaLimits(max_decode_seconds=5), is_filtered=False)
     gone, returned = threading.Event(), []
     wait = handle._process.wait
 
@@ -41,15 +40,16 @@ def test_the_room_of_a_worker_that_does_not_end_is_taken_until_it_is_gone(
 
     monkeypatch.setattr(handle._process, "wait", wait_as_for_a_disk)
     job = Job(label="a", path=None, offset=0, nbytes=len(data), digest="", formats=(), recipe=RECIPE, data=data)
+    room = Room(allocate=allocate, view=lambda slab: segment.bytes[: slab.nbytes], abort=returned.append)
     try:
         started = time.monotonic()
         with pytest.raises(WorkerOverdueError):
-            handle.run(job, allocate, returned.append)
+            handle.run(job, room)
         assert time.monotonic() - started < 60
-        assert returned == [] and f"worker {handle.pid} was killed and has not ended in 0.3 s" in caplog.text
-        assert "its room in the arena is taken until it ends" in caplog.text
+        assert f"worker {handle.pid} was killed and has not ended in 0.3 s" in caplog.text
+        assert len(returned) == 1
         gone.set()
-        wait_until(lambda: len(returned) == 1)
+        wait_until(lambda: "which had been killed, has ended" in caplog.text)
         handle.close()
         assert len(returned) == 1
     finally:

@@ -147,6 +147,12 @@ def test_a_model_takes_videos_if_it_has_a_recipe_for_them() -> None:
     assert both.of("video") == {"b": 2} and both.of("image") == {"a": 1}
 
 
+def test_the_recipe_of_videos_names_the_decoder_of_the_run(tiny_dir: Path) -> None:
+    for sampling, decoder in ((VideoSampling(), "pyav"), (VideoSampling(decoder="decord"), "decord")):
+        recipe = load_recipes(tiny_dir, sampling).video
+        assert recipe is not None and recipe["decoder"] == decoder
+
+
 @pytest.mark.parametrize(
     ("low", "high"), [({"min_frames": 9}, {"max_frames": 8}), ({"min_pixels": 5000}, {"max_pixels": 4000})]
 )

@@ -173,11 +173,19 @@ def test_after_a_fault_what_was_sent_in_part_comes_again_and_what_is_written_sta
     assert evaluated == [5, 5, 7, 7]
 
 
-def test_a_video_has_a_strip_of_frames(client: Client, tmp_path: Path) -> None:
+@pytest.mark.parametrize("decoder", ["pyav", "decord"])
+def test_a_video_has_a_strip_of_frames_by_the_decoder_of_its_patches(
+    client: Client, tmp_path: Path, decoder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, derive = [], Client.derive
+    monkeypatch.setattr(
+        Client, "derive", lambda self, refs, recipe: asked.append(recipe.get("decoder")) or derive(self, refs, recipe)
+    )
     source = client.put_source(encode_video(tmp_path / "v.mp4", "mp4v", moving(8, 40, 60)), meta={"medium": "video"})
-    (frames,) = client.derive([source], FRAMES)
+    (frames,) = client.derive([source], FRAMES | {"decoder": decoder})
     assert isinstance(frames, Ref)
     keeper_of(client, tmp_path, num_controllers=1).keep(1, "eval", [kept(client, 0, frames)], is_last=True)
+    assert asked == [decoder, decoder]
     (medium,) = read_rows(table_path(tmp_path, 1))[0]["media"]
     assert medium["kind"] == "video" and Image.open(io.BytesIO(medium["thumbnail"])).size == (4 * 60, 40)
 
