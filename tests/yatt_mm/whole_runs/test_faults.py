@@ -171,15 +171,14 @@ def test_a_second_sigterm_does_no_harm(line: str, is_for_the_group: bool, digits
 
 
 @pytest.mark.faults
-def test_an_engine_over_two_devices_that_dies_is_named_and_ends_the_run(digits: Digits) -> None:
-    def kill(process: subprocess.Popen[str], mark: str) -> None:
-        os.kill(runs.wait_for_process(mark, runs.ENGINE, deadline_s=10), signal.SIGKILL)
-
-    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1")
-    done = runs.run_until("step    1", kill, digits.arguments("widowed", "train.steps=1000", *layout))
-    assert done.status == 1, done.output
-    assert "error: " in done.output and "engine" in done.output
-    assert done.left_behind == []
+def test_an_engine_over_two_devices_that_dies_is_made_again_and_leaves_nothing(digits: Digits) -> None:
+    layout = ("train.parallel.tp=2", "rollout.tp=2", "rollout.num_engines=1", "train.steps=3")
+    dies = Kill(role="engine core", step=2, phase="rollout")
+    finished, done = kills.run(digits.arguments("widowed", *layout), [dies])
+    assert done == [dies] and finished.status == 0, finished.output
+    (fault,) = kills.faults(digits.run("widowed"))
+    assert (fault["role"], fault["done"]) == ("rollout", "engine 0 started again; controllers go on after step 1")
+    assert finished.left_behind == []
 
 
 @pytest.mark.faults
