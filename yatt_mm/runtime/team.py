@@ -55,8 +55,8 @@ def build_team(
     tell: Callable[[str], None],
 ) -> Team:
     """Start every actor except the controllers; `stack` ends them. `scratch`: a folder that only the user can enter,
-    for a file in which the training ranks meet and for the keys of judges' servers. `tell` gets a line when engines or
-    ranks are ready.
+    with the keys of judges' servers, and for a file in which the training ranks meet. `tell` gets a line when engines
+    or ranks are ready.
 
     Raises:
         WorkerError: an actor failed to start, or took too long.
