@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -141,16 +142,16 @@ def running(tiny_dir: Path) -> Iterator[Running]:
             assert process.poll() is None, "".join(said)
             (uri,) = (line.split()[3].rstrip(",") for line in said if line.startswith("data plane at "))
             yield Running(folder, uri, psutil.Process(process.pid), list(processes(mark)))
-            _wait_for_more_steps(folder, tiny_dir)
+            _wait_for_more_steps(folder, process)
             process.terminate()
             done = runs.finish(process, mark, before, temporary)
         assert done.status == 75 and done.left_behind == [], done.output
 
 
-def _wait_for_more_steps(folder: Path, model: Path) -> None:
-    """Wait for two more steps: the run goes on, whatever was tried."""
-    first, deadline = len(runs.metrics(folder, "doors")), time.monotonic() + 120
-    while len(runs.metrics(folder, "doors")) < first + 2:
+def _wait_for_more_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait for two more steps, or for the end of the run: it goes on, whatever was tried."""
+    first, deadline = len(runs.metrics(folder, "doors")), time.monotonic() + 300
+    while len(runs.metrics(folder, "doors")) < first + 2 and process.poll() is None:
         assert time.monotonic() < deadline, "the run stands still"
         time.sleep(0.2)
 
