@@ -16,6 +16,7 @@ from typing import Any, Literal, Protocol
 
 from dataplane.core.errors import BadRequestError, NodeUnavailableError, SessionLostError
 from dataplane.core.json_body import take, take_list
+from dataplane.core.units import format_bytes
 from dataplane.storage.arena import Segment
 from dataplane.storage.presence_file import PresenceFile
 from dataplane.storage.store import Store
@@ -24,6 +25,8 @@ Kind = Literal["reader", "writer"]
 
 STILL_S = 10.0
 """The seconds without a word after which a client stands still. Clients say every few seconds that they are there."""
+MAX_TOLD = 5
+"""How many clients that stand still an error names, those with most memory first."""
 _AWAY_S = 0.1
 """The seconds between two looks at the locks of clients without a connection."""
 _CONNECTED_S = 1.0
@@ -80,6 +83,7 @@ class Sessions:
         self._is_stopping = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="sessions", daemon=True)
         self._watcher.start()
+        store.tell_of_keepers(self.describe_standing_still)
 
     # -- coming and going ------------------------------------------------------------------------------------------
 
@@ -201,6 +205,18 @@ class Sessions:
             "still_bytes": sum(one["held_bytes"] for one in found),
             "standing_still": sorted(found, key=lambda one: -one["held_bytes"]),
         }
+
+    def describe_standing_still(self) -> str:
+        """Return who keeps memory while standing still, for an error; an empty text if no client does."""
+        found = self.stat()["standing_still"]
+        if not found:
+            return ""
+        told = ", ".join(
+            f"the {one['kind']} {one['pid']} ({format_bytes(one['held_bytes'])}, for {one['still_s']:.0f} s)"
+            for one in found[:MAX_TOLD]
+        )
+        more = f" and {len(found) - MAX_TOLD} more, see stat" if len(found) > MAX_TOLD else ""
+        return f"clients keep memory while they stand still: {told}{more}; let these processes go on, or end them"
 
     def _held_bytes(self, session: Session) -> int:
         with self._lock:

@@ -2,7 +2,7 @@
 room. Thread-safe."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from dataplane.core.errors import OutOfSpaceError
@@ -13,18 +13,12 @@ from dataplane.storage.entries import Leased, Slab
 from dataplane.storage.object_table import ObjectTable
 from dataplane.storage.scopes import Scope
 from dataplane.storage.store_lock import StoreLock
-
-TURN_S = 2.0
-"""An allocation that has waited this long, in seconds, has as many seconds for itself, then others have as many, and so
-on."""
+from dataplane.storage.turns import Turns
 
 
 class StoreAllocation:
     """The allocator of a store. It shares the store's lock and object table. Leases of `session` keep objects in place
     while they are spilled.
-
-    Small allocations pass one that waits for more room than is free. So that they never pass it for ever, the one that
-    has waited longest has turns of `TURN_S`, in which the others leave to it what becomes free.
     """
 
     def __init__(self, table: ObjectTable, lock: StoreLock, disk: DiskTier, session: str) -> None:
@@ -32,8 +26,10 @@ class StoreAllocation:
         self._lock = lock
         self._disk = disk
         self._session = session
-        self._waiting: dict[object, float] = {}
-        """Since when (monotonic) each waiting allocation waits for room in the arena, the oldest first."""
+        self._turns = Turns()
+        self.describe_keepers: Callable[[], str] = str
+        """Returns who keeps memory without using it, for the error that there is no room. It is called without the
+        store's lock. An empty text: no client does."""
 
     def allocate(self, sizes: Sequence[int], deadline: float, scope: str | None) -> list[Slab]:
         """Return one slab per size, or wait for room until `deadline`. `Store.allocate_many` explains the arguments and
@@ -51,16 +47,18 @@ class StoreAllocation:
         try:
             while to_write := self._fill(slabs, sizes, deadline, scope, ticket):
                 self._disk.spill(to_write, self._session)
-        except BaseException:
+        except BaseException as error:
             with self._lock:
                 for slab in slabs:
                     self._table.discard(slab)
                 self._lock.changed()
+            if isinstance(error, OutOfSpaceError) and ticket in self._turns and (keepers := self.describe_keepers()):
+                raise OutOfSpaceError(f"{error}; {keepers}") from None
             raise
         finally:
-            if ticket in self._waiting:
+            if ticket in self._turns:
                 with self._lock:
-                    del self._waiting[ticket]
+                    self._turns.leave(ticket)
                     self._lock.changed()  # those that left the room to this one
         return slabs
 
@@ -75,7 +73,7 @@ class StoreAllocation:
                 opened = self._table.scopes.find(scope) if scope is not None else None
                 if opened is not None:
                     opened.check_ever_fits(wanted)
-                turn_ends = self._other_turn(ticket)
+                turn_ends = self._turns.of_another(ticket, time.monotonic())
                 is_held_back = not slabs and time.monotonic() < turn_ends < deadline
                 found = None if is_held_back else self._find_place(sizes[len(slabs)], opened)
                 if isinstance(found, Slab):
@@ -95,18 +93,10 @@ class StoreAllocation:
                 if opened is not None and not has_room:
                     shortage = partial(opened.describe_shortage, wanted)
                 else:
-                    self._waiting.setdefault(ticket, time.monotonic())
+                    self._turns.enter(ticket, time.monotonic())
                 wake_at = turn_ends if is_held_back else self._table.spill.paused_until
                 self._lock.wait(deadline, shortage, wake_at)
         return []
-
-    def _other_turn(self, ticket: object) -> float:
-        """Return when the turn of another allocation ends, as a monotonic time; 0.0 if no other has a turn now."""
-        for oldest, since in self._waiting.items():
-            now = time.monotonic()
-            into = (now - since) % (2 * TURN_S)
-            return now + 2 * TURN_S - into if oldest is not ticket and into >= TURN_S else 0.0
-        return 0.0
 
     def _find_place(self, nbytes: int, scope: Scope | None) -> Slab | list[Leased] | None:
         """Return a slab, or the objects that must be written to disk first, or None if there is no room now. An empty

@@ -11,7 +11,7 @@ disk if the node has a disk.
 import logging
 import secrets
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from queue import SimpleQueue
 
@@ -55,6 +55,11 @@ class Store:
         """Stop the thread that ends internal leases."""
         self._ended.put(None)
         self._reclaimer.join(timeout=5)
+
+    def tell_of_keepers(self, describe: Callable[[], str]) -> None:
+        """Let `describe` say which clients keep memory without using it, in the errors that there is no room. An empty
+        text: none does."""
+        self._allocation.describe_keepers = describe
 
     # -- writing ---------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
     python -m tests.mutation --out mutants.jsonl                     # 300 mutants of the four areas: hours
     python -m tests.mutation --area storage --num 20 --seed 7 --out storage.jsonl
     python -m tests.mutation --again mutants.jsonl --out after.jsonl # the survivors of an earlier run once more
-    python -m tests.mutation --named                                 # the changes of named.py, each with its test
+    python -m tests.mutation --named                                 # the changes of named*.py, each with its test
 
 Every mutant is tried in a copy of the committed and uncommitted files of this repository. A mutant is *killed* if a
 test of its area fails, or if the tests do not end in time. The others *survive*: a test is missing, or the change makes
@@ -34,6 +34,7 @@ import psutil
 from tests.mutation.areas import AREAS, Stages
 from tests.mutation.mutants import Mutant, mutants_of
 from tests.mutation.named import NAMED
+from tests.mutation.named_trouble import NAMED_TROUBLE
 
 ROOT = Path(__file__).parents[2]
 LONGEST_S = 600.0
@@ -127,7 +128,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0, help="the seed of the draw (0)")
     parser.add_argument("--jobs", type=int, default=1, help="how many mutants to try at a time (1)")
     parser.add_argument("--again", type=Path, metavar="FILE", help="try the survivors in FILE instead of new mutants")
-    parser.add_argument("--named", nargs="?", const="", metavar="TEXT", help="try named.py (only tests with this text)")
+    parser.add_argument("--named", nargs="?", const="", metavar="TEXT", help="try named*.py (tests with this text)")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where to write a line for each mutant")
     options = parser.parse_args(arguments)
     if options.named is not None:
@@ -153,11 +154,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def try_named(text: str) -> int:
-    """Try the changes of `named.py` whose test has this text in its name. Return 1 if a test stays green."""
+    """Try the changes of `named*.py` whose test has this text in its name. Return 1 if a test stays green."""
     status = 0
     with tempfile.TemporaryDirectory(prefix="yatt-mutants-") as folder:
         copy = _copy(Path(folder) / "copy")
-        for named in NAMED:
+        for named in (*NAMED, *NAMED_TROUBLE):
             if text not in named.test:
                 continue
             file = copy / named.path

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.mutation.named import NAMED, Named
+from tests.mutation.named_trouble import NAMED_TROUBLE
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("one", NAMED, ids=lambda one: one.claim)
+@pytest.mark.parametrize("one", (*NAMED, *NAMED_TROUBLE), ids=lambda one: one.claim)
 def test_the_text_that_is_changed_stands_in_one_place(one: Named) -> None:
     assert (ROOT / one.path).read_text().count(one.before) == 1

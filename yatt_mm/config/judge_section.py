@@ -132,7 +132,8 @@ def judge_spec(name: str, section: JudgeSection, video: VideoSampling) -> JudgeS
 def remote_spec(
     name: str, section: JudgeSection, *, controllers_deadline_s: float, api_key_file: Path | None = None
 ) -> RemoteSpec | None:
-    """Return the server that judges; None where engines of the run do. `api_key_file`: the file with the server's key.
+    """Return the server that judges; None where engines of the run do. `api_key_file`: the file with the server's key;
+    without one, the key must be in the environment.
 
     Raises: ConfigError: the url or the key cannot be used, the judge has no url but a key that needs one, or it waits
     longer than controllers do.
@@ -143,7 +144,8 @@ def remote_spec(
                 raise ConfigError(f"reward.judges.{name}.{key} is {value}, but it has no url; leave it out")
         return None
     _check_url(name, section.url)
-    api_key_of(name, section)
+    if api_key_file is None:
+        api_key_of(name, section)
     longest_s = SHARE_OF_CALL * controllers_deadline_s
     if (section.max_outage_s or 0.0) > longest_s:
         raise ConfigError(

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray._private import services, utils, worker
+from ray._private import ray_constants, services, utils, worker
 from ray._raylet import (  # type: ignore[attr-defined]  # a compiled module
     AuthenticationTokenLoader,
     Config,
@@ -74,13 +74,15 @@ def ray_session(address: str | None, *, num_cpus: int, scratch: Path, env: Mappi
 
 
 def _start(**options: Any) -> None:
-    """Start a local cluster for this run. Every call to it must show a token that only this user can read.
+    """Start a local cluster for this run. It listens on loopback alone, and every call to it must show a token that
+    only this user can read.
 
     Raises:
         WorkerError: Ray's processes did not start in time, which can happen on a busy machine.
     """
     try:
-        ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
+        with _on_loopback():
+            ray.init(include_dashboard=False, object_store_memory=OBJECT_STORE_BYTES, **options)
     except Exception as error:  # Ray has no error class of its own for this
         raise WorkerError(
             f"Ray could not start on this machine: {error} The load is {os.getloadavg()[0]:.1f} on {os.cpu_count()} "
@@ -102,6 +104,18 @@ def _watch_servers(servers: Mapping[str, Any], is_over: threading.Event) -> None
             status = process.poll()
             if status is not None and not is_over.is_set():
                 LIFELINE.end(f"Ray's {kind} is gone (status {status})")
+
+
+@contextmanager
+def _on_loopback() -> Iterator[None]:
+    """Let a cluster that starts during the block have no other address than 127.0.0.1. Ray does the same by itself
+    where it supports clusters of one machine only."""
+    before = ray_constants.ENABLE_RAY_CLUSTER
+    ray_constants.ENABLE_RAY_CLUSTER = False
+    try:
+        yield
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = before
 
 
 def _read_environment() -> None:

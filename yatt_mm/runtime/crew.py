@@ -59,7 +59,7 @@ class Crew:
         tell: Callable[[str], None],
     ) -> None:
         """Make and start all of them; `stack` ends them. `scratch`: a folder that only the user can enter, for files in
-        which the training ranks meet and for the keys of judges' servers. `tell` gets a line when engines or ranks are
+        which the training ranks meet, with the keys of judges' servers. `tell` gets a line when engines or ranks are
         ready.
 
         Raises:

@@ -8,20 +8,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from yatt_mm.common.tokens import write_secret
-from yatt_mm.config.judge_section import SHARE_OF_CALL, JudgeSection, api_key_of, judge_spec, num_labels, remote_spec
+from yatt_mm.config.judge_section import SHARE_OF_CALL, JudgeSection, judge_spec, num_labels, remote_spec
 from yatt_mm.genrm.actor import JudgeActor
 from yatt_mm.genrm.remote_actor import RemoteJudgeActor
 from yatt_mm.protocol.placement_model import Unit
 from yatt_mm.protocol.rollout import EngineSpec
 from yatt_mm.runtime.actors import create
+from yatt_mm.runtime.judge_keys import key_file
 from yatt_mm.runtime.makers import Maker
 from yatt_mm.runtime.site import Site, log_file
 
 
 def judge_makers(site: Site, rendezvous: Any, keys: Path) -> dict[str, list[Maker]]:
     """Return what makes the actors of each judge, by its name. `rendezvous`: its actor, which is told that a server
-    is away. `keys`: a folder for the files with the keys of servers."""
+    is away. `keys`: the folder with the files of the servers' keys."""
     pools = site.placement.pools()
     return {
         name: _makers_of(site, name, section, pools[name], rendezvous, keys)
@@ -35,12 +35,11 @@ def _makers_of(
     """Return what makes the engines of a judge, or the actors that send to its server. Its folder is read once for all
     of them."""
     config = site.config
-    api_key, key_file = api_key_of(name, section), keys / f"judge_key_{name}"
     server = remote_spec(
         name,
         section,
         controllers_deadline_s=config.controllers.deadline_s,
-        api_key_file=None if api_key is None else write_secret(key_file, api_key),
+        api_key_file=key_file(keys, name, section),
     )
     shared: dict[str, Any] = {
         "spec": judge_spec(name, section, config.data.video.sampling()),

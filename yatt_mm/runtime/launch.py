@@ -32,6 +32,7 @@ from yatt_mm.runtime import run_dir
 from yatt_mm.runtime.cluster import asks_for_no_token, ray_session
 from yatt_mm.runtime.crew import Crew
 from yatt_mm.runtime.ending import ending_with_the_first_error
+from yatt_mm.runtime.judge_keys import keys_in_files
 from yatt_mm.runtime.repairs import Repairs
 from yatt_mm.runtime.run_node import keep_log, start_node
 from yatt_mm.runtime.scratch import Scratch, scratch_folders
@@ -137,6 +138,7 @@ def _run(
         with console.status(f"asking the server of {' and '.join(servers)}"):
             check_judge_servers(config)
     scratch = stack.enter_context(scratch_folders())
+    stack.enter_context(keys_in_files(config.reward.judges, scratch.files))
     run_id = f"{config.run.name}-{secrets.token_hex(4)}"
     node = start_node(stack, config, run_id, scratch=scratch.files, console=console)
     point = find_start(config, node.uri, checkpoint, state)
@@ -261,5 +263,6 @@ def _env(scratch: Scratch) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "JOBLIB_MULTIPROCESSING": "0",  # transformers imports joblib, whose semaphore would survive the process
         "GLOO_SOCKET_IFNAME": "lo",
+        "NCCL_SOCKET_IFNAME": "lo",
         "VLLM_HOST_IP": "127.0.0.1",
     } | {name: str(Path(os.environ[name]).absolute()) for name in CLIENT_VARIABLES if os.environ.get(name)}

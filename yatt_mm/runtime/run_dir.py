@@ -24,6 +24,8 @@ EXPORT_DIR = "hf"
 """The folder with the model of a run that came to its end."""
 BEST_DIR = "best"
 """The folder with the best model of a run."""
+PRIVATE = 0o700
+"""The mode of a new folder: responses, samples and weights are for its user alone, who may change the mode."""
 FREE_TO_CHANGE = (
     "run.dir",
     "run.name",
@@ -49,6 +51,7 @@ def locked(config: Config) -> Iterator[None]:
     path = config.run_dir.with_name(f".{config.run.name}.lock")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch(mode=0o600)  # another user who could open it could lock it too, and the run would not start
         file = path.open("w")
     with file:
         try:
@@ -80,7 +83,7 @@ def prepare(config: Config, checkpoint: Path | None, step: int, console: Console
     if checkpoint is None and config.log_dir.is_dir():
         shutil.rmtree(config.log_dir)  # of a start that came to nothing
     with writing(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
     checkpoints = Checkpoints(root=folder / "checkpoints", keep=config.checkpoint.keep)
     checkpoints.clear_partial()
     if checkpoint is not None:

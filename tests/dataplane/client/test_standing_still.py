@@ -3,6 +3,7 @@ the connection breaks meanwhile."""
 
 import gc
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from dataplane.client.client import Client
 from dataplane.client.embedded import EmbeddedNode
 from dataplane.client.lease_session import ResolveStream
 from dataplane.client.reader import Reader
+from dataplane.core.errors import OutOfSpaceError
 from dataplane.core.json_body import dump
 from tests.dataplane.client.standing import NBYTES, PUTTER, READER, WRITER, fill, standing, stop, wake
 from tests.dataplane.shards import wait_until
@@ -106,6 +108,10 @@ def test_a_client_that_stands_still_is_named_and_its_death_frees_its_memory(
             (found,) = client.stat()["standing_still"]
             assert (found["kind"], found["pid"], found["held_bytes"]) == (kind, process.pid, 4 * NBYTES)
             assert 10 <= found["still_s"] < 60 and client.stat()["still_bytes"] == 4 * NBYTES
+            with Client(node.uri, timeout_s=1) as wanting, pytest.raises(OutOfSpaceError) as failed:
+                wanting.put(bytes(MEMORY), name="all")
+            told = rf"while they stand still: the {kind} {process.pid} \(1 MiB, for \d\d s\); let these processes go on"
+            assert re.search(told, str(failed.value)), failed.value
             os.kill(process.pid, signal.SIGKILL)
             client.release_names([f"kept/{at}" for at in range(4)])
             wait_until(lambda: client.stat()["used_bytes"] == 0)

@@ -293,7 +293,7 @@ def test_a_small_allocation_with_little_time_left_passes_a_big_one_that_has_its_
     held = store.allocate(BLOCK, 0.0)
     big = threading.Thread(target=lambda: store.abort(store.allocate(4 * BLOCK, time.monotonic() + 30)), daemon=True)
     big.start()
-    wait_until(lambda: store._allocation._other_turn(object()) > 0)
+    wait_until(lambda: store._allocation._turns.of_another(object(), time.monotonic()) > 0)
     small = store.allocate(BLOCK, time.monotonic() + 0.5)
     later = threading.Thread(target=lambda: store.abort(store.allocate(BLOCK, time.monotonic() + 30)), daemon=True)
     later.start()

@@ -68,3 +68,15 @@ def test_an_earlier_run_is_moved_and_the_console_says_where(tmp_path: Path) -> N
     (moved,) = config.run_dir.parent.glob("one.*")
     assert f"{config.run_dir} held an earlier run, which is in {moved} now" in text
     assert (moved / "metrics.jsonl").is_file() and not (config.run_dir / "metrics.jsonl").exists()
+
+
+def test_a_new_folder_is_for_its_user_alone_and_one_that_was_there_keeps_its_mode(tmp_path: Path) -> None:
+    config = config_of(tmp_path)
+    with run_dir.locked(config):
+        (lock,) = config.run_dir.parent.glob(".*.lock")
+        assert lock.stat().st_mode & 0o777 == 0o600, "another user could lock it"
+        said(config, None, 0)
+    assert config.run_dir.stat().st_mode & 0o777 == 0o700
+    config.run_dir.chmod(0o750)
+    said(config, None, 0)
+    assert config.run_dir.stat().st_mode & 0o777 == 0o750

@@ -1,37 +1,92 @@
-"""Tests that no other process can enter a run: what listens beyond the loopback address asks for the run's token."""
+"""Tests that a run can be entered neither from the network, nor by other users, nor without its tokens."""
 
 from __future__ import annotations
 
-import http.client
+import os
+import socket
+import subprocess
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
-import grpc
 import psutil
 import pytest
+from aiohttp import web
 
 from dataplane.client.client import Client
 from dataplane.client.connect import Credentials
 from dataplane.core.errors import UnauthenticatedError
 from tests.yatt_mm import runs
+from tests.yatt_mm.genrm.chat_servers import serving, verdict
+from tests.yatt_mm.whole_runs.other_user import COUNTERS, Found, Targets, answers, found_by, trying
 
 pytestmark = [pytest.mark.alone, pytest.mark.faults]
 
-METHODS = (
-    "NodeInfoGcsService/GetAllNodeInfo",
-    "NodeManagerService/GetNodeStats",
-    "CoreWorkerService/GetCoreWorkerStats",
-    "ReporterService/GetTraceback",
-)
-"""One method of each of Ray's services. A port serves one of them, and does not know the others."""
-PATHS = ("/", "/metrics", "/get_or_create_runtime_env", "/api/version", "/logs", "/api/jobs/")
-"""Pages of Ray's web servers, and of others."""
-COUNTERS = "counters for Prometheus"
-UNKNOWN = ("UNIMPLEMENTED", "UNAVAILABLE")
+OTHER_USER = 65534
+"""The user of Linux that owns nothing."""
 LOOPBACK = ("127.0.0.1", "::1", "::ffff:127.0.0.1")
+KEY, VARIABLE = "sk-" + "only-for-this-run", "YATT_TEST_JUDGE_KEY"
+PLANTED = "planted-token"
+"""A file that every user can read, where the run has its folders: what is found must be found there too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """A run in its second step or later."""
+
+    folder: Path
+    """The folder with the run's results and its temporary files. Every user can enter it."""
+    uri: str
+    """The address of its node."""
+    launcher: psutil.Process
+    processes: list[psutil.Process]
+
+    def ports(self) -> set[tuple[str, int]]:
+        """Return the addresses at which the run listens."""
+        return {
+            (found.laddr.ip, found.laddr.port)
+            for one in self.processes
+            for found in one.net_connections("tcp")
+            if found.status == psutil.CONN_LISTEN
+        }
+
+    def token(self, variable: str) -> str:
+        """Return the token in the file that this variable of the run's processes names."""
+        (file,) = {found for one in self.processes if (found := one.environ().get(variable))}
+        return Path(file).read_text().strip()
+
+    def paths(self) -> set[Path]:
+        """Return the names of all files, folders and sockets of the run, also in shared memory."""
+        found = {path for path in self.folder.rglob("*") if path.name[0] != "."} | {*self.folder.rglob(".*")}
+        for one in self.processes:
+            found |= {Path(area.path) for area in one.memory_maps() if area.path.startswith("/dev/shm/")}
+            for fd in Path(f"/proc/{one.pid}/fd").iterdir():
+                found |= {path for path in _target(fd) if path.is_relative_to("/dev/shm")}
+        shared = {path for path in found if path.is_relative_to("/dev/shm")}
+        for folder in {path.parent for path in shared} - {Path("/dev/shm")}:
+            found |= {folder, *folder.rglob("*")}
+        return {path for path in found if path.exists()} - {self.folder / "tmp"}
+
+    def abstract(self) -> set[str]:
+        """Return the names of its Unix sockets that have no file."""
+        inodes = {
+            str(target).removeprefix("socket:[").rstrip("]")
+            for one in self.processes
+            for fd in Path(f"/proc/{one.pid}/fd").iterdir()
+            for target in _target(fd)
+        }
+        lines = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        return {line[7][1:] for line in lines if len(line) > 7 and line[6] in inodes and line[7].startswith("@")}
+
+
+def _target(fd: Path) -> list[Path]:
+    try:
+        return [fd.readlink()]
+    except OSError:  # it was closed in the meantime
+        return []
 
 
 def processes(mark: str) -> Iterator[psutil.Process]:
@@ -44,91 +99,139 @@ def processes(mark: str) -> Iterator[psutil.Process]:
             continue
 
 
-def answers(where: str, metadata: Sequence[tuple[str, str]]) -> set[str]:
-    """Return how an address answers calls of Ray's methods, but for those that it does not know."""
-    found = set()
-    with grpc.insecure_channel(where) as channel:
-        for method in METHODS:
-            try:
-                channel.unary_unary(f"/ray.rpc.{method}")(b"", timeout=5, metadata=metadata)
-                found.add("OK")
-            except grpc.RpcError as error:
-                found.add(error.code().name)
-    return found - set(UNKNOWN)
+@pytest.fixture(scope="module")
+def running(tiny_dir: Path) -> Iterator[Running]:
+    """A run with an engine over two devices, weights by broadcast, and a judge behind a server that needs a key. It is
+    told to stop at the end, and must have gone on until then."""
 
+    async def reply(request: web.Request, body: object) -> web.StreamResponse:
+        return verdict()
 
-def test_nothing_of_a_run_can_be_called_without_its_token(tmp_path: Path, tiny_dir: Path) -> None:
-    runs.write_shard(tmp_path / "train-000000.tar", range(40))
-    runs.write_shard(tmp_path / "eval-000000.tar", range(1000, 1012))
-    command = runs.arguments(tmp_path, tiny_dir, "doors", "train.steps=100", "weights.carrier=nccl")
-    before = runs.shared_memory()
-    with tempfile.TemporaryDirectory(prefix="yt-") as temporary:
-        with runs.started(command, temporary=Path(temporary)) as (process, mark):
+    with (
+        tempfile.TemporaryDirectory(prefix="yt-") as name,
+        serving(reply) as server,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        folder, temporary = Path(name), Path(name) / "tmp"
+        folder.chmod(0o755)
+        temporary.mkdir()
+        temporary.chmod(0o1777)
+        patch.setenv(VARIABLE, KEY)
+        runs.write_shard(folder / "train-000000.tar", range(40))
+        runs.write_shard(folder / "eval-000000.tar", range(1000, 1012))
+        command = runs.arguments(
+            folder,
+            tiny_dir,
+            "doors",
+            "train.steps=1000",
+            "weights.carrier=nccl",
+            "rollout.tp=2",
+            "rollout.num_engines=1",
+            "reward.judges.away.model=judge",
+            f"reward.judges.away.url={server.url}",
+            f"reward.judges.away.api_key_env={VARIABLE}",
+        )
+        before = runs.shared_memory()
+        with runs.started(command, temporary=temporary) as (process, mark):
             assert process.stdout is not None
             said = []
             for line in process.stdout:
                 said.append(line)
-                if line.startswith("step    1"):
+                if line.startswith("step    2"):
                     break
-            ours = list(processes(mark))
-            (node,) = (line.split()[3].rstrip(",") for line in said if line.startswith("data plane at "))
-            _check_node(node, ours)
-            _check_ports(ours)
-            _check_files(Path(temporary), ours)
+            assert process.poll() is None, "".join(said)
+            (uri,) = (line.split()[3].rstrip(",") for line in said if line.startswith("data plane at "))
+            yield Running(folder, uri, psutil.Process(process.pid), list(processes(mark)))
+            _wait_for_more_steps(folder, process)
             process.terminate()
-            done = runs.finish(process, mark, before, Path(temporary))
-    assert done.status == 75 and done.left_behind == [], done.output
+            done = runs.finish(process, mark, before, temporary)
+        assert done.status == 75 and done.left_behind == [], done.output
 
 
-def _check_node(uri: str, ours: list[psutil.Process]) -> None:
-    with pytest.raises(UnauthenticatedError), Client(uri, credentials=Credentials()) as client:
+def _wait_for_more_steps(folder: Path, process: subprocess.Popen[str]) -> None:
+    """Wait for two more steps, or for the end of the run: it goes on, whatever was tried."""
+    first, deadline = len(runs.metrics(folder, "doors")), time.monotonic() + 300
+    while len(runs.metrics(folder, "doors")) < first + 2 and process.poll() is None:
+        assert time.monotonic() < deadline, "the run stands still"
+        time.sleep(0.2)
+
+
+def test_it_listens_on_loopback_alone_and_nothing_answers_without_a_token(running: Running) -> None:
+    ports = running.ports()
+    assert {host for host, _ in ports} <= {*LOOPBACK}, "another machine could reach the others"
+    with trying(Targets(ports=[("127.0.0.1", port) for _, port in ports])) as process:
+        found = found_by(process)
+    assert {(did, got) for did, _, got in found} <= {("called", COUNTERS)}, found
+    shown = [("authorization", f"Bearer {running.token('RAY_AUTH_TOKEN_PATH')}")]
+    num_open = sum("OK" in answers(f"127.0.0.1:{port}", shown) for _, port in ports - gloo(running))
+    assert num_open >= 8, "with its token: Ray's own servers, and one of each worker"
+
+
+def gloo(running: Running) -> set[tuple[str, int]]:
+    """Return the addresses at which the ranks, and the processes that compute for an engine, wait for each other."""
+    waiting = [one for one in running.processes if any(name in str(one.cmdline()) for name in ("TrainActor", "Worker"))]
+    return Running(running.folder, running.uri, running.launcher, waiting).ports()
+
+
+def test_the_node_answers_to_its_token_alone(running: Running) -> None:
+    with pytest.raises(UnauthenticatedError), Client(running.uri, credentials=Credentials()) as client:
         client.stat()
-    with pytest.raises(UnauthenticatedError), Client(uri, credentials=Credentials(token="x" * 64)) as client:
+    with pytest.raises(UnauthenticatedError), Client(running.uri, credentials=Credentials(token="x" * 64)) as client:
         client.stat()
-    (token_file,) = {Path(found) for one in ours if (found := one.environ().get("DATAPLANE_TOKEN_FILE"))}
-    with Client(uri, credentials=Credentials(token_file=token_file)) as client:
+    with Client(running.uri, credentials=Credentials(token=running.token("DATAPLANE_TOKEN_FILE"))) as client:
         assert client.stat()["num_media"] > 0
 
 
-def _check_ports(ours: list[psutil.Process]) -> None:
-    (token_file,) = {Path(found) for one in ours if (found := one.environ().get("RAY_AUTH_TOKEN_PATH"))}
-    shown = [("authorization", f"Bearer {token_file.read_text().strip()}")]
-    num_ports = num_web = 0
-    for one in ours:
-        for found in one.net_connections("tcp"):
-            if found.status != psutil.CONN_LISTEN or found.laddr.ip in LOOPBACK:
-                continue
-            host = "127.0.0.1" if found.laddr.ip in ("0.0.0.0", "::") else found.laddr.ip
-            where, name = f"{host}:{found.laddr.port}", " ".join(one.cmdline())[:100]
-            assert answers(where, []) <= {"UNAUTHENTICATED"}, f"{name} answers at {where}"
-            assert answers(where, [("authorization", f"Bearer {'0' * 64}")]) <= {"UNAUTHENTICATED"}, name
-            num_ports += "OK" in answers(where, shown)
-            web = {said for path in PATHS if (said := web_page(where, path))}
-            assert web <= {"401"} or web == {COUNTERS}, f"{name} at {where}: {web}"
-            num_web += bool(web)
-    assert num_ports >= 8, "Ray's own servers, and one of each worker"
-    assert num_web >= 2, "those that show counters, and Ray's agents"
+def test_no_process_inherits_the_key_of_a_judge(running: Running) -> None:
+    (file,) = (running.folder / "tmp").rglob("judge_key_away")
+    assert file.read_text().strip() == KEY
+    for one in running.processes:
+        if one != running.launcher:
+            assert KEY not in str(one.environ()), one.cmdline()
 
 
-def web_page(where: str, path: str) -> str:
-    """Return the status with which a web server answers a request without a token, or what it shows; an empty text if
-    there is no such page, or no web server."""
-    try:
-        with urllib.request.urlopen(f"http://{where}{path}", timeout=5) as reply:
-            text = reply.read().decode()
-            return COUNTERS if text.startswith("# HELP ") else f"{reply.status}: {text[:100]}"
-    except urllib.error.HTTPError as error:
-        return "" if error.code == 404 else str(error.code)
-    except (OSError, http.client.HTTPException):
-        return ""
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can start a program as another user")
+def test_another_user_of_the_machine_can_read_call_and_fill_nothing(running: Running) -> None:
+    planted = running.folder / "tmp" / PLANTED
+    planted.write_text("planted")
+    planted.chmod(0o644)
+    with closing(socket.socket(socket.AF_UNIX)) as unix:
+        unix.bind(f"{planted}.sock")
+        Path(f"{planted}.sock").chmod(0o777)
+        unix.listen()
+        found, targets = _tried_by_another(running)
+        Path(f"{planted}.sock").unlink()
+    planted.unlink()
+    assert {(did, what) for did, what, got in found if got != COUNTERS} == {
+        ("read", str(planted)),
+        ("connected", f"{planted}.sock"),
+        ("listed", str(running.folder / "runs")),  # run.dir; the folder of the run in it cannot be entered
+        *(("read", str(shard)) for shard in running.folder.glob("*.tar")),
+    }
+    tried = [Path(path) for path in targets.paths]
+    assert sum(path.is_socket() for path in tried) >= 8, "Ray's, and vLLM's between its processes"
+    for name in ("ray_token", "node_token", "judge_key_away", "ranks_store", "metrics.jsonl", "psm_", "yatt-weights-"):
+        assert any(path.name.startswith(name) for path in tried), name
+    assert len(targets.ports) >= 60 and len(targets.pids) >= 20
 
 
-def _check_files(temporary: Path, ours: list[psutil.Process]) -> None:
-    """Check that other users can enter none of the run's folders, and read no memory of it."""
-    folders = [path for path in (*temporary.iterdir(), *Path("/dev/shm").glob("yatt-*")) if path.is_dir()]
-    assert folders and all(not path.stat().st_mode & 0o077 for path in folders), folders
-    mapped = {Path(area.path) for one in ours for area in one.memory_maps() if area.path.startswith("/dev/shm/")}
-    assert mapped
-    for path in mapped:
-        if path.exists() and not any(parent in folders for parent in path.parents):
-            assert not path.stat().st_mode & 0o077, path
+def _tried_by_another(running: Running) -> tuple[set[Found], Targets]:
+    """Try all that the run has, as another user, who also floods its node. The node must serve the run meanwhile."""
+    host, _, port = running.uri.rpartition("/")[2].rpartition(":")
+    targets = Targets(
+        uid=OTHER_USER,
+        paths=[str(path) for path in running.paths()],
+        pids=[one.pid for one in running.processes],
+        secrets=[running.token("RAY_AUTH_TOKEN_PATH"), running.token("DATAPLANE_TOKEN_FILE"), KEY],
+        ports=[("127.0.0.1", port) for _, port in running.ports()],
+        abstract=list(running.abstract()),
+        flood=(host, int(port)),
+    )
+    credentials = Credentials(token=running.token("DATAPLANE_TOKEN_FILE"))
+    with trying(targets) as process, Client(running.uri, credentials=credentials, timeout_s=10) as client:
+        before = client.stat()
+        assert process.stdout is not None and process.stdout.readline() == '"flooding"\n'
+        with Client(running.uri, credentials=credentials, timeout_s=10) as newcomer:
+            during = newcomer.stat()
+        assert during["num_streams"] <= before["num_streams"] + 1, "no stream without a token is open"
+        return found_by(process), targets
