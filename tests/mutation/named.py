@@ -55,7 +55,7 @@ NAMED = (
         claim="the exported folder holds what was trained",
         test=f"{LEARNING}test_the_exported_folder_holds_what_was_trained_and_reads_as_well_in_transformers",
         path="yatt_mm/training/megatron_engine.py",
-        before="self._files.write_like(directory, self.weights)",
+        before="self._files.write_like(directory, PROGRESS.ticking(self.weights))",
         after="self._files.write_like(directory, [(n, t * 1.0001 if t.dim() == 1 else t) for n, t in self.weights])",
     ),
     Named(
