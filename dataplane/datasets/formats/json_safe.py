@@ -42,7 +42,7 @@ def fields_json(values: Mapping[str, Any]) -> tuple[str, str]:
     """Return the fields as JSON text and an empty string, or `{}` and the reason why a node cannot serve them."""
     try:
         text = _to_json(values)
-        if len(text) <= MAX_FIELDS_BYTES:
+        if len(text) <= MAX_FIELDS_BYTES // 8:  # a value takes up to thirty times as much memory as its text
             return text, ""
     except (TypeError, ValueError, RecursionError):
         pass  # it holds NaN, or something else that takes a closer look

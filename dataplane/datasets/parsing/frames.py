@@ -33,15 +33,15 @@ class Kind(enum.IntEnum):
     """Parser: a part of the answer, and more follows."""
     LAST = 4
     """Parser: the last part of the answer."""
-    END = 9
+    END = 5
     """Parser: there is no answer, or no more of it."""
-    ERROR = 5
+    ERROR = 6
     """Parser: the task has failed, and why."""
-    READ = 6
+    READ = 7
     """Parser: read a range of the file for it."""
-    BYTES = 7
+    BYTES = 8
     """Node: the bytes of that range."""
-    UNREAD = 8
+    UNREAD = 9
     """Node: why the range could not be read."""
 
 

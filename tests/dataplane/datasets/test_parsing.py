@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from dataplane.client.client import Client
-from dataplane.core.errors import DatasetError, NodeTimeoutError
+from dataplane.core.errors import DataPlaneError, DatasetError, NodeTimeoutError
 from dataplane.datasets.catalog import Catalog
 from dataplane.datasets.formats.parser import READING, Reply, TaskLimits, opening
 from dataplane.datasets.formats.range_files import RangeFile
@@ -118,7 +118,7 @@ def test_a_parser_reads_remote_files_through_the_node(folder: Path, pool: Parser
             sample = catalog.samples("d", [1])[0]
             assert sample.fields == Catalog({"d": [str(folder / name)]}, "n").samples("d", [1])[0].fields
         filesystem.rm("/parsed/a.parquet")
-        with pytest.raises(DatasetError, match=r"cannot read /parsed/a.parquet"):
+        with pytest.raises(DatasetError, match=r"^cannot read /parsed/a.parquet"):
             pool.call("table", RangeFile("/parsed/a.parquet", 99, "", filesystem), TABLE, print, READING)
     finally:
         filesystem.rm("/parsed", recursive=True)
@@ -352,15 +352,30 @@ def test_nothing_of_the_parsers_is_left_after_the_end_of_a_node(folder: Path) ->
         node.services.datasets._parser.call("table", file_of(folder / "a.parquet"), TABLE, print, READING)
 
 
-def test_the_parsers_of_a_node_that_is_killed_end_with_it(folder: Path) -> None:
-    with pytest.raises(AssertionError), serving(folder / "log", "--root", f"d={folder}/a.parquet") as served:
+def test_the_parsers_of_a_node_that_is_killed_end_with_it_also_in_the_middle_of_a_task(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hook(monkeypatch, folder, FAULT.format(fault=f"open({str(folder / 'started')!r}, 'x').close() or time.sleep(600)"))
+    write_lines(folder / "bad.jsonl", [{"n": at} for at in range(5)])
+    are_gone = False
+    with pytest.raises(AssertionError), serving(folder / "log", "--root", f"d={folder}/bad.jsonl") as served:
         with Client(served.uri, timeout_s=60) as client:
             client.ingest("d")
-            client.samples("d", [0])
+            asking = threading.Thread(target=ask_in_vain, args=(served.uri,))
+            asking.start()
+            wait_until((folder / "started").exists)
         command = "dataplane.datasets.parsing.process_main"
         parsers = [child for child in psutil.Process(served.process.pid).children() if command in child.cmdline()]
         assert len(parsers) == 1
         served.process.kill()
-        wait_until(lambda: all(map(has_ended, parsers)))
+        wait_until(lambda: all(map(has_ended, parsers)), 20)
+        asking.join(60)
+        are_gone = not asking.is_alive()
         served.process.wait(60)
         assert served.process.returncode == 0, "killed"
+    assert are_gone
+
+
+def ask_in_vain(uri: str) -> None:
+    with pytest.raises(DataPlaneError), Client(uri, timeout_s=20) as client:
+        client.samples("d", [0])
