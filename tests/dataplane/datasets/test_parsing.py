@@ -17,8 +17,7 @@ import psutil
 import pyarrow as pa
 import pytest
 
-from dataplane.client.client import Client
-from dataplane.core.errors import DataPlaneError, DatasetError, NodeTimeoutError
+from dataplane.core.errors import DatasetError, NodeTimeoutError
 from dataplane.datasets.catalog import Catalog
 from dataplane.datasets.formats.parser import READING, Reply, TaskLimits, opening
 from dataplane.datasets.formats.range_files import RangeFile
@@ -26,11 +25,10 @@ from dataplane.datasets.parsing import bad_files
 from dataplane.datasets.parsing.pool import ParserPool
 from dataplane.server.config import NodeConfig
 from dataplane.server.node import Node
-from tests.dataplane.serving import serving
+from tests.dataplane.datasets.faulty_parsers import FAULT, TABLE, file_of, hook
 from tests.dataplane.shards import encode, has_ended, noise, wait_until, write_shard
 from tests.dataplane.tables import verl_table, write_lines, write_parquet
 
-ROOT = Path(__file__).parents[3]
 IMAGES = [encode(noise(at)) for at in range(6)]
 
 
@@ -67,33 +65,6 @@ def all_of(path: Path, parser: ParserPool | None) -> list[Any]:
     return [samples, [(place.offset, place.file.read(place.offset, place.nbytes)) for place in places]]
 
 
-def file_of(path: Path) -> RangeFile:
-    stat = path.stat()
-    return RangeFile(str(path), stat.st_size, str(stat.st_mtime_ns))
-
-
-def hook(monkeypatch: pytest.MonkeyPatch, folder: Path, code: str) -> None:
-    """Let each parser run this code when it starts: it stands for a fault of a format's library."""
-    (folder / "hooks").mkdir()
-    (folder / "hooks" / "sitecustomize.py").write_text(
-        "import sys\nif 'dataplane.datasets.parsing.process_main' in ' '.join(sys.orig_argv):\n"
-        + "".join(f"    {line}\n" for line in code.splitlines())
-    )
-    monkeypatch.setenv("PYTHONPATH", f"{folder / 'hooks'}{os.pathsep}{ROOT}")
-
-
-FAULT = """
-import json, os, time
-from dataplane.datasets.parsing.tasks import Tasks
-real = Tasks._run
-def run(self, task, file, arguments):
-    if "bad" in file.path and task.endswith("rows"):
-        {fault}
-    return real(self, task, file, arguments)
-Tasks._run = run
-"""
-
-
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "small.arrow", "a.tar", "a.jsonl", "a.json"])
 def test_a_parser_gives_what_this_process_would_read(folder: Path, pool: ParserPool, name: str) -> None:
     found = all_of(folder / name, pool)
@@ -118,14 +89,12 @@ def test_a_parser_reads_remote_files_through_the_node(folder: Path, pool: Parser
             sample = catalog.samples("d", [1])[0]
             assert sample.fields == Catalog({"d": [str(folder / name)]}, "n").samples("d", [1])[0].fields
         filesystem.rm("/parsed/a.parquet")
-        with pytest.raises(DatasetError, match=r"^cannot read /parsed/a.parquet"):
+        with pytest.raises(DatasetError, match=r"^cannot read /parsed/a.parquet") as raised:
             pool.call("table", RangeFile("/parsed/a.parquet", 99, "", filesystem), TABLE, print, READING)
+        assert str(raised.value).count("cannot read") == 1, "the node's own error, not the parser's about it"
     finally:
         filesystem.rm("/parsed", recursive=True)
     assert pool.stat()["num_parser_restarts"] == 0
-
-
-TABLE = {"form": "parquet", "options": {"media": [], "drop": [], "optional": []}}
 
 
 TOO_MUCH = "bad.jsonl takes more memory than a parser may use"
@@ -294,88 +263,3 @@ def test_idle_parsers_end_when_there_are_enough(folder: Path) -> None:
     finally:
         leave.set()
         pool.close()
-
-
-def test_a_parser_has_no_secrets_no_network_and_no_programs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = folder / "said"
-    code = f"""
-import atexit, os, socket, json
-from dataplane.datasets.parsing.tasks import Tasks
-real = Tasks.run
-def link(fd):
-    path = "/proc/self/fd/" + fd
-    return os.readlink(path) if os.path.lexists(path) and int(fd) > 2 else ""
-def tried(call, *arguments):
-    try:
-        call(*arguments)
-    except OSError as error:
-        return str(error)
-    return "done"
-def run(self, task, file, arguments):
-    found = dict(
-        environment=dict(os.environ),
-        socket=tried(socket.socket),
-        program=tried(os.execv, "/bin/true", ["true"]),
-        kill=tried(os.kill, os.getppid(), 0),
-        open=sorted(map(link, os.listdir("/proc/self/fd"))),
-    )
-    open({str(said)!r}, "w").write(json.dumps(found))
-    return real(self, task, file, arguments)
-Tasks.run = run
-"""
-    hook(monkeypatch, folder, code)
-    for name in ("DATAPLANE_TOKEN", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "ANYTHING_ELSE"):
-        monkeypatch.setenv(name, "secret-value")
-    pool = ParserPool()
-    try:
-        all_of(folder / "a.jsonl", pool)
-    finally:
-        pool.close()
-    found = json.loads(said.read_text())
-    assert "secret-value" not in str(found["environment"])
-    assert [found[key] for key in ("socket", "program", "kill")] == ["[Errno 1] Operation not permitted"] * 3
-    names = [name for name in found["open"] if name]
-    assert [name.split(":")[0] for name in names] == [str(folder / "a.jsonl"), "socket"]
-
-
-def test_nothing_of_the_parsers_is_left_after_the_end_of_a_node(folder: Path) -> None:
-    node = Node(NodeConfig(memory_bytes=1 << 20, roots={"d": [str(folder / "a.parquet")]}))
-    try:
-        assert len(node.services.datasets.samples("d", [0])[0].media) == 2
-        assert node.stat()["num_parsers"] == 1 and node.stat()["num_parser_restarts"] == 0
-        (pid,) = node.services.parsers.pids()
-        process = psutil.Process(pid)
-    finally:
-        node.stop()
-    assert has_ended(process) and node.stat()["num_parsers"] == 0
-    with pytest.raises(NodeTimeoutError, match="the node is stopping"):
-        node.services.datasets._parser.call("table", file_of(folder / "a.parquet"), TABLE, print, READING)
-
-
-def test_the_parsers_of_a_node_that_is_killed_end_with_it_also_in_the_middle_of_a_task(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hook(monkeypatch, folder, FAULT.format(fault=f"open({str(folder / 'started')!r}, 'x').close() or time.sleep(600)"))
-    write_lines(folder / "bad.jsonl", [{"n": at} for at in range(5)])
-    are_gone = False
-    with pytest.raises(AssertionError), serving(folder / "log", "--root", f"d={folder}/bad.jsonl") as served:
-        with Client(served.uri, timeout_s=60) as client:
-            client.ingest("d")
-            asking = threading.Thread(target=ask_in_vain, args=(served.uri,))
-            asking.start()
-            wait_until((folder / "started").exists)
-        command = "dataplane.datasets.parsing.process_main"
-        parsers = [child for child in psutil.Process(served.process.pid).children() if command in child.cmdline()]
-        assert len(parsers) == 1
-        served.process.kill()
-        wait_until(lambda: all(map(has_ended, parsers)), 20)
-        asking.join(60)
-        are_gone = not asking.is_alive()
-        served.process.wait(60)
-        assert served.process.returncode == 0, "killed"
-    assert are_gone
-
-
-def ask_in_vain(uri: str) -> None:
-    with pytest.raises(DataPlaneError), Client(uri, timeout_s=20) as client:
-        client.samples("d", [0])
